@@ -37,10 +37,15 @@
     writing           Tensors on their way to files: each rank writes its own part, and nothing is gathered
 """
 
-from distconv.process import command_start as _command_start  # may start this process once more
+from distconv.errors import LaunchError as _LaunchError
+from distconv.process import command_start as _command_start
+from distconv.process import launchers as _launchers
 
 try:
-    _command_start.import_mpi()  # first, for a readable answer
+    _command_start.restart()  # of the command ``distconv`` alone
+    _launchers.import_mpi()  # first, for a readable error
+except _LaunchError:
+    raise
 except (ImportError, RuntimeError) as error:
     raise ImportError(
         "distconv found no MPI library: load your cluster's MPI module, or install one with "
@@ -49,11 +54,11 @@ except (ImportError, RuntimeError) as error:
 
 # Fills the operator registry.
 from distconv import layers as layers
-from distconv import plain_tensors as _plain_tensors  # noqa: F401  (sets torch's setters)
-from distconv import transformations as _transformations  # noqa: F401  (checks what is called now)
+from distconv import plain_tensors as _plain_tensors  # noqa: F401  (declares patches)
+from distconv import transformations as _transformations  # noqa: F401  (declares patches)
 from distconv.arrangement import parse_grid
-from distconv.autograd import gradient_edges as _gradient_edges  # noqa: F401  (sets torch's own)
-from distconv.autograd import user_functions as _user_functions  # noqa: F401  (checks what is applied now)
+from distconv.autograd import gradient_edges as _gradient_edges  # noqa: F401  (declares patches)
+from distconv.autograd import user_functions as _user_functions  # noqa: F401  (declares patches)
 from distconv.capture.captured import capture
 from distconv.checkpoint import load_checkpoint, save_checkpoint
 from distconv.communication.gradient_reduction import no_sync

@@ -195,9 +195,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _no_command(given)
     prog = " ".join(("distconv", *words))
     try:
-        if words == ("run",):
-            startup.keep_memory()  # the script's first grid does the rest, on the ranks that make it
-        else:
+        if words != ("run",):  # there the script's first grid starts distconv, on the ranks that make it
             warnings.showwarning = _show_warning
             startup.start(MPI.COMM_WORLD)
         return _run(prog, COMMANDS[words], given[len(words) :])

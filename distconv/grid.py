@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
-from distconv.communication import agreement
+from distconv.communication import agreement, exclusive
 from distconv.communication.agreement import agree, check_running
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import device_transport
@@ -63,6 +62,7 @@ class ProcessGrid(Arrangement):
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
         startup.start(comm)
+        exclusive.fresh_holders()
         agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:
@@ -80,8 +80,6 @@ class ProcessGrid(Arrangement):
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
-        # In the threads that torch's backward pass takes for GPUs, nodes have no order that all ranks share.
-        torch.autograd.set_multithreading_enabled(False)
         self.scattered = 0
         """How many tensors have been scattered over it."""
 

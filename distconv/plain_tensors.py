@@ -4,7 +4,7 @@ torch's setters of ``data``, ``real`` and ``imag``, and DLPack's capsules, take 
 DistTensor has none, and the process would die. As everywhere, a plain tensor is whole on every rank and gets the whole.
 Other ways lead below torch's function interface, to its ``aten`` operators.
 
-Importing this module puts that in place.
+The patches declared here are applied when distconv starts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Attribute:
 
 
 for _name, _setter in (("data", _set_data), ("real", _part_setter("real")), ("imag", _part_setter("imag"))):
-    patches.replace(torch.Tensor, _name, _Attribute(_OWN[_name], _setter), "plain tensors take DistTensors as values")
+    patches.declare(torch.Tensor, _name, _Attribute(_OWN[_name], _setter), "plain tensors take DistTensors as values")
 
 
 _capsule = torch._C._to_dlpack
@@ -88,7 +88,7 @@ def _to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 for _holder, _name in ((torch._C, "_to_dlpack"), (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")):
-    setattr(_holder, _name, _to_dlpack)
+    patches.declare(_holder, _name, _to_dlpack, "a DistTensor has no memory that a capsule could lend")
 
 
 # -- below torch's function interface ---------------------------------------------------------------------------------

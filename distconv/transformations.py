@@ -3,7 +3,7 @@
 Scripts, traces, exports and ``torch.func`` work on tensors below torch's function interface, where a DistTensor has
 nothing but this rank's block. ``torch.compile`` leaves every call with distributed tensors alone, and compiles others.
 
-Importing this module puts that in place.
+The patches declared here are applied when distconv starts.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ implements(torch._make_dual, kind=Kind.EFFECT, tensors=None)(_forward_mode)
 _RECORDS = "it would record one rank's blocks"
 for _module, _name in ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.export, "export")):
     _known = f"{_module.__name__}.{_name}"
-    patches.replace(_module, _name, _refusing(getattr(_module, _name), _known), _RECORDS)
+    patches.declare(_module, _name, _refusing(getattr(_module, _name), _known), _RECORDS)
 for _script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-    patches.replace(_script, "__call__", _refusing(_script.__call__, "TorchScript"), "it runs below torch's functions")
+    patches.declare(_script, "__call__", _refusing(_script.__call__, "TorchScript"), "it runs below torch's functions")
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------
@@ -82,7 +82,8 @@ def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
     def call(self: Any, frame: Any, *state: Any) -> Any:
         if not distributed(frame.f_locals):
             return convert(self, frame, *state)
-        if getattr(self._torchdynamo_orig_backend, "_one_graph", False):
+        backend = getattr(self, "_torchdynamo_orig_backend", None) or self._torchdynamo_orig_callable  # torch 2.7
+        if getattr(backend, "_one_graph", False):
             raise UnsupportedOperation(
                 "torch.compile(fullgraph=True) of a function that is called with a DistTensor: without fullgraph=True "
                 "it is not compiled for such calls, and runs; torch.cond and flex_attention compile so, too: use "
@@ -115,6 +116,10 @@ def _watched_compile(*args: Any, **kwargs: Any) -> Any:
     return _compile(*args, **kwargs)
 
 
-patches.replace(torch, "compile", _watched_compile, _COMPILES)
-if "torch._dynamo.convert_frame" in sys.modules:
-    _watch_compiler()
+def _watch_loaded_compiler() -> None:
+    if "torch._dynamo.convert_frame" in sys.modules:
+        _watch_compiler()
+
+
+patches.declare(torch, "compile", _watched_compile, _COMPILES)
+patches.at_start(_watch_loaded_compiler)

@@ -20,7 +20,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint.files import file_of
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, together, try_on_rank_0
 from distconv.data.formats.zarr_groups import UNFINISHED
 from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
@@ -111,8 +111,7 @@ def rows_written(path: Path, comm: MPI.Intracomm) -> int:
             raise DataError(f"{path} is there already; remove it, or name another")
         return decoded(begun, _Begun, f"{path}: {UNFINISHED}", DataError).rows
 
-    rows: int = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else 0, DataError), root=0)
-    return rows
+    return try_on_rank_0(comm, look, DataError)
 
 
 class Output(ABC):

@@ -174,7 +174,7 @@ told() {
     seconds=$((($(date +%s%N) - begin) / 100000000))
     cat "$place/told"
     echo ">>exit code $status after $((seconds / 10)).$((seconds % 10)) s"
-    [ "$status" != 0 ] && [ "$(grep -c '^distconv: ' "$place/told")" = 1 ] && [ "$seconds" -lt 50 ] && ! grep -q trains "$place/told"
+    [ "$status" != 0 ] && [ "$(grep -c 'LaunchError: ' "$place/told")" -ge 1 ] && [ "$seconds" -lt 50 ] && ! grep -q trains "$place/told"
 }
 
 # prints TEXT COMMAND...: it ends well, with this line.

@@ -1,7 +1,7 @@
 """Edges of autograd's graph, by which gradients are asked for and given: what passes there is whole, never a block.
 
-torch neither asks an edge nor the gradient that it is given for a plain tensor whether they are distributed. Importing
-this module puts that in place.
+torch neither asks an edge nor the gradient that it is given for a plain tensor whether they are distributed. The
+patches declared here are applied when distconv starts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.autograd import graph
 from distconv.autograd import anomalies
 from distconv.autograd.graph_nodes import Layout
 from distconv.errors import ShapeError
+from distconv.process import patches
 from distconv.tensor import LAYOUTS, DistTensor
 
 _LAYOUT = "distconv layout of output"
@@ -75,4 +76,4 @@ for _holder, _name, _function in (
     (torch.autograd, "_make_grads", _seeds),
     (torch.autograd, "_engine_run_backward", _gradients),
 ):
-    setattr(_holder, _name, _function)
+    patches.declare(_holder, _name, _function, "gradients at an edge of a DistTensor are blocks")

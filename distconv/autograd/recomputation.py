@@ -258,10 +258,10 @@ def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _AGAIN = "what is computed again must send what was sent, on all ranks"
-patches.replace(checkpoint, "_checkpoint_hook", _Block, _AGAIN)
-patches.replace(checkpoint, "_recomputation_hook", _Again, _AGAIN)
+patches.declare(checkpoint, "_checkpoint_hook", _Block, _AGAIN)
+patches.declare(checkpoint, "_recomputation_hook", _Again, _AGAIN)
 if hasattr(checkpoint._CheckpointFrame, "save_inputs"):  # not in older torches, which do not look
     _save = checkpoint._CheckpointFrame.save_inputs
-    patches.replace(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _AGAIN)
+    patches.declare(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _AGAIN)
 for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
-    patches.replace(_mode, "__torch_dispatch__", _whole(_mode.__torch_dispatch__), _AGAIN)
+    patches.declare(_mode, "__torch_dispatch__", _whole(_mode.__torch_dispatch__), _AGAIN)

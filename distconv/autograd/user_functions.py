@@ -1,6 +1,7 @@
 """``torch.autograd.Function.apply``, which torch does not dispatch: with DistTensors it goes to the exact fallback.
 
-Importing this module puts the check in place; layers' full backward hooks, which torch makes of such a function, work.
+The patches declared here are applied when distconv starts. Layers' full backward hooks, which torch makes of such a
+function, work.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ _KEEPS_INPUTS = getattr(checkpoint, "_NoopSaveInputs", None)
 _NODE: Any = BackwardHookFunction._backward_cls
 """The node that it makes."""
 
-_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_Applied = torch.autograd.function._SingleLevelFunction
+"""Where ``Function.apply`` ends. A script may hold a bound ``MyFunction.apply`` from before distconv has started."""
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(_Applied, cls).apply(*args, **kwargs)
 
 
 def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +122,5 @@ def _register_hook(node: Any, hook: Any) -> Any:
 
 
 _register_on_node = _NODE.register_hook
-patches.replace(_NODE, "register_hook", _register_hook, "full backward hooks get whole gradients")
-patches.replace(
-    torch.autograd.Function, "apply", classmethod(_checked), "a Function of the user's own would get one rank's blocks"
-)
+patches.declare(_NODE, "register_hook", _register_hook, "full backward hooks get whole gradients")
+patches.declare(_Applied, "apply", classmethod(_checked), "a Function of the user's own would get one rank's blocks")

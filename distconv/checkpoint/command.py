@@ -12,7 +12,7 @@ from distconv import checkpoint
 from distconv.checkpoint.manifest import MANIFEST, commits, nothing_in, read
 from distconv.checkpoint.optimizers import below
 from distconv.checkpoint.state import EXTRA
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.parameters.weight_files import write_weights
 
@@ -59,14 +59,12 @@ def run(options: argparse.Namespace) -> int:
     """
 
     def act() -> int:
-        if MPI.COMM_WORLD.rank:
-            return 0
         folders = _folders(options.directory)
         if options.action == "export":
             return _export(folders[-1], options.out, options.average)
         return max([_tell(folder, verify=options.action == "verify") for folder in folders])
 
-    return int(MPI.COMM_WORLD.bcast(together(MPI.COMM_WORLD, act, CheckpointError)))
+    return try_on_rank_0(MPI.COMM_WORLD, act, CheckpointError)
 
 
 def _folders(directory: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from typing import Any
 from mpi4py import MPI
 
 from distconv.checkpoint import schema
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.text_files import parsed_json
 from distconv.whole_files import open_regular
@@ -48,10 +48,9 @@ def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list
     """All of them, as rank 0 sees them. Collective."""
 
     def look() -> list[Path]:
-        return [each.folder for each in reversed(commits(Path(directory)))] if comm.rank == 0 else []
+        return [each.folder for each in reversed(commits(Path(directory)))]
 
-    folders: list[Path] = comm.bcast(together(comm, look, CheckpointError), root=0)
-    return folders
+    return try_on_rank_0(comm, look, CheckpointError)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from distconv.checkpoint.pieces import box_of, copy_piece, is_needed, whole
 from distconv.checkpoint.schema import dtype_of
 from distconv.checkpoint.values import PREFIX, filled, from_json
 from distconv.checkpoint.verification import AT_ONCE, listed, note_whole, open_file
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, together, try_on_rank_0
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
 from distconv.parameters.weight_files import added_prefix, without_prefix
@@ -81,7 +81,7 @@ def load(
     agree(comm, "checkpoint to load", str(folder))
     place = Path(folder)
     # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
-    newest = comm.bcast(together(comm, lambda: listed(place) if comm.rank == 0 else None, CheckpointError))
+    newest = try_on_rank_0(comm, lambda: listed(place), CheckpointError)
     contents = Contents(
         newest["step"],
         {name: Described(dtype_of(entry), tuple(entry["shape"])) for name, entry in newest["tensors"].items()},

@@ -207,6 +207,14 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     return result  # type: ignore[return-value]
 
 
+def try_on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
+    """Run ``attempt`` on rank 0 and return its result on all ranks; errors are as in :func:`together`. Collective."""
+    result = together(comm, lambda: attempt() if comm.rank == 0 else None, error)
+    with watchdog.waiting(lambda: "a result of rank 0"):
+        received: T = comm.bcast(result)
+    return received
+
+
 def alike(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError], what: str) -> T:
     """Run ``attempt`` on every rank as :func:`together` does, and return what all of them found. Collective.
 

@@ -23,12 +23,13 @@ from distconv.grid import ProcessGrid
 from distconv.process import call_stack
 from distconv.process.profiling import section
 
-_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_Applied = torch.autograd.function._SingleLevelFunction
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     """``function.apply`` of blocks, without the check of what users apply (distconv.autograd.user_functions)."""
-    result: torch.Tensor = _apply(function, *args)
+    unchecked: Any = function if torch._C._are_functorch_transforms_active() else super(_Applied, function)
+    result: torch.Tensor = unchecked.apply(*args)
     return result
 
 

@@ -8,6 +8,7 @@ be fresh, or more often.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def holders(gradient: torch.Tensor) -> Holders:
 
 def is_exclusive(gradient: torch.Tensor, held: Holders) -> bool:
     """Whether sums may be made in the memory of ``gradient``, which is ``held`` so often."""
-    return held in _FRESH and gradient.is_contiguous()
+    return held in fresh_holders() and gradient.is_contiguous()
 
 
 class _Fresh(torch.autograd.Function):
@@ -61,13 +62,14 @@ class _Counted(torch.autograd.Function):
         return grad, None
 
 
-def _fresh() -> frozenset[Holders]:
+@cache
+def fresh_holders() -> frozenset[Holders]:
+    """Return the holders of gradients that only autograd holds; the first call runs a small backward pass.
+
+    The first grid makes that call, since a backward pass within another one would be recorded with it.
+    """
     found: list[Holders] = []
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, 1, device="cpu", requires_grad=True)
         _Fresh.apply(_Counted.apply(x, found), _Counted.apply(x, found)).backward()  # type: ignore[no-untyped-call]
     return frozenset(found)
-
-
-_FRESH = _fresh()
-"""What holders() says of gradients that only autograd holds."""

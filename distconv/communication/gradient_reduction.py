@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,7 +111,11 @@ def _references(node: Node) -> int:
     return sys.getrefcount(node)
 
 
-_PROBE = torch.zeros((), requires_grad=True).view(())
+@cache
+def _probe() -> torch.Tensor:
+    """Return a tensor whose graph ends in a leaf that nothing else refers to."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return torch.zeros((), requires_grad=True).view(())
 
 
 def _unheld() -> int:
@@ -118,7 +123,7 @@ def _unheld() -> int:
 
     Asked each time: where torch.compile stands between Python and its functions, they are held once more.
     """
-    return _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
+    return _references(_probe().grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
 
 
 @dataclass(eq=False)

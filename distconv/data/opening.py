@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, together, try_on_rank_0
 from distconv.data.address import Address, Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
 from distconv.data.formats.npy import NpyFiles, is_npy
@@ -96,8 +96,7 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
         except OSError:
             return False
 
-    present: bool = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else False, DataError))
-    return present
+    return try_on_rank_0(comm, look, DataError)
 
 
 def _store(

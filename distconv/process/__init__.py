@@ -1,17 +1,39 @@
-"""What a process does beside computing: its start, its memory, its waits.
+"""What a process does apart from computing: its start, its memory, its waits.
 
 ::
 
     call_stack     Where a thread is, as its user knows it: their line, the layer, the function of torch
-    command_start  The first steps of a process: an allocator that keeps freed blocks, MPI, whether it fits its launcher
-    endings        How ranks end: all together, or the job ends and names the rank that left or failed
+    command_start  The restart of a command with an allocator that keeps freed blocks
+    endings        How ranks end: all together, or the job ends and names the rank that failed or left
     environment    The environment variables that distconv reads: all of them are here
-    launchers      Whether MPI knows of all processes that the launcher started
+    launchers      The import of MPI, and whether MPI knows of all processes that the launcher started
     memory         How memory is kept from step to step, and what to say when there is none left
-    patches        What distconv replaces in torch for as long as the process lives, and why
+    patches        Patches of torch: the attributes that distconv replaces, why, and by which module
     profiling      Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
-    startup        The start of a process, at its first grid: launch, variables, memory, threads, its GPU, exits
+    startup        The start of distconv in a process: everything that has an effect on the process
     stop_requests  Signals that ask a training to stop
     stuck_ranks    Reports of stuck ranks: where every rank is while one of them waits for long
-    watchdog       Ends a wait that blocks for too long
+    watchdog       The watchdog: reports ranks that wait for long, and ends the job when a wait lasts too long
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def start(comm: MPI.Intracomm) -> None:
+    """Start distconv on the ranks of ``comm``, as :func:`distconv.process.startup.start` does.
+
+    Collective: call on every rank of ``comm``. A script need not call it, since its first grid does.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks that start together.
+    """
+    from distconv.process import startup
+
+    startup.start(comm)

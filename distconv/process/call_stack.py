@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import linecache
 import os
 import sys
@@ -12,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -182,32 +179,3 @@ def ranks(numbers: list[int]) -> str:
             runs.append([number])
     shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
-
-
-_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-
-
-def mpi_method(frame: FrameType) -> str:
-    """The method of an mpi4py object that ``frame`` is in the call of, such as ``Intracomm.Barrier``; else empty.
-
-    mpi4py's functions have no frames. From Python 3.11 on an instruction knows where its expression begins: those that
-    begin where the call does load ``comm``, then ``.Barrier``. Variables and attributes are looked up, nothing is
-    called; before Python 3.11, and of other expressions, nothing is known.
-    """
-    steps = list(dis.get_instructions(frame.f_code))
-    place = next((_begin(step) for step in steps if step.offset == frame.f_lasti), None)
-    chain = [step for step in steps if place and _begin(step) == place and step.offset < frame.f_lasti]
-    loads = [step for step in chain if step.opname.startswith((*_NAMES, *_ATTRIBUTES))]
-    if len(loads) < 2 or not loads[0].opname.startswith(_NAMES):
-        return ""
-    owner: Any = (frame.f_globals | frame.f_locals).get(loads[0].argval)
-    for step in loads[1:-1]:
-        owner = inspect.getattr_static(owner, step.argval, None)
-    kind = type(owner)
-    return f"{kind.__name__}.{loads[-1].argval}" if kind.__module__.startswith("mpi4py.") else ""
-
-
-def _begin(step: dis.Instruction) -> tuple[int, int] | None:
-    positions = getattr(step, "positions", None)
-    return positions and (positions.lineno, positions.col_offset)

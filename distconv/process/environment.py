@@ -155,7 +155,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
 )
 
 
-def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.environ) -> None:
+def check(comm: MPI.Intracomm, environment: Mapping[str, str] = os.environ) -> None:
     """Raise on all ranks of ``comm`` if any of them has a bad value, or another one than the others. Collective.
 
     Raises
@@ -164,7 +164,7 @@ def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.enviro
         With the text of the lowest such rank, or with the values of the first variable that differs.
     """
     mine = _wrong(environment), {variable.name: environment.get(variable.name) or "" for variable in VARIABLES}
-    everyone: Sequence[tuple[str, dict[str, str]]] = [mine] if comm is None else comm.allgather(mine)
+    everyone: Sequence[tuple[str, dict[str, str]]] = comm.allgather(mine)
     reasons = [reason for reason, _ in everyone]
     for rank, text in enumerate(reasons):
         if text:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import multiprocessing
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,16 +93,43 @@ def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, s
     return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
 
 
+def import_mpi() -> None:
+    """Import mpi4py, which initializes MPI; not in a worker process, which is no rank.
+
+    Raises
+    ------
+    ImportError, RuntimeError
+        If there is no MPI library.
+    LaunchError
+        On all processes, if the launcher and an MPI library from PyPI do not understand each other.
+    """
+    if not is_worker():
+        check_wheel()
+        importlib.import_module("mpi4py.MPI")
+        return
+    import mpi4py
+
+    initialize = mpi4py.rc.initialize
+    # A worker inherits the launcher's variables, but not the connection that they name: MPI would end the process.
+    mpi4py.rc.initialize = False
+    try:
+        importlib.import_module("mpi4py.MPI")
+    finally:
+        mpi4py.rc.initialize = initialize
+
+
 def check_wheel(environment: Mapping[str, str] = os.environ) -> None:
-    """Whether the launcher and an MPI library from PyPI understand each other, before that one ends the process itself.
+    """Check, before MPI starts, that the launcher and an MPI library from PyPI understand each other.
+
+    Some libraries end the process when they start under another launcher.
 
     Raises
     ------
     LaunchError
-        On all processes, if not.
+        On all processes, if they do not.
     """
     start = start_of(environment)
-    if start is None or "mpi4py.MPI" in sys.modules or LAUNCH.value(environment) == "trust":
+    if start is None or "mpi4py.MPI" in sys.modules or LAUNCH.value_or_default(environment) == "trust":
         return
     wheel = _wheel()
     library, understood = _NAMES.get(wheel, ""), _PMI_OF_WHEELS.get(wheel, ())
@@ -115,48 +141,22 @@ def check_wheel(environment: Mapping[str, str] = os.environ) -> None:
         raise LaunchError(_text(start, library))
 
 
-def check(ranks: int, library: str) -> None:
-    """Whether MPI, with this number of ``ranks`` in MPI.COMM_WORLD, knows of all processes.
+def check_ranks(ranks: int, library: str) -> None:
+    """Check that MPI, with this number of ``ranks`` in MPI.COMM_WORLD, knows of all processes of the launcher.
 
     Ranks that know of each other are right, whatever variables say: a job may consist of several steps.
 
     Raises
     ------
     LaunchError
-        On all processes, if not.
+        On all processes, if MPI does not know of them.
     """
     start = start_of(os.environ)
-    if start is None or start.processes == 1 or LAUNCH.value() == "trust":
+    if start is None or start.processes == 1 or LAUNCH.value_or_default() == "trust":
         return
     if ranks == 1:
         raise LaunchError(_text(start, library))
     os.environ[_FOUND] = " ".join(f"{each.size}={os.environ.get(each.size)}" for each in LAUNCHERS)
-
-
-def speaks(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is the one to tell what is wrong with the launch."""
-    start = start_of(environment)
-    return start is None or start.rank == 0
-
-
-@contextlib.contextmanager
-def told_if_mpi_ends_it(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """While MPI starts: some libraries end a process that they cannot start in, with whatever they say to that.
-
-    A shell sees how this process ends, as nothing in it could.
-    """
-    start = start_of(environment)
-    if start is None or start.processes == 1 or start.rank or "mpi4py.MPI" in sys.modules:
-        yield
-        return
-    library = _NAMES.get(_family(), "MPI")
-    text = f"distconv: {start.launcher} started {start.processes} processes in which {library} did not start; "
-    words = ["sh", "-c", 'read -r _ || echo "$1" >&2', "sh", text + _way_out(start, library)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as shell:
-        try:
-            yield
-        finally:
-            shell.communicate(b"it started\n")
 
 
 def _family() -> str:

@@ -1,11 +1,14 @@
-"""What distconv replaces in torch for as long as the process lives: each target, why, and by which module.
+"""Patches of torch: the attributes that distconv replaces, why, and by which module.
 
-torch asks a DistTensor first in most of what it does. The targets here it does not ask about, or not in time.
+torch dispatches most calls with a DistTensor to it first. These targets are called without that dispatch, or too late.
+Modules declare their patches when they are imported; :func:`~distconv.process.start` applies all of them, once.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,39 +18,64 @@ from distconv.errors import DistconvError
 
 
 class Patch(NamedTuple):
-    """One attribute of torch that is another one now."""
+    """A replaced attribute of torch."""
 
-    target: str
+    owner: Any
+    name: str
+    new: Any
     why: str
     by: str
-    """The module that replaces it."""
+    """The module that declares the patch."""
+
+    @property
+    def target(self) -> str:
+        """The dotted name of the attribute."""
+        qualified = getattr(self.owner, "__qualname__", self.owner.__name__)
+        module = "" if isinstance(self.owner, ModuleType) or "." in qualified else f"{self.owner.__module__}."
+        return f"{module}{qualified}.{self.name}"
 
 
 _PATCHES: list[Patch] = []
+_at_start: list[Callable[[], None]] = []
 
 
-def replace(owner: Any, name: str, new: Any, why: str) -> Any:
-    """Let ``owner.name``, which torch has, be ``new``; returns what it was.
+def declare(owner: Any, name: str, new: Any, why: str) -> None:
+    """Declare that ``owner.name``, which torch has, is ``new`` once distconv has started.
 
     Raises
     ------
     DistconvError
-        If this torch has no such attribute: what the patch is for would go wrong without a word.
+        If this version of torch has no such attribute: without the patch, results would be silently wrong.
     """
-    inside = "" if isinstance(owner, ModuleType) or "." in owner.__qualname__ else f"{owner.__module__}."
-    target = f"{inside}{owner.__name__ if not hasattr(owner, '__qualname__') else owner.__qualname__}"
-    by = sys._getframe(1).f_globals["__name__"]
+    patch = Patch(owner, name, new, why, sys._getframe(1).f_globals["__name__"])
     if not hasattr(owner, name):
         raise DistconvError(
-            f"torch {torch.__version__} has no {target}.{name}, which distconv replaces ({why}): use a torch that "
+            f"torch {torch.__version__} has no {patch.target}, which distconv replaces ({why}): use a torch that "
             "distconv has been tested with, see constraints.txt"
         )
-    old = vars(owner).get(name, getattr(owner, name))
+    _PATCHES.append(patch)
+
+
+def replace(owner: Any, name: str, new: Any, why: str) -> None:
+    """Replace ``owner.name`` now; for what a function loads after distconv has started, such as torch's compiler."""
+    declare(owner, name, new, why)
     setattr(owner, name, new)
-    _PATCHES.append(Patch(f"{target}.{name}", why, by))
-    return old
+
+
+def at_start(act: Callable[[], None]) -> None:
+    """Have ``act`` called by :func:`apply`; for patches that depend on which modules of torch are loaded by then."""
+    _at_start.append(act)
+
+
+@cache
+def apply() -> None:
+    """Apply all declared patches, at the first call."""
+    for patch in _PATCHES:
+        setattr(patch.owner, patch.name, patch.new)
+    for act in _at_start:
+        act()
 
 
 def patches() -> tuple[Patch, ...]:
-    """All of them, in the order in which they were made."""
+    """Return all patches in the order in which they were declared."""
     return tuple(_PATCHES)

@@ -1,6 +1,6 @@
-"""The start of a process, at its first grid: launch, variables, memory, threads, its GPU, exits.
+"""The start of distconv in a process: everything that has an effect on the process happens here.
 
-Importing distconv communicates nothing, so a job may have ranks that never import it. The first
+Importing distconv only defines things, so a job may have ranks that never import it. The first
 :class:`~distconv.ProcessGrid` starts distconv on the ranks of its communicator, and a command on all of its job.
 """
 
@@ -15,12 +15,12 @@ from mpi4py import MPI
 
 from distconv import local_device
 from distconv.errors import ReplicationWarning
-from distconv.process import command_start, endings, environment, stuck_ranks, watchdog
+from distconv.process import endings, environment, launchers, patches, stuck_ranks, watchdog
 from distconv.process.memory import allocator
 
 
 def _cores() -> frozenset[int]:
-    """Cores this process may run on."""
+    """Return the cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -39,15 +39,15 @@ def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int
     return max(1, len(mine) // sum(bool(mine & other) for other in everyone))
 
 
-_memory_kept = _alone = _together = False
+_ranks = 0
+"""Ranks of the largest communicator that this process has started with."""
 
 
 def start(comm: MPI.Intracomm) -> None:
-    """Start distconv on the ranks of ``comm``. Collective over ``comm``.
+    """Start distconv on the ranks of ``comm``. Collective: call on every rank of ``comm``.
 
-    Does nothing where one earlier start was over all of these ranks. Otherwise they compare their environment variables
-    and coordinate their exits from then on. Threads, memory and the number of the GPU are set by a rank's first start
-    with others.
+    Does nothing where one earlier start was over all of these ranks. The page "What starting does" of the documentation
+    lists the steps.
 
     Parameters
     ----------
@@ -61,37 +61,34 @@ def start(comm: MPI.Intracomm) -> None:
     EnvironmentVariableError
         On all ranks of ``comm``, if a variable of any of them is bad or differs.
     """
-    global _alone, _together
-    command_start.check_launch()
-    if endings.are_watched(comm) or (comm.size == 1 and (_alone or _together)):
+    global _ranks
+    launchers.check_ranks(MPI.COMM_WORLD.size, MPI.get_vendor()[0])  # [1]
+    # In the threads that torch's backward pass takes for GPUs, nodes have no order that all ranks share.
+    torch.autograd.set_multithreading_enabled(False)
+    if endings.are_watched(comm) or (comm.size == 1 and _ranks):
         return
     with watchdog.waiting(lambda: f"the start of distconv on {comm.size} ranks"):
-        environment.check(comm)
-    keep_memory()
-    channel = endings.watch(comm)
-    if channel is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        stuck_ranks.reporter.add(channel)
-    if comm.size == 1:
-        _alone = True
-        return
+        environment.check(comm)  # [2]
+    if comm.size > 1:
+        _divide_node(comm)  # [3] and [4]
+    if not _ranks:
+        allocator.keep_memory(MPI.COMM_WORLD.size)  # [5]
+    patches.apply()  # [6]
+    endings.install()  # [7]
+    if comm.size > 1:
+        endings.coordinate(comm)  # [8] and [9]
+        if comm.rank and _ranks < 2:
+            # All ranks give the same warnings. Appended, so that filters of the user, which may raise, come first.
+            warnings.simplefilter("ignore", ReplicationWarning, append=True)
+    _ranks = max(_ranks, comm.size)
+
+
+def _divide_node(comm: MPI.Intracomm) -> None:
+    """Divide the cores and the GPUs of a node among its ranks; their processes are noted for reports."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = node.allgather(_cores())
-    watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
-    local_device.number_on(node)
-    node.Free()
-    if _together:
-        return
-    _together = True
-    if "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ and _ranks < 2:
         torch.set_num_threads(threads_for(_cores(), cores))
-    if comm.rank:
-        # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
-        warnings.simplefilter("ignore", ReplicationWarning, append=True)
-
-
-def keep_memory() -> None:
-    """Set the allocator, once: of a rank of a job of several, or as asked for."""
-    global _memory_kept
-    if not _memory_kept:
-        _memory_kept = True
-        allocator.keep_memory(MPI.COMM_WORLD.size)
+    local_device.number_on(node)
+    stuck_ranks.processes.update(node.allgather((MPI.COMM_WORLD.rank, os.getpid())))
+    node.Free()

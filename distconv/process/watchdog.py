@@ -1,69 +1,84 @@
-"""Ends a wait that blocks for too long.
+"""The watchdog: reports ranks that wait for long, and ends the job when a wait lasts too long.
 
-MPI never returns from a wait for a message that nobody sends, and a signal handler never runs meanwhile, so a daemon
-thread looks at what the blocked threads said they wait for. ``DISTCONV_TIMEOUT_S`` is how long that may take.
+MPI never returns from a wait for a message that nobody sends, and a signal handler does not run meanwhile. So waits are
+entered in a table (:class:`waiting`), and a daemon thread looks at it. The reason for a wait is where another rank is.
+The threads of the ranks therefore exchange messages over communicators of their own, if MPI has
+``MPI_THREAD_MULTIPLE``; the main threads take no part.
+
+1. A rank whose wait is ``notice_s`` old asks all ranks where they are. Ranks ask one after the other, and a rank that
+   has been asked about its wait does not ask about the same one.
+2. Each rank answers with its wait or its call, and with the lines of the user's script that it is at.
+3. The rank that asked prints the answers (:mod:`.stuck_ranks`), with the ranks that are elsewhere or do not answer.
+4. After ``DISTCONV_TIMEOUT_S`` the rank asks once more, each rank prints the stacks of its threads, and the job ends.
+5. A rank that has come to the end of its program waits for the others, and asks every second. Its wait begins again
+   whenever another rank is found at another place. If all others wait, no message is to come, and the job ends.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from distconv.process import call_stack
+from distconv.process import stuck_ranks
 from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
+from distconv.process.stuck_ranks import State, show
 
 ABORT_CODE = 75
 """Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
 
-PAUSE_S = 0.25
-"""How often, at least, it looks."""
+NOTICE_S = 30.0
+"""A rank that has waited this long is reported, with what the others do."""
+
+PAUSE_S = 0.1
+"""Time between two looks, at most."""
+
+_ANSWERS_S = 1.0
+"""Time that ranks have for an answer: their threads look ten times in it."""
+
+_TURN_S, _TURNS = 0.5, 4
+"""A rank asks so much later than the one before it, which may spare it the question; from the fifth on together."""
+
+_STUCK_S = 1.0
+"""A rank that has waited this long may wait for one that has come to its end, which asks this often."""
 
 _OTHERS_S = 1.5
-"""How long other ranks get to report that they have waited too long."""
+"""Time that other ranks have for reports of their own before the job ends."""
+
+_STOP_S = 1.0
+"""Time for which the end of MPI waits for a look that is under way."""
+
+_LAST_WORDS_S = 0.2
+"""Time that a launcher has to pass on what was printed."""
+
+_ASK, _ANSWER, _STACKS = 3, 4, 5
+"""Tags: a rank asks where the receiver is; the answer; the receiver prints its stacks, too."""
 
 _UNKNOWN = (
     "which other ranks have perhaps not called; DISTCONV_CHECK=all tells at once where ranks call different things; "
 )
 
-_STOP_S = 1.0
-"""How long the end of MPI waits for a call that is under way."""
-
-_LAST_WORDS_S = 0.2
-"""How long a launcher gets to pass on a report."""
-
 timeout_s = TIMEOUT_S.value_or_default()
+notice_s = min(NOTICE_S, timeout_s / 2) if timeout_s else NOTICE_S
+
 Wait = tuple[float, Callable[[], str]]
 """Since when, by ``time.monotonic``, and what for."""
 
-NOTICE_S = 30.0
-"""A rank that has waited this long is reported, with what the others do."""
-
-notice_s = min(NOTICE_S, timeout_s / 2) if timeout_s else NOTICE_S
-
 waits: dict[int, Wait] = {}
+"""The wait of each thread that is in one."""
+
 _looks: list[Callable[[], Iterable[Wait]]] = []
-_calls: list[Callable[[], None]] = []
-_at_end: list[Callable[[], None]] = []
-_noted: set[tuple[int, float]] = set()
-"""Waits that this rank has reported by itself, where no rank answers it."""
 _started = threading.Lock()
-_calling = threading.Lock()
+_looking = threading.Lock()
 _stopped = threading.Event()
-_processes: dict[int, int] = {}
-"""Rank and process of all ranks on this node."""
 
 
 class waiting:
-    """Tell the watchdog that this thread may block from here; ``describe`` is called only if it has to report."""
+    """Enter a wait of this thread; ``describe`` is called only for a report."""
 
     def __init__(self, describe: Callable[[], str]) -> None:
         self._describe, self._section = describe, section("wait")
@@ -71,8 +86,8 @@ class waiting:
 
     def __enter__(self) -> None:
         self._section.__enter__()
-        _start()
-        # A wait inside another one (a sum within an agreement) is what the rank is at; the outer one goes on after it.
+        start()
+        # A wait inside another one (a sum within an agreement) is what the rank is at; the outer one resumes after it.
         thread = threading.get_ident()
         self._outer = waits.get(thread)
         waits[thread] = (time.monotonic(), self._describe)
@@ -87,143 +102,244 @@ class waiting:
 
 
 def look_at(waits: Callable[[], Iterable[Wait]]) -> None:
-    """Tell the watchdog to ask ``waits`` each time, from its thread, what is waited for that blocks no thread."""
+    """Have the watchdog's thread call ``waits`` at each look, for waits that block no thread."""
     if timeout_s and waits not in _looks:
         _looks.append(waits)
-        _start()
-
-
-def call(each_time: Callable[[], None]) -> None:
-    """Have ``each_time`` called whenever the watchdog looks, in its thread, until :func:`stop_calls`."""
-    _calls.append(each_time)
-    _start()
-
-
-def at_end(report: Callable[[], None]) -> None:
-    """Have ``report`` called in the watchdog's thread before it ends the job; it prints where all ranks are."""
-    _at_end.append(report)
+        start()
 
 
 def current_waits() -> list[tuple[int, float, Callable[[], str]]]:
-    """This rank's waits: the thread, since when by ``time.monotonic``, and what for."""
+    """Return this rank's waits: the thread, since when by ``time.monotonic``, and what for."""
     by_gpu = [(threading.main_thread().ident or 0, *wait) for look in _looks for wait in look()]
-    # A copy in one step: the other threads go on changing the table.
+    # A copy in one step: the other threads change the table meanwhile.
     return [*((thread, *wait) for thread, wait in tuple(waits.items())), *by_gpu]
 
 
-def stop_calls(*_: Any) -> None:
-    """Begin no more of them: MPI is about to end. One that is under way ends before."""
-    held = _calling.acquire(timeout=_STOP_S)
-    _stopped.set()
-    if held:
-        _calling.release()
-
-
-def waiting_longer_than(seconds: float) -> list[str]:
-    """What threads of this rank have been waiting for so long: each as ``sum over n, for loss = ... (train.py, 7)``."""
-    now, frames = time.monotonic(), sys._current_frames()
-    long = [(thread, describe) for thread, (since, describe) in tuple(waits.items()) if now - since > seconds]
-    return [f"{describe()}, for {_described(frames.get(thread))}" for thread, describe in long]
-
-
-def _start() -> None:
+def start() -> None:
+    """Start the watchdog's thread, once."""
     if _started.acquire(blocking=False):
         threading.Thread(target=_watch, name="distconv-watchdog", daemon=True).start()
 
 
-def know(processes: Mapping[int, int]) -> None:
-    """Rank and process id of the ranks on this node: a report then names those that do nothing any more."""
-    _processes.update(processes)
-
-
-def _watch() -> None:
-    pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
-    while True:
-        time.sleep(pause)
-        with _calling:
-            for each_time in () if _stopped.is_set() else tuple(_calls):
-                each_time()
-        now = time.monotonic()
-        now_waiting = current_waits()
-        _noted.intersection_update(wait[:2] for wait in now_waiting)
-        for thread, since, describe in now_waiting:
-            if timeout_s and now - since > timeout_s:
-                _end(now - since, describe(), sys._current_frames().get(thread))
-            elif not _at_end and now - since > notice_s and (thread, since) not in _noted:
-                _noted.add((thread, since))
-                _notice(now - since, describe(), sys._current_frames().get(thread))
-
-
-def _end(waited: float, what: str, frame: FrameType | None) -> None:
-    print(
-        f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {what}, for\n"
-        f"    {_described(frame)}\n"
-        f"{_idle() or _UNKNOWN}ending the job "
-        f"(raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
-        file=sys.stderr,
-        flush=True,
-    )
-    for report in _at_end:
-        report()
-    if not _at_end:
-        faulthandler.dump_traceback(file=sys.__stderr__ or 2)
-    # Ranks that wait elsewhere began to at about the same time: their reports say what was not called here.
-    time.sleep(_OTHERS_S)
-    abort(ABORT_CODE)
-
-
-def _notice(waited: float, what: str, frame: FrameType | None) -> None:
-    """Report of a rank that no other rank answers: before the first grid, or without MPI_THREAD_MULTIPLE."""
-    has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    why = "this MPI has no MPI_THREAD_MULTIPLE"
-    if has_threads:
-        why = "they have made no grid with it, or failed before that (python -m mpi4py SCRIPT ends the job then)"
-    print(
-        f"distconv: rank {MPI.COMM_WORLD.rank} has waited {waited:.0f} s in {what}, for\n    {_described(frame)}\n"
-        f"    {_idle()}it cannot see where the other ranks are: {why}\n{what_ends_it()}",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _described(frame: FrameType | None) -> str:
-    return call_stack.described(frame) if frame is not None else "a thread that is gone"
+def stop(*_: Any) -> None:
+    """Look no more: MPI is about to end. A look that is under way ends before."""
+    held = _looking.acquire(timeout=_STOP_S)
+    _stopped.set()
+    if held:
+        _looking.release()
 
 
 def what_ends_it() -> str:
-    """The line of a report that says when the job ends, if it does."""
+    """Return the line of a report that says when the job ends, if it does."""
     return f"    (the job ends when a rank has waited DISTCONV_TIMEOUT_S={timeout_s:g} seconds)" if timeout_s else ""
-
-
-def why_silent(ranks: Iterable[int]) -> str:
-    """Why ``ranks`` do not answer, as a clause that follows their numbers."""
-    known = [
-        f"rank {rank} (process {_processes[rank]}) is {_state(_processes[rank])}"
-        for rank in ranks
-        if rank in _processes and _state(_processes[rank])
-    ]
-    reason = "; ".join(known) or "a long call may keep other threads from running (Python's interpreter lock)"
-    return f"no answer: {reason}"
-
-
-def _idle() -> str:
-    """The ranks on this node that cannot come, since their processes are stopped or gone."""
-    states = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
-    return "".join(states)
-
-
-def _state(pid: int) -> str:
-    """``stopped`` or ``gone``; nothing of a process that runs, or where the system does not tell."""
-    if not Path("/proc/self/stat").exists():
-        return ""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "")
 
 
 def abort(code: int) -> None:
     """End the job. A launcher that is told so at once may drop what was just written to stderr."""
     time.sleep(_LAST_WORDS_S)
     MPI.COMM_WORLD.Abort(code)
+
+
+def end_job(why: str, code: int) -> None:
+    """Print ``why`` and end the job."""
+    show(f"distconv: {why}; ending the job")
+    abort(code)
+
+
+def _watch() -> None:
+    pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
+    while True:
+        time.sleep(pause)
+        with _looking:
+            if not _stopped.is_set():
+                reporter.look()
+
+
+class Channel:
+    """A communicator whose ranks report to each other and coordinate their exits. Collective to make."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Dup()
+        self.group = self.comm.Get_group()
+        self.world_ranks: list[int] = self.comm.allgather(MPI.COMM_WORLD.rank)
+
+    def has_all_of(self, comm: MPI.Intracomm) -> bool:
+        """Return True if every rank of ``comm`` is on this channel."""
+        group = comm.Get_group()
+        both = MPI.Group.Intersection(group, self.group)
+        contained = bool(both.size == group.size)
+        both.Free()
+        group.Free()
+        return contained
+
+    def arrived(self, tag: int) -> dict[int, Any]:
+        """Return the last message that each rank has sent with this tag, of those that have arrived."""
+        arrived, status = {}, MPI.Status()
+        while self.comm.Iprobe(tag=tag):
+            message = self.comm.recv(tag=tag, status=status)
+            arrived[status.source] = message
+        return arrived
+
+
+class _Question(NamedTuple):
+    number: int
+    """An answer to an earlier question may come late."""
+    covers: bool
+    """True if the answers are printed: the receiver then does not ask about its present waits."""
+    left: int = 0
+    """If the sender has come to its end, a digest of the ranks that it asks."""
+
+
+class Reporter:
+    """The part of one rank: asks, answers and prints, in the watchdog's thread."""
+
+    def __init__(self) -> None:
+        self.channels: list[Channel] = []
+        """Channels to the other ranks; none before the first grid, and without ``MPI_THREAD_MULTIPLE``."""
+        self.has_left = False
+        """True once this rank has come to the end of its program."""
+        self._seen: set[tuple[int, float]] = set()
+        """Waits of this rank that a report has covered: thread and since when."""
+        self._sent: list[MPI.Request] = []
+        self._asked_at = 0.0
+        self._question: _Question | None = None
+        """The question whose answers are awaited."""
+        self._count = 0
+        self._answers: dict[int, State] = {}
+        self._stacks_printed = False
+        self._others: tuple[object, ...] = ()
+        """Where the ranks that have not come to their end were found last, by one that has."""
+        self._is_spared = False
+        """True if a lower rank has come to its end, too, and asks instead of this one."""
+
+    def _peers(self) -> dict[int, tuple[MPI.Intracomm, int]]:
+        """How to reach the other ranks, by their number in the job."""
+        found: dict[int, tuple[MPI.Intracomm, int]] = {}
+        for channel in self.channels:
+            for rank, world_rank in enumerate(channel.world_ranks):
+                if rank != channel.comm.rank:
+                    found.setdefault(world_rank, (channel.comm, rank))
+        return found
+
+    def _group(self) -> int:
+        return hash(frozenset({MPI.COMM_WORLD.rank, *self._peers()}))
+
+    def _state(self) -> State:
+        return stuck_ranks.state(current_waits(), self._group(), has_left=self.has_left)
+
+    def look(self) -> None:
+        """Answer, ask, print and end the job, as the steps above say. To be called now and then."""
+        self._receive()
+        self._sent = [request for request in self._sent if not request.Test()]
+        if self._is_spared:
+            self._wait_again()
+        now, waits = time.monotonic(), current_waits()
+        for thread, since, describe in waits:
+            if timeout_s and now - since > timeout_s:
+                self._end(now - since, describe, thread)
+        self._seen &= {wait[:2] for wait in waits}
+        turn = min(_TURNS, min((channel.comm.rank for channel in self.channels), default=0)) * _TURN_S
+        late = [wait for wait in waits if wait[:2] not in self._seen and now - wait[1] > notice_s + turn]
+        if self._question is not None:
+            if self._is_answered(now):
+                covers, self._question = self._question.covers, None
+                if self.has_left:
+                    self._follow_others()
+                if covers and any(wait[:2] in self._seen for wait in current_waits()):
+                    show(self._report(what_ends_it()))
+        elif late and not self.channels:
+            self._seen.add(late[0][:2])
+            show(stuck_ranks.alone(now - late[0][1], late[0][2], late[0][0], what_ends_it()))
+        elif late or (self.has_left and not self._is_spared and now > self._asked_at + _STUCK_S + turn):
+            self._ask(_ASK, covers=bool(late))
+
+    def _ask(self, tag: int, *, covers: bool) -> None:
+        if covers:
+            self._cover()
+        self._answers, self._asked_at = {}, time.monotonic()
+        self._count += 1
+        self._question = _Question(self._count, covers, self._group() if self.has_left else 0)
+        self._sent += [comm.isend(self._question, rank, tag) for comm, rank in self._peers().values()]
+
+    def _cover(self) -> None:
+        """Take this rank's waits for reported, but for those that have begun only now."""
+        since = time.monotonic() - notice_s / 2
+        self._seen = {wait[:2] for wait in current_waits() if wait[1] < since}
+
+    def _is_answered(self, now: float) -> bool:
+        return len(self._answers) == len(self._peers()) or self._asked_at < now - _ANSWERS_S
+
+    def _receive(self) -> None:
+        for channel in self.channels:
+            for tag in (_ASK, _STACKS):
+                for rank, question in channel.arrived(tag).items():
+                    if question.covers:
+                        self._cover()
+                    lower = channel.world_ranks[rank] < MPI.COMM_WORLD.rank
+                    self._is_spared |= self.has_left and lower and question.left == self._group()
+                    self._sent.append(channel.comm.isend((question.number, self._state()), rank, _ANSWER))
+                    if tag == _STACKS:
+                        self._print_stacks()
+            for rank, (number, state) in channel.arrived(_ANSWER).items():
+                if number == self._count:
+                    self._answers[channel.world_ranks[rank]] = state
+
+    # -- the end of a job ---------------------------------------------------------------------------------------------
+
+    def _follow_others(self) -> None:
+        """End the job if all ranks that have not come to their end wait; they are found so twice.
+
+        A rank may also wait for one that this rank shares no grid with: all must be asked by the same ranks.
+        """
+        staying = {rank: state for rank, state in self._answers.items() if not state.has_left}
+        stuck = len(self._answers) == len(self._peers()) and all(
+            state.waited_s > _STUCK_S and state.group == self._group() for state in staying.values()
+        )
+        others = tuple((rank, state.wait if stuck else state.instruction) for rank, state in sorted(staying.items()))
+        if others != self._others:
+            self._others = others
+            self._wait_again()
+        elif stuck and staying:
+            said = "; ".join(
+                f"rank {rank} waits in {state.wait} at {state.position}" for rank, state in sorted(staying.items())[:4]
+            )
+            end_job(f"rank {MPI.COMM_WORLD.rank} has come to the end of its program, but {said}", ABORT_CODE)
+
+    def _wait_again(self) -> None:
+        """Let the wait for the ends of the other ranks begin now."""
+        main = threading.main_thread().ident or 0
+        if main in waits:
+            waits[main] = (time.monotonic(), waits[main][1])
+
+    def _end(self, waited: float, describe: Callable[[], str], thread: int) -> None:
+        show(
+            f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {describe()}, "
+            f"for\n    {stuck_ranks.call_of(thread)}\n{stuck_ranks.idle() or _UNKNOWN}ending the job "
+            f"(raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)"
+        )
+        if self._stacks_printed:
+            self._receive()
+        elif self.channels:
+            self._ask(_STACKS, covers=True)
+            while not self._is_answered(time.monotonic()):
+                time.sleep(PAUSE_S / 5)
+                self._receive()
+            show(self._report(""))
+        self._print_stacks()
+        # Ranks that wait elsewhere began to at about the same time: their reports say what was not called here.
+        time.sleep(_OTHERS_S)
+        abort(ABORT_CODE)
+
+    def _print_stacks(self) -> None:
+        if not self._stacks_printed:
+            self._stacks_printed = True
+            stuck_ranks.show_stacks()
+
+    def _report(self, ending: str) -> str:
+        states: dict[int, State | None] = {rank: self._answers.get(rank) for rank in self._peers()}
+        states[MPI.COMM_WORLD.rank] = self._state()
+        return stuck_ranks.report(states, ending)
+
+
+reporter = Reporter()
+"""The part of this process."""

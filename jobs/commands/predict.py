@@ -33,7 +33,6 @@ from distconv.jobs.training.options import (
     positive,
 )
 from distconv.jobs.training.report import SUMMARY, peak_memory_bytes, picture
-from distconv.process.memory.allocator import give_back_freed
 from distconv.whole_files import write_file
 
 EXAMPLES = """\
@@ -81,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    give_back_freed()  # what a layer leaves behind is as large as a sample
     options.device = device_for(options.device, comm)
     of = trained(options.weights, comm)
     if labelled.is_labelled(of, options.data):

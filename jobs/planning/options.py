@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from mpi4py import MPI
 
+from distconv.communication.agreement import together
 from distconv.errors import DataError, DistconvError, PlanError
 from distconv.jobs.planning.package_memory import weighed
 from distconv.jobs.training.model_factory import ModelError, build_model
@@ -212,21 +213,17 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
     Raises
     ------
     DistconvError
-        On all ranks with the same text, if ``attempt`` raises it or an OSError.
+        On all ranks with the same text, if ``attempt`` fails.
     """
-    result, failed, unread = None, "", None
-    if comm.rank < ranks:
+
+    def attempted() -> T | None:
         try:
-            result = attempt()
-        except (DistconvError, OSError) as error:
-            failed = str(error) or type(error).__name__
-            unread = error if isinstance(error, BrokenPipeError) else None
-    wait_asleep(comm)
-    for text in comm.allgather(failed):
-        if text:
-            raise DistconvError(text) from unread
-    value: T = comm.bcast(result)
-    return value
+            return attempt() if comm.rank < ranks else None
+        finally:
+            wait_asleep(comm)
+
+    result: T = comm.bcast(together(comm, attempted, DistconvError))
+    return result
 
 
 def wait_asleep(comm: MPI.Intracomm) -> None:

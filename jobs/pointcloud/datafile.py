@@ -12,7 +12,7 @@ A cloud is a chunk, with a checksum. Attributes of the file: ``class_names``; ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, together, try_on_rank_0
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.whole_files import made_beside
@@ -32,12 +32,6 @@ ROUND = 8
 """Clouds that each rank makes before all are written."""
 
 T = TypeVar("T")
-
-
-def on_first(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
-    """What ``action`` returns on rank 0, on all ranks; if it fails there, DataError on all. Collective."""
-    result: T = comm.bcast(together(comm, lambda: action() if comm.rank == 0 else None, DataError))
-    return result
 
 
 def made_from(path: Path) -> str | None:
@@ -68,7 +62,7 @@ def write_clouds(
         If ranks are to write different files.
     """
     agree(comm, "point clouds to write", f"{path} from {source}")
-    there = on_first(comm, lambda: made_from(path))
+    there = try_on_rank_0(comm, lambda: made_from(path), DataError)
     if there == source:
         return False
     if there is not None and not replace:

@@ -15,14 +15,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, together, try_on_rank_0
 from distconv.data.hdf5 import Layout, SampleFile
 from distconv.data.opened_file import opened, own_place
 from distconv.distribution import Interval
 from distconv.errors import DataError
 
 from .clouds import Cloud
-from .datafile import on_first
 from .folders import GROUPS, cached
 from .sampling import CACHED_POINTS
 
@@ -174,10 +173,10 @@ class PointClouds:
     """
 
     def __init__(self, path: Path, comm: MPI.Intracomm, *, points: int = CACHED_POINTS) -> None:
-        self.path = cached(path, comm, points) if on_first(comm, path.is_dir) else path
+        self.path = cached(path, comm, points) if try_on_rank_0(comm, path.is_dir, DataError) else path
         self.groups: dict[str, FileClouds] = {}
         try:
-            for group, datasets in on_first(comm, lambda: _formats(self.path)).items():
+            for group, datasets in try_on_rank_0(comm, lambda: _formats(self.path), DataError).items():
                 self.groups[group] = FileClouds(self.path, group, datasets, comm)
         except BaseException:
             self.close()

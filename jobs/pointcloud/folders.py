@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError
 
 from .clouds import Cloud
-from .datafile import on_first, write_clouds
+from .datafile import write_clouds
 from .off import read_off
 from .sampling import CACHED_POINTS, surface_points
 
@@ -67,8 +68,8 @@ def convert(
     folder: Path, path: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS, *, replace: bool = False
 ) -> bool:
     """Sample the meshes of a folder into the file ``path``; False if it is there already. Collective."""
-    groups = on_first(comm, lambda: find_meshes(folder, points))
-    source = on_first(comm, lambda: _digest(folder, groups))
+    groups = try_on_rank_0(comm, lambda: find_meshes(folder, points), DataError)
+    source = try_on_rank_0(comm, lambda: _digest(folder, groups), DataError)
     return write_clouds(path, groups, comm, source=source, replace=replace)
 
 

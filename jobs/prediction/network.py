@@ -15,7 +15,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint.values import from_json
 from distconv.checkpoint.verification import listed
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.grid import ProcessGrid
 from distconv.jobs.images.classification import Settings as ImageSettings
@@ -77,8 +77,7 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
         digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
         return Trained(path, notes["task"], values["settings"], notes, digest, folder)
 
-    network: Trained = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else None, CheckpointError), root=0)
-    return network
+    return try_on_rank_0(comm, look, CheckpointError)
 
 
 def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:

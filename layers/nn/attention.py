@@ -153,4 +153,4 @@ def _encoded(
         before_norm.remove()
 
 
-patches.replace(nn.TransformerEncoder, "forward", _encoded, "it looks below torch's functions for what is padded")
+patches.declare(nn.TransformerEncoder, "forward", _encoded, "it looks below torch's functions for what is padded")

@@ -32,6 +32,7 @@ from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_blocks
 from distconv.precision import widened
+from distconv.process import patches
 from distconv.tensor import DistTensor
 
 _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
@@ -286,7 +287,7 @@ def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.
         return batchnorm._BatchNorm.forward(layer, input)
 
 
-batchnorm.SyncBatchNorm.forward = _synchronized  # type: ignore[method-assign, assignment]
+patches.declare(batchnorm.SyncBatchNorm, "forward", _synchronized, "it calls torch.distributed")
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:

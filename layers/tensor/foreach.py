@@ -128,4 +128,4 @@ def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tens
 _muon: Any = getattr(torch.optim, "_muon", None)
 if _muon is not None:  # since torch 2.9
     _iterated = partial(_orthogonalized, _muon._zeropower_via_newtonschulz)
-    patches.replace(_muon, "_zeropower_via_newtonschulz", _iterated, "it rounds to bfloat16 between products")
+    patches.declare(_muon, "_zeropower_via_newtonschulz", _iterated, "it rounds to bfloat16 between products")

@@ -16,5 +16,5 @@ class PyDistconv(PythonPackage):
     depends_on("py-numpy", type=("build", "run"))
     depends_on("py-pyyaml", type=("build", "run"))
     depends_on("py-scipy", type=("build", "run"))
-    depends_on("py-torch@2.4:", type=("build", "run"))
+    depends_on("py-torch@2.7:2.13", type=("build", "run"))
     depends_on("py-tqdm", type=("build", "run"))

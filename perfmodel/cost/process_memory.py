@@ -3,8 +3,8 @@
     libraries    the interpreter, torch, MPI, and the packages of the model
     columns      what a convolution unfolds its input into where torch does not leave it to oneDNN
     rearranged   the input and the output of a convolution in oneDNN's order, channels in blocks: elsewhere
-    holes        what is free in the heap, as far as :mod:`distconv.process.memory.bound` lets it grow; at most
-                 what a step takes and frees, all columns among it
+    holes        what an allocator may hold free: a tenth and 128 MiB; at most what a step takes and frees, all
+                 columns among it
 
 None of the four is fitted to measured steps: the libraries are weighed, the others counted. On a GPU torch's allocator
 and cuDNN stand for the last three, of which nothing is said here.
@@ -20,7 +20,9 @@ from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
-from distconv.process.memory import bound
+
+FREE_FRACTION, FREE_BYTES = 0.10, 128 << 20
+"""Memory that an allocator may hold free: this fraction of what is in use at most, and so many bytes."""
 
 START_BYTES = 260 << 20
 """Of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
@@ -67,11 +69,9 @@ def process_memory(
     convolutions = max((_inside(op, call) for op, call in calls), default=0.0)
     # Columns are larger than what is around them, and tensors that are kept come to lie between those of two layers.
     columns = sum(_inside(op, call) for op, call in calls if not _by_onednn(op, call.inputs[0]))
-    # Resident memory may be so much above what was in use at most when free memory is given back.
     tensors = prediction.memory
     libraries = LIBRARIES_BYTES + packages
-    slack, free_bytes = bound.HEAP
-    may_be_free = (slack - 1) * (libraries + tensors + convolutions) + free_bytes
+    may_be_free = FREE_FRACTION * (libraries + tensors + convolutions) + FREE_BYTES
     holes = min(may_be_free, tensors - prediction.lasting + columns)
     return ProcessMemory(tensors, libraries, convolutions, holes)
 

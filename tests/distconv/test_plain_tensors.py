@@ -59,7 +59,7 @@ def _capsule(x: torch.Tensor) -> Any:
     ("make", "match"),
     [
         (_capsule, "the memory of a DistTensor lies on many ranks"),
-        (torch.to_dlpack, "the memory of a DistTensor lies on many ranks"),
+        (lambda x: torch.to_dlpack(x), "the memory of a DistTensor lies on many ranks"),
         (torch.tensor, r"torch\.tensor\(x\).*use x\.detach\(\)\.clone\(\)"),
         (torch.zeros(1).new_tensor, r"new_tensor\(x\).*use x\.detach\(\)\.clone\(\)"),
         (torch.Tensor, r"torch\.Tensor\(x\).*use x itself"),

@@ -7,7 +7,7 @@ messages go through MPI. Between CPUs gloo does the same where it is asked for (
 
 from __future__ import annotations
 
-import atexit
+import functools
 import itertools
 import time
 import weakref
@@ -24,7 +24,7 @@ from mpi4py import MPI
 from distconv.communication.gpu import rendezvous
 from distconv.communication.gpu.rendezvous import dist
 from distconv.errors import CommunicatorError
-from distconv.process import watchdog
+from distconv.process import endings, watchdog
 
 Message = tuple[int, torch.Tensor]
 """Peer rank and a contiguous tensor."""
@@ -106,6 +106,7 @@ class Channel:
         self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
+        _close_all_at_end()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
         """Launch messages that all go at once. Keep the tensors until they are joined."""
@@ -195,11 +196,14 @@ class Channel:
             self.close()
 
 
-# Runs behind what waits for all ranks at the end of a process (distconv.process.endings), which is registered later.
-@atexit.register
 def _close_all() -> None:
     for channel in channels():
         channel.close()
+
+
+@functools.cache
+def _close_all_at_end() -> None:
+    endings.after_leaving(_close_all)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 ::
 
     allocator           Which way of keeping memory this process has
-    bound               Bounds what an allocator that keeps freed memory holds beyond what is in use
     caching_allocators  Allocators that keep freed blocks with few holes: which are installed, which this process has
     out_of_memory       What to say when a rank has run out of memory
 """

@@ -6,11 +6,10 @@ heap with holes.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 FILES = {
@@ -21,16 +20,11 @@ FILES = {
 """By name, the best first."""
 
 SETTINGS = {
-    "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
-    "mimalloc": {"MIMALLOC_PURGE_DELAY": "1000000"},
+    "tcmalloc": {"TCMALLOC_RELEASE_RATE": "10"},
+    "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:1000,muzzy_decay_ms:1000"},
+    "mimalloc": {"MIMALLOC_PURGE_DELAY": "1000"},
 }
-"""The variables by which they keep what is freed, until they are told to give it back.
-
-mimalloc gives back on demand only what it would in time: milliseconds, here hours.
-"""
-
-_ALL_ARENAS = b"arena.4096.purge"
-"""jemalloc's name for what all of its arenas have free."""
+"""The variables by which they keep what is freed for about a second, and give the rest back by themselves."""
 
 SYSTEM = ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
@@ -51,21 +45,6 @@ def loaded(maps: Path = Path("/proc/self/maps")) -> str | None:
     except OSError:
         return None
     return next((name for name in FILES if f"/lib{name}" in text), None)
-
-
-def give_back(name: str) -> Callable[[], object] | None:
-    """What tells the allocator ``name`` of this process to give free memory back; None: it has no such call."""
-    try:
-        library = ctypes.CDLL(None)
-        if name == "tcmalloc":
-            return library.MallocExtension_ReleaseFreeMemory
-        if name == "jemalloc":
-            purge = library.mallctl
-            return lambda: purge(_ALL_ARENAS, None, None, None, ctypes.c_size_t(0))
-        collect = library.mi_collect
-    except (OSError, AttributeError):
-        return None
-    return lambda: collect(ctypes.c_bool(True))
 
 
 def _folders() -> Iterator[Path]:

@@ -115,3 +115,14 @@ def test_an_exception_without_a_text_is_named(comm):
 def test_the_largest_value_is_known_on_all_ranks(comm):
     assert agreement.largest(comm, -abs(comm.rank - 1), "test") == (0 if comm.size > 1 else -1)
     assert agreement.largest(comm, 2**40 + comm.rank, "test") == 2**40 + comm.size - 1
+
+
+def test_what_rank_0_finds_is_known_to_all_ranks(comm):
+    assert agreement.try_on_rank_0(comm, lambda: 7 + comm.rank, dc.DataError) == 7
+
+
+def test_what_fails_on_rank_0_is_raised_on_all_ranks(comm):
+    def attempt():
+        raise OSError("no such disk")
+
+    raises_everywhere(comm, dc.DataError, "^no such disk", lambda: agreement.try_on_rank_0(comm, attempt, dc.DataError))

@@ -21,7 +21,8 @@ print("given", sys.argv[1:], __name__)
 print("inherited", [each for each in os.environ.get("LD_PRELOAD", "").split() if "malloc" in each])
 import distconv as dc
 from distconv.process.memory import allocator
-print("kind", allocator.kind, dc.ProcessGrid)
+dc.ProcessGrid(n=1)
+print("kind", allocator.kind, "LD_PRELOAD" in os.environ)
 """
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from distconv.errors import DISAGREEMENT
-from distconv.process import watchdog
+from distconv.process import stuck_ranks, watchdog
 from distconv.process.call_stack import Position
 from distconv.process.stuck_ranks import State, _elsewhere
 from tests.harness.launch import Job
@@ -241,3 +243,17 @@ def test_ranks_that_are_not_where_most_wait_are_elsewhere(states, text):
     for rank, state in enumerate(states):
         groups.setdefault(state and state.place, []).append(rank)
     assert _elsewhere(groups, dict(enumerate(states))) == text
+
+
+def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits(monkeypatch):
+    process = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setitem(stuck_ranks.processes, 7, process.pid)
+    assert stuck_ranks.idle() == ""
+    for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "gone")):
+        process.send_signal(number)
+        until = time.monotonic() + 20
+        while stuck_ranks.idle() != f"rank 7 (process {process.pid}) is {state}; ":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    process.wait()
+    assert "is gone" in stuck_ranks.idle()

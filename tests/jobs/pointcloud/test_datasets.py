@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
-from distconv.jobs.pointcloud.datafile import on_first
 from distconv.jobs.pointcloud.datasets import PointClouds
 from tests.jobs.pointcloud.cloud_files import write_ours, write_quantised
 
@@ -24,7 +24,7 @@ MODELNET = Path(__file__).resolve().parents[4] / "shared" / "data" / "modelnet10
 @pytest.mark.parametrize("parts", [True, False])
 def test_clouds_are_read_as_they_were_written(comm: Any, shared_tmp_path: Path, parts: bool) -> None:
     path = shared_tmp_path / "clouds.h5"
-    made = on_first(comm, lambda: write_ours(path, parts=parts))
+    made = try_on_rank_0(comm, lambda: write_ours(path, parts=parts), DataError)
     clouds = PointClouds(path, comm)
     assert (clouds.class_names, clouds.part_names) == (("a", "b", "c"), ("left", "right") if parts else ())
     for group, count in (("train", 5), ("test", 2)):
@@ -42,7 +42,7 @@ def test_clouds_are_read_as_they_were_written(comm: Any, shared_tmp_path: Path, 
 @pytest.mark.ranks(1, 2)
 def test_quantised_points_are_where_the_format_says(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "q.h5"
-    points = on_first(comm, lambda: write_quantised(path))
+    points = try_on_rank_0(comm, lambda: write_quantised(path), DataError)
     clouds = PointClouds(path, comm)
     assert (list(clouds.groups), clouds.class_names) == (["train"], ("x", "y"))
     for index, label in enumerate([0, 1, 1, 0]):
@@ -56,7 +56,7 @@ def test_quantised_points_are_where_the_format_says(comm: Any, shared_tmp_path: 
 @pytest.mark.ranks(2)
 def test_ranks_make_the_same_voxels_of_the_same_clouds(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "clouds.h5"
-    on_first(comm, lambda: write_ours(path))
+    try_on_rank_0(comm, lambda: write_ours(path), DataError)
     clouds = PointClouds(path, comm)
     order = [3, 0, 4] if comm.rank else [0, 4, 3]
     batch = voxel_batch(clouds.groups["train"], order, Recipe(8, points=20), 1)
@@ -83,11 +83,11 @@ def test_classes_without_names_are_numbered_and_doubles_are_read(tmp_path: Path)
 @pytest.mark.ranks(1, 2)
 def test_a_file_that_is_replaced_between_epochs_is_noticed_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "clouds.h5"
-    on_first(comm, lambda: write_ours(path))
+    try_on_rank_0(comm, lambda: write_ours(path), DataError)
     clouds = PointClouds(path, comm)
     clouds.check_unchanged()
-    on_first(comm, lambda: write_quantised(path.with_name("other.h5")))
-    on_first(comm, lambda: path.with_name("other.h5").replace(path))
+    try_on_rank_0(comm, lambda: write_quantised(path.with_name("other.h5")), DataError)
+    try_on_rank_0(comm, lambda: path.with_name("other.h5").replace(path), DataError)
     with pytest.raises(DataError, match=r"clouds\.h5 has been replaced by another file since it was opened"):
         clouds.check_unchanged()
     clouds.close()
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_on_all_ranks(
     comm: Any, shared_tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
     path = shared_tmp_path / "clouds.h5"
-    on_first(comm, lambda: bool(make(path)))
+    try_on_rank_0(comm, lambda: bool(make(path)), DataError)
     with pytest.raises(DataError, match=message):
         PointClouds(path, comm)
     comm.Barrier()

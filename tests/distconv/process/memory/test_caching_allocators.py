@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,39 +48,25 @@ def test_what_a_process_has_is_read_from_its_maps(tmp_path: Path, name: str) -> 
     assert loaded(tmp_path / "none") is None
 
 
-def test_each_is_told_by_its_own_call_to_give_memory_back(monkeypatch: Any) -> None:
-    calls: list[str] = []
-    library = SimpleNamespace(
-        MallocExtension_ReleaseFreeMemory=lambda: calls.append("tcmalloc"),
-        mallctl=lambda name, *rest: calls.append(name.decode()),
-        mi_collect=lambda force: calls.append(f"mimalloc, forced: {force.value}"),
-    )
-    monkeypatch.setattr(caching_allocators.ctypes, "CDLL", lambda name: library)
-    for name in FILES:
-        give_back = caching_allocators.give_back(name)
-        assert give_back is not None
-        give_back()
-    assert calls == ["tcmalloc", "arena.4096.purge", "mimalloc, forced: True"]
-    monkeypatch.setattr(caching_allocators.ctypes, "CDLL", lambda name: SimpleNamespace())
-    assert [caching_allocators.give_back(name) for name in FILES] == [None] * len(FILES)
-
-
-# What a process has after it has taken and freed 600 MiB, before and after it was told to give memory back.
+# What a process has after it has taken and freed 600 MiB, at once and three seconds later.
 GIVEN_BACK = """
+import time
 import torch
-from distconv.process.memory import caching_allocators
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 blocks = [torch.ones(3 << 20) for _ in range(50)]
 del blocks
 before = resident()
-caching_allocators.give_back(caching_allocators.loaded())()
-print(before - resident())
+time.sleep(3)
+for _ in range(200):
+    torch.ones(3 << 10)
+    torch.ones(3 << 20)
+print(before, resident())
 """
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_installed_one_keeps_what_is_freed_and_gives_it_back_when_told(name: str) -> None:
+def test_an_installed_one_keeps_what_is_freed_and_gives_it_back_later(name: str) -> None:
     found = installed(name)
     if found is None:
         pytest.skip(f"needs the package of {name}")
@@ -95,4 +80,5 @@ def test_an_installed_one_keeps_what_is_freed_and_gives_it_back_when_told(name: 
         env={**os.environ, "PYTHONPATH": root, **variables},
     )
     assert ended.returncode == 0, ended.stderr
-    assert 560 <= int(ended.stdout) <= 660
+    kept, later = map(int, ended.stdout.split())
+    assert kept - later >= 400

@@ -28,8 +28,7 @@ from tests.jobs.bench.steps import memory_networks as networks
 
 ALWAYS = {
     "left alone": {"DISTCONV_MALLOC": "0"},
-    "heap without a bound": {"DISTCONV_MALLOC": "0", **allocator.environment("heap")},
-    "heap, as a script has it": {"DISTCONV_MALLOC": "1"},
+    "as a script has it": {"DISTCONV_MALLOC": "1"},
 }
 
 Step = Callable[[], object]
