@@ -20,7 +20,7 @@ torch._C.ScriptFunction torch._C.ScriptMethod torch._C.TensorBase torch._C._Excl
 torch._C._are_functorch_transforms_active torch._C._autograd torch._C._autograd._get_sequence_nr
 torch._C._current_graph_task_id torch._C._is_any_autocast_enabled torch._C._nn torch._C._nn.linear torch._C._nn.pad
 torch._C._storage_Use_Count torch._C._to_dlpack torch._C._will_engine_execute_node
-torch._amp_foreach_non_finite_check_and_unscale_ torch._dynamo torch._dynamo.convert_frame
+torch._amp_foreach_non_finite_check_and_unscale_ torch._dynamo.convert_frame
 torch._dynamo.convert_frame.CatchErrorsWrapper torch._dynamo.types torch._dynamo.types.ConvertFrameReturn
 torch._dynamo.types.FrameAction torch._dynamo.types.FrameAction.SKIP torch._dynamo.types.FrameExecStrategy
 torch._foreach_copy_ torch._foreach_norm torch._has_compatible_shallow_copy_type torch._make_dual torch._neg_view
@@ -36,12 +36,13 @@ torch.nn.modules.conv._ConvTransposeNd torch.nn.modules.utils._pair
 torch.nn.parallel.DistributedDataParallel._active_ddp_module torch.ops.aten._unsafe_view
 torch.serialization._get_layout torch.testing._internal.common_methods_invocations.op_db
 torch.testing._internal.common_modules.module_db torch.utils._python_dispatch.TorchDispatchMode torch.utils._pytree
-torch.utils._pytree.register_pytree_node torch.utils._pytree.tree_flatten torch.utils._pytree.tree_leaves
+torch.utils._pytree.TreeSpec torch.utils._pytree.keystr torch.utils._pytree.register_pytree_node
+torch.utils._pytree.tree_flatten torch.utils._pytree.tree_flatten_with_path torch.utils._pytree.tree_leaves
 torch.utils._pytree.tree_map torch.utils._pytree.tree_map_only torch.utils._pytree.tree_unflatten
 torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode
 torch.utils.checkpoint._CheckpointFrame torch.utils.checkpoint._CheckpointFrame.save_inputs
 torch.utils.checkpoint._StopRecomputationError torch.utils.checkpoint._checkpoint_hook
-torch.utils.checkpoint._recomputation_hook torch.utils.data.dataloader._BaseDataLoaderIter
+torch.utils.checkpoint._recomputation_hook
 """.split()
 """Private attributes and modules, by the dotted names that the sources have for them.
 
