@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 
 import distconv as dc
 from distconv import cli
@@ -56,7 +57,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "text", "values"), BAD)
 def test_a_bad_value_is_told_with_what_the_variable_takes(name, text, values):
     with pytest.raises(dc.EnvironmentVariableError, match=re.escape(f"{name}='{text}' must be {values}; default: ")):
-        check(None, {name: text})
+        check(MPI.COMM_SELF, {name: text})
     assert issubclass(dc.EnvironmentVariableError, ValueError)
 
 
