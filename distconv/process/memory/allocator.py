@@ -1,8 +1,8 @@
 """How this process's memory is kept, so that large activations are not fetched again from the kernel at each step.
 
 Best is an allocator that keeps freed blocks (:mod:`.caching_allocators`), which a command starts with. Else glibc is
-told to keep more free memory at the top of its heap. Larger blocks are still mapped by themselves, and torch asks for huge
-pages for them: in the heap they would leave holes. ``DISTCONV_MALLOC`` has the last word.
+told to keep more free memory at the top of its heap. Larger blocks are still mapped by themselves, and torch asks for
+huge pages for them: in the heap they would leave holes. ``DISTCONV_MALLOC`` has the last word.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAPPED_BYTES, _FREE_BYTES = 32 << 20, 256 << 20
 """Blocks from this size on are mapped by themselves, and so much stays free at the top of the heap.
 
-The first is what glibc's own threshold comes to in a process with large blocks; its second would be 64 MiB (mallopt(3)).
+The first is what glibc's own threshold comes to in a process with large blocks; its second would be 64 MiB.
 """
 
 KINDS = {
