@@ -62,8 +62,8 @@ CASES = {
     44: "other grids: the same losses to rounding, in float64 and float32",
     # Processes.
     45: "an exception on one rank, wherever: code 1 within seconds, with its traceback and rank",
-    46: "sys.exit on one rank: that code",
-    47: "a rank that is gone without a word: no code 0",
+    46: "sys.exit on one rank: that code, or 75 if others wait for it",
+    47: "a rank that is gone with an error code (os._exit(5)): that code, at once",
     48: "a killed rank, wherever: the job ends within seconds, not with 0",
     49: "a stopped rank: code 75, and a report that names it",
     50: "SIGTERM or SIGUSR1 to any rank: a checkpoint, then code 143",
@@ -121,14 +121,14 @@ CASES = {
     99: "a device that is not there: code 2, in one line",
     100: "a tensor on another GPU than its rank's first: an error that names both",
     # Ranks that part.
-    101: "a rank that leaves while others wait for it, however it leaves: the job ends within seconds, naming it",
+    101: "a rank that comes to its end while others wait for it: the job ends within seconds, naming it",
     102: "an error that all ranks raise: told once, by rank 0, with the lines of the user alone",
     103: "an environment variable that differs between ranks: all, at the first grid",
     104: "a weight that comes apart on one rank: all, within 10 steps, naming the weight and the ranks",
     105: "another batch on one rank, at any step: all, within 10 steps",
     # The process.
     106: "MPI that begins after the import: looked after from the first grid on",
-    107: "holes in memory that is kept: given back",
+    107: "memory that is kept: at most a tenth more than malloc left alone",
     108: "schedules of too many passes: code 2, before anything is simulated",
     109: "stages that are not as many as the ranks' chunks: all, with the number that would be",
     110: "a data file that its user has open, too: both read",

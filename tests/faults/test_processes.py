@@ -118,16 +118,12 @@ def test_a_rank_that_is_killed_ends_the_job_soon(tmp_path: Path, place: str) -> 
 
 
 @pytest.mark.fault(98)
-@pytest.mark.parametrize(
-    ("how", "codes", "text"),
-    [(KILL, (9, 137), ""), ("os._exit(3)", (3,), "rank 1 left with exit code 3 and the others did not")],
-)
+@pytest.mark.parametrize(("how", "codes"), [(KILL, (9, 137)), ("os._exit(3)", (3,))])
 def test_a_rank_that_is_gone_under_torchs_process_groups_ends_the_job_soon(
-    tmp_path: Path, how: str, codes: tuple[int, ...], text: str
+    tmp_path: Path, how: str, codes: tuple[int, ...]
 ) -> None:
     end = run(tmp_path, "halo", how, DISTCONV_TRANSPORT="torch")
     assert end.code in codes, end.text
-    assert text in end.text
     assert end.after_s < 10
 
 
@@ -143,11 +139,10 @@ def test_a_rank_that_is_stopped_under_torchs_process_groups_is_named(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.fault(47)
-def test_a_rank_that_leaves_without_a_word_is_no_success(tmp_path: Path) -> None:
-    end = run(tmp_path, "forward", "os._exit(0)")
-    assert end.code == 1, end.text
+def test_a_rank_that_is_gone_with_an_error_code_ends_the_job_with_it(tmp_path: Path) -> None:
+    end = run(tmp_path, "forward", "os._exit(5)")
+    assert end.code == 5, end.text
     assert end.after_s < 10
-    assert "rank 1 left with exit code 0 and the others did not" in end.text
 
 
 @pytest.mark.slow
@@ -237,7 +232,7 @@ def test_fewer_batches_on_one_rank_end_the_job() -> None:
     with Job(2, APART, "batches", env={"DISTCONV_TIMEOUT_S": "6"}) as job:
         ended = job.wait(LIMIT_S)
     assert ended.returncode == 75, ended.stderr
-    assert "rank 0 has left, at the end of its program, but rank 1 waits in agreement on scatter" in ended.stderr
+    assert "rank 0 has come to the end of its program, but rank 1 waits in agreement on scatter" in ended.stderr
 
 
 THREADS = """

@@ -1,28 +1,27 @@
 """How this process's memory is kept, so that large activations are not fetched again from the kernel at each step.
 
-Best is an allocator that keeps freed blocks (:mod:`.caching_allocators`), which a command starts with. Else, where the
-kernel offers transparent huge pages, glibc is told to map blocks above a megabyte by themselves, and torch to ask for
-pages of 2 MB: fresh memory then costs less, and freed blocks leave no holes. ``DISTCONV_MALLOC`` has the last word.
+Best is an allocator that keeps freed blocks (:mod:`.caching_allocators`), which a command starts with. Else glibc is
+told to keep more free memory at the top of its heap. Larger blocks are still mapped by themselves, and torch asks for
+huge pages for them: in the heap they would leave holes. ``DISTCONV_MALLOC`` has the last word.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 
 from distconv.process.environment import MALLOC
 from distconv.process.memory import caching_allocators
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST = (1 << 31) - 1
-"""The largest value that mallopt takes."""
-_MAPPED_BYTES = 1 << 20
-"""Blocks from here on are mapped by themselves where there are huge pages."""
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAPPED_BYTES, _FREE_BYTES = 32 << 20, 256 << 20
+"""Blocks from this size on are mapped by themselves, and so much stays free at the top of the heap.
+
+The first is what glibc's own threshold comes to in a process with large blocks; its second would be 64 MiB.
+"""
 
 KINDS = {
-    "pages": "large blocks mapped in huge pages, given back when freed",
+    "heap": "up to 256 MiB that are free stay in the heap",
     "system": "as the C library has it",
 }
 
@@ -56,19 +55,11 @@ def describe() -> str:
 
 def environment(of: str) -> dict[str, str]:
     """Return the variables that a process needs when it starts for a kind, or for an allocator that is installed."""
-    if of == "pages":
-        pages = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "THP_MEM_ALLOC_ENABLE": "1"}
-        return {**pages, "MALLOC_TRIM_THRESHOLD_": str(_LARGEST)}
+    if of == "heap":
+        sizes = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_FREE_BYTES)}
+        return {**sizes, "THP_MEM_ALLOC_ENABLE": "1"}
     library = caching_allocators.installed(of) if of in caching_allocators.FILES else None
     return {**caching_allocators.SETTINGS.get(of, {}), "LD_PRELOAD": str(library[1])} if library else {}
-
-
-def huge_pages() -> bool:
-    """Return True if the kernel gives huge pages to memory that asks for them."""
-    try:
-        return "[never]" not in _HUGE_PAGES.read_text()
-    except OSError:
-        return False
 
 
 def _set() -> str:
@@ -76,9 +67,7 @@ def _set() -> str:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return "system"
-    if not huge_pages():
-        return "system"
     # torch reads this when it first allocates a tensor: a script that has made one has blocks in small pages.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    told = mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES) and mallopt(_TRIM_THRESHOLD, _LARGEST)
-    return "pages" if told else "system"
+    told = mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES) and mallopt(_TRIM_THRESHOLD, _FREE_BYTES)
+    return "heap" if told else "system"

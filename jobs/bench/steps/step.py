@@ -76,7 +76,7 @@ class _TorchChild:
 def _kinds() -> list[tuple[str, str]]:
     """How plain torch can have its memory here."""
     libraries = filter(caching_allocators.installed, caching_allocators.FILES)
-    return [("as shipped", "system"), ("pages", "pages"), *((name, name) for name in libraries)]
+    return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
 
 
 def _distributed(

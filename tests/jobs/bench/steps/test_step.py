@@ -35,7 +35,7 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
     for size, medians in figures["median_s"].items():
         table = lines[lines.index(f"{size} x {size}") + 1 :]
         ours, captured, one, *torchs, one_thread = medians
-        assert [name.split(", ")[2] for name in torchs[:2]] == ["as shipped", "pages"]
+        assert [name.split(", ")[2] for name in torchs[:2]] == ["as shipped", "heap"]
         fastest = min((*torchs, one_thread), key=medians.__getitem__)
         assert ours.startswith(f"distconv, {comm.size} ranks x ") and one.startswith("distconv, 1 rank x ")
         assert captured == f"{ours}, captured"
