@@ -1,9 +1,9 @@
-"""Replays on a GPU: what a recording does, launched as one CUDA graph.
+"""Replays on a GPU: a recording as one CUDA graph.
 
-A graph has the addresses and the values of the host with which it was captured. So it reads arguments and gradients
-from memory of its own, into which they are copied, and what it gives is copied out of it; what of a recording is done
-by the host in each replay, such as messages of MPI and looks at values, is refused by name (:func:`unfit`). Numbers
-that Python made are put on the GPU before (:func:`on_gpu`).
+A graph has the addresses and the host's values with which it was captured. So arguments and gradients are copied into
+memory of the graph before a replay, and results are copied out of it. What the host would do in each replay, such as
+messages of MPI and functions that look at values, is refused (:func:`unfit`). Numbers that Python made are copied to
+the GPU before (:func:`on_gpu`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ATTENTION = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
-"""Operators that give, for their gradients, where the generator stood: on the GPU while a graph is captured."""
+"""Operators that return the state of the generator for their gradients: on the GPU while a graph is captured."""
 
 
 def unfit(recording: Recording) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _on_host(slot: Slot) -> bool:
 
 
 def _numbers(recording: Recording) -> set[int]:
-    """Slots on the host that follow from numbers of Python alone, and stay what they are."""
+    """Return slots on the host that depend on numbers of Python alone, and that nothing writes to."""
     slots = recording.slots
     operators = [entry for entry in recording.entries if isinstance(entry, Operator)]
     written = {slots[slot].storage for entry in operators for slot in entry.writes}
@@ -104,7 +104,7 @@ def _places_of_generators(recording: Recording) -> set[int]:
 
 
 def on_gpu(recording: Recording) -> Recording:
-    """``recording`` with constants in place of what the host computes; see :func:`unfit`."""
+    """Return ``recording`` with constants in place of what the host computes; see :func:`unfit`."""
     slots, entries = [*recording.slots], []
     values = {slot: slots[slot].value for slot in _numbers(recording)}
 
@@ -132,14 +132,14 @@ def on_gpu(recording: Recording) -> Recording:
 
 
 def _of_host(recording: Recording, entry: Operator) -> bool:
-    """Whether ``entry`` computes on the host, or brings something from there alone."""
+    """Return True if ``entry`` computes on the host, or copies from there alone."""
     touched = [*reads(entry), *makes(entry)]
     sources = [*reads(entry)] or touched
     return bool(sources) and all(_on_host(recording.slots[slot]) for slot in sources)
 
 
 class Graph:
-    """A CUDA graph of what ``program`` does for blocks and gradients like those that are given.
+    """A CUDA graph of ``program`` for blocks and gradients like those in ``given``.
 
     Raises
     ------
@@ -169,14 +169,14 @@ class Graph:
             results = program.replay(self._blocks, self._gradients)
         self._results = [(each, each.untyped_storage()._cdata in held) for each in results]
         self._passing = [each for each, is_held in self._results if not is_held]
-        """What the next replay overwrites."""
+        """Results that the next replay overwrites."""
         messages = [entry for entry in recording.entries if isinstance(entry, (Post, Sum)) and entry.channel]
         self._channels: Sequence[Channel] = [*{id(entry.channel): entry.channel for entry in messages}.values()]
         for channel in self._channels:
             channel.graphs.add(self._graph)
 
     def replay(self, blocks: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Results, in memory of their own; ``gradients`` are added to in place."""
+        """Replay, and return results in new memory; ``gradients`` are accumulated in place."""
         _copy(self._blocks, blocks)
         _copy(self._gradients, gradients)
         self._graph.replay()
@@ -190,7 +190,7 @@ class Graph:
 
 
 class _Reached:
-    """Work of torch's process groups as a replay has it: over when ``stream`` has got there."""
+    """The interface of work of torch's process groups for a replay: completed when ``stream`` has reached its end."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = stream.record_event()
@@ -203,7 +203,7 @@ class _Reached:
 
 
 def _like(value: Any) -> Any:
-    """Memory for values like those of a tensor; a value that is none, as it is."""
+    """Return uninitialized memory like ``value``, or a value that is no tensor itself."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -217,6 +217,6 @@ def _copy(to: Sequence[Any], of: Sequence[Any]) -> None:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element of its memory once."""
+    """Return a view that has each element of the memory once."""
     shape = [min(n, 1) if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride())

@@ -1,4 +1,4 @@
-"""What a replay sends: messages between fixed peers and sums, without a check, and waits that the watchdog sees."""
+"""Messages and sums of a replay, without the checks of an eager step, and waits that the watchdog sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waita
 
 
 class Persistent:
-    """Messages of an exchange between memory that stays: persistent requests, made once."""
+    """Messages between buffers that stay between replays: persistent requests, made once."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Persistent:
         self._start = MPI.Prequest.Startall
 
     def __call__(self) -> Requests:
-        """Start all of them."""
+        """Start the messages."""
         self._start(self.requests)
         return self.requests
 
@@ -48,13 +48,13 @@ class Persistent:
 
 
 class Posting:
-    """Messages of an exchange: called with the tensors that go and those that come, each in the order of its peers."""
+    """Messages of an exchange: called with the tensors to send and then those to receive, in the order of the peers."""
 
     def __init__(self, comm: MPI.Intracomm, to: Sequence[int], origins: Sequence[int]) -> None:
         self._comm, self._to, self._origins = comm, to, origins
 
     def __call__(self, *tensors: torch.Tensor) -> Requests:
-        """Post all of them, receives first as :class:`~distconv.communication.transport.Exchange` does."""
+        """Start the messages, receives first as :class:`~distconv.communication.transport.Exchange` does."""
         sends, comm, byte = len(self._to), self._comm, MPI.BYTE
         requests = [
             comm.Irecv([part, byte], peer)
@@ -70,19 +70,19 @@ class Posting:
 
 
 class Summing:
-    """A sum over the ranks of a communicator: called with the tensor in whose memory it is taken."""
+    """A reduction over the ranks of a communicator, in place."""
 
     def __init__(self, comm: MPI.Intracomm, operation: MPI.Op) -> None:
         self._comm, self._operation = comm, operation
 
     def __call__(self, tensor: torch.Tensor) -> Requests:
-        """Start it by the call that the eager step makes: another one might add in another order."""
+        """Start it by the MPI call of the eager step, since another one may add in another order."""
         kind = mpi_type(tensor.dtype)
         return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in buffers(tensor)]
 
 
 class Channelled:
-    """Messages, or a sum, by a channel of process groups: called with the tensors that go and those that come."""
+    """Messages or a reduction by a channel of process groups: called with the tensors to send and to receive."""
 
     def __init__(
         self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), operation: Any = None
@@ -91,7 +91,7 @@ class Channelled:
         self._operation = operation
 
     def __call__(self, *tensors: torch.Tensor) -> Launched:
-        """Launch them by the calls that the eager step makes."""
+        """Launch them by the calls of the eager step."""
         if self._operation is not None:
             launch = self._channel.reduce(tensors[0], self._operation, self._what)
         else:
@@ -102,7 +102,7 @@ class Channelled:
 
 
 class Launched(NamedTuple):
-    """What a channel was given, and the memory of it."""
+    """Work of a channel, and the tensors that it uses."""
 
     channel: Channel
     launch: Launch
@@ -110,12 +110,12 @@ class Launched(NamedTuple):
 
 
 def join(launched: Launched, _: Callable[[], str]) -> None:
-    """Wait for it; the channel itself tells the watchdog what for."""
+    """Wait for ``launched``; the channel enters the wait for the watchdog."""
     launched.channel.join(launched.launch)
 
 
 def wait(requests: Requests, describe: Callable[[], str]) -> None:
-    """Block until they are complete; ``describe`` says what for, if the watchdog has to report."""
+    """Wait for ``requests``; ``describe`` returns what for, for a report of the watchdog."""
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
     try:

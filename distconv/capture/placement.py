@@ -1,10 +1,11 @@
-"""Where the tensors of a replay lie: which are there before it, which are views of others, and what is left to be done.
+"""Memory of the tensors of a replay, and the entries that are left to be executed.
 
-Small results are made into memory that stays, by the same operator's form with ``out=``, so that no replay allocates
-them and views of them are taken once, now. So is what is received into, and what is packed to be sent. Other views are
-taken of the memory that they lie in by one call each, however many steps the recording took to them. What gives what
-it was given, and what nobody needs, is left out. The values are those of the recorded calls: kernels and order are the
-same.
+1. Small results, and buffers of messages, are allocated once and written by the same operator with ``out=``. Views of
+   them are made once, too.
+2. A chain of views of other memory becomes one ``as_strided`` of the tensor at its beginning.
+3. Operators that return their argument, and results that nobody uses, are left out.
+
+Kernels and their order are those of the recording, so results have the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distconv.capture.entries import Entry, Kind, Operator, Post, Recording, Ref
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
-"""Operators that give their argument."""
+"""Operators that return their argument."""
 
 _EMPTY = (
     _aten.empty.memory_format,
@@ -46,19 +47,19 @@ _GEOMETRIC = frozenset(
         *("squeeze", "unsqueeze", "permute", "transpose", "t"),
     )
 )
-"""Views that shape, strides and offset say all about, if the dtype stays."""
+"""Views that are determined by shape, strides and offset, if the dtype is the same."""
 
 _PACKING = (*_EMPTY, _aten.cat.default, _aten.clone.default)
-"""Operators that make the memory of messages."""
+"""Operators that allocate the memory of messages."""
 
 LARGEST_BUFFER = 1 << 20
-"""Bytes of memory for a message up to which it is kept between replays."""
+"""Bytes up to which the buffer of a message is kept between replays."""
 
 _SMALL = 1 << 14
-"""Bytes of any other result up to which its memory is kept: of a few hundred results that is little."""
+"""Bytes up to which the memory of any other result is kept. A step has a few hundred of them."""
 
 _PAIRS = 1
-"""The tag of what two ranks add to their own: other messages of theirs may be under way."""
+"""The tag of sums of two ranks, since other messages between them may be under way."""
 
 AS_STRIDED = _aten.as_strided.default
 _ADD = _aten.add_.Tensor
@@ -68,7 +69,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 class below_autograd(ExitStack):
-    """Inside, calls arrive where they were recorded: below autograd and autocast."""
+    """Inside, operators skip autograd and autocast, as they did when they were recorded."""
 
     def __enter__(self) -> below_autograd:
         super().__enter__()
@@ -86,26 +87,40 @@ _ABOVE = (
 
 
 class Placement:
-    """Of ``recording``, whose replays give the tensors of ``outputs``; slots of ``gradients`` are given to them.
+    """The placement for a recording.
 
-    ``values``: tensors of slots that are there before a replay; ``entries``: what a replay does.
+    Parameters
+    ----------
+    recording : Recording
+        What is replayed.
+    outputs : Sequence[int]
+        Slots of the tensors that a replay returns.
+    gradients : dict[int, int]
+        By slot of a gradient that is passed to a replay its position there.
+
+    Attributes
+    ----------
+    values : dict[int, torch.Tensor]
+        By slot the tensors that exist before a replay.
+    entries : list[Entry]
+        The entries that a replay executes.
     """
 
     def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int]) -> None:
         self._slots, self._gradients = [*recording.slots], gradients
         self._pairs: dict[int, tuple[int, int]] = {}
-        """By number sums of two ranks: slots of this rank's part and of the other's."""
+        """By the number of a sum of two ranks the slots of this rank's part and of the other's."""
         self.values = {
             number: slot.value.detach()
             for number, slot in enumerate(self._slots)
             if slot.value is not None and number not in gradients
         }
         self._same: dict[int, int] = {}
-        """By slot the one that is the same tensor."""
+        """By slot the slot of the same tensor that stands for both."""
         self._base: dict[int, int] = {}
-        """By slot of a view the one that it is a view of, which is none."""
+        """By the slot of a view the tensor at the beginning of the chain of views."""
         self._taken: dict[tuple[Any, ...], int] = {}
-        """By base and geometry views that are there."""
+        """By base and geometry the views that exist already."""
         self._given = {self._slots[slot].storage for slot in outputs}
         self._posted = {
             self._slots[slot].storage
@@ -121,13 +136,13 @@ class Placement:
         self.entries = self._needed(placed, outputs)
 
     def same(self, slot: int) -> int:
-        """The slot that stands for all that are the tensor of ``slot``."""
+        """Return the slot that stands for all slots of the same tensor."""
         return self._same.get(slot, slot)
 
     # -- one entry ----------------------------------------------------------------------------------------------------
 
     def _placed(self, entry: Entry) -> Sequence[Entry]:
-        """What is left of ``entry``."""
+        """Return the entries that replace ``entry``."""
         if isinstance(entry, Sum):
             return (self._sum(entry),)
         if isinstance(entry, Wait):
@@ -164,7 +179,7 @@ class Placement:
         return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
     def _into(self, entry: Operator, result: int) -> Sequence[Entry]:
-        """``entry``, into the memory of its result."""
+        """Return entries that write the result of ``entry`` into its memory."""
         args: tuple[Any, ...]
         function, kwargs = _OUT.get(entry.function), {}
         if entry.function in _EMPTY:
@@ -180,7 +195,7 @@ class Placement:
     # -- sums of two ranks ------------------------------------------------------------------------------------------
 
     def _sum(self, entry: Sum) -> Entry:
-        """A sum of two ranks has one order: each adds what the other sends it to its own."""
+        """Return an exchange in place of a sum of two ranks, whose order is unique: each adds what the other sends."""
         mine, comm = self._slots[entry.slot], entry.comm
         shape, _, _, dtype, device = mine.geometry
         plain = entry.channel is None and entry.operation == MPI.SUM and dtype in WIDE
@@ -203,7 +218,7 @@ class Placement:
     # -- views --------------------------------------------------------------------------------------------------------
 
     def _shares_memory(self, entry: Operator) -> bool:
-        """Whether its results lie in the memory of the one tensor that it reads."""
+        """Return True if the results share memory with the one tensor that ``entry`` reads."""
         sources = reads(entry)
         if len(sources) != 1 or self._slots[sources[0]].storage == -1:
             return False
@@ -226,7 +241,7 @@ class Placement:
         return self._by_geometry(entry, result, source) if plain and same_dtype else (entry,)
 
     def _by_geometry(self, entry: Operator, result: int, source: int) -> Sequence[Entry]:
-        """A view of what ``source`` is a view of, unless there is the same one."""
+        """Return a view of the base of ``source``, unless the same view exists."""
         base, geometry = self._base.get(source, source), self._slots[result].geometry
         if geometry == self._slots[source].geometry:
             there: int | None = source
@@ -251,7 +266,7 @@ class Placement:
     # -- all entries --------------------------------------------------------------------------------------------------
 
     def _needed(self, entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
-        """Those that change something, or whose results are used."""
+        """Return the entries that have an effect, or whose results are used."""
         used = set(map(self.same, outputs))
         left: list[Entry] = []
         for entry in reversed(entries):
