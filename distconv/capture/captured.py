@@ -276,7 +276,7 @@ def capture(
     ----------
     function : Callable
         The step: forward, loss, ``backward()``, or a part of it.
-    *example : Any
+    example : Any
         Arguments like those of later calls: equal in structure, shapes, dtypes, distributions and plain values.
     check_every : int
         The first replay and every replay whose number is a multiple of this is compared with the eager step, bit for

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from distconv import cli
-from distconv.jobs.pointcloud.datafile import on_first
+from distconv.communication.agreement import try_on_rank_0
+from distconv.errors import DistconvError
 from distconv.jobs.pointcloud.datasets import PointClouds
 from tests.jobs.pointcloud.cloud_files import write_modelnet
 
@@ -37,7 +38,7 @@ def test_shapes_are_written_once(comm: Any, shared_tmp_path: Path, capsys: pytes
 
 @pytest.mark.ranks(1, 2)
 def test_meshes_are_converted_and_shapes_need_no_test_group(comm: Any, shared_tmp_path: Path) -> None:
-    on_first(comm, lambda: write_modelnet(shared_tmp_path / "meshes"))
+    try_on_rank_0(comm, lambda: write_modelnet(shared_tmp_path / "meshes"), DistconvError)
     made = {
         "meshes": ["--off", str(shared_tmp_path / "meshes"), "--points", "25"],
         "shapes": ["--samples", "3", "--heldout", "0", "--points", "25"],

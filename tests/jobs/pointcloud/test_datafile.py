@@ -9,9 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.errors import DataError, MismatchError
+from distconv.communication.agreement import try_on_rank_0
+from distconv.errors import DataError, DistconvError, MismatchError
 from distconv.jobs.pointcloud.clouds import Cloud
-from distconv.jobs.pointcloud.datafile import made_from, on_first, write_clouds
+from distconv.jobs.pointcloud.datafile import made_from, write_clouds
 from distconv.jobs.pointcloud.shapes import PART_NAMES, SHAPES, Shapes
 
 GROUPS = {"train": Shapes(37, 50), "test": Shapes(3, 50, group=1)}
@@ -56,7 +57,7 @@ def test_a_file_from_the_same_source_is_left_and_another_is_not_overwritten(comm
 @pytest.mark.ranks(1, 2)
 def test_a_file_of_another_kind_is_not_overwritten(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "letter.h5"
-    on_first(comm, lambda: path.write_text("dear reader"))
+    try_on_rank_0(comm, lambda: path.write_text("dear reader"), DistconvError)
     with pytest.raises(DataError, match="exists and was made from something else"):
         write_clouds(path, GROUPS, comm, source="shapes")
     assert path.read_text() == "dear reader"

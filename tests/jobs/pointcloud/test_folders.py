@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.errors import DataError
-from distconv.jobs.pointcloud.datafile import on_first
+from distconv.communication.agreement import try_on_rank_0
+from distconv.errors import DataError, DistconvError
 from distconv.jobs.pointcloud.datasets import PointClouds
 from distconv.jobs.pointcloud.folders import cached, convert, find_meshes
 from tests.jobs.pointcloud.cloud_files import write_modelnet
@@ -18,7 +18,7 @@ from tests.jobs.pointcloud.cloud_files import write_modelnet
 
 @pytest.fixture
 def folder(comm: Any, shared_tmp_path: Path) -> Path:
-    on_first(comm, lambda: write_modelnet(shared_tmp_path / "meshes", train=2, test=1))
+    try_on_rank_0(comm, lambda: write_modelnet(shared_tmp_path / "meshes", train=2, test=1), DistconvError)
     return shared_tmp_path / "meshes"
 
 
@@ -44,7 +44,7 @@ def test_the_file_is_made_once_and_again_when_a_mesh_has_changed(comm: Any, fold
     assert cached(folder, comm, 50) == path
     assert path.read_bytes() == before
     mesh = folder / "box" / "train" / "box_0000.off"
-    on_first(comm, lambda: mesh.write_text(mesh.read_text().replace("1 1 1\n", "1 1 1.5\n")))
+    try_on_rank_0(comm, lambda: mesh.write_text(mesh.read_text().replace("1 1 1\n", "1 1 1.5\n")), DistconvError)
     assert cached(folder, comm, 50) == path
     assert path.read_bytes() != before
     assert sorted(each.name for each in folder.iterdir()) == ["50_points.h5", "box", "plank"]
@@ -53,7 +53,7 @@ def test_the_file_is_made_once_and_again_when_a_mesh_has_changed(comm: Any, fold
 @pytest.mark.ranks(1, 2)
 def test_a_broken_mesh_is_named_and_no_file_is_left(comm: Any, folder: Path) -> None:
     mesh = folder / "plank" / "train" / "plank_0001.off"
-    on_first(comm, lambda: mesh.write_text(mesh.read_text()[:-20]))
+    try_on_rank_0(comm, lambda: mesh.write_text(mesh.read_text()[:-20]), DistconvError)
     with pytest.raises(DataError, match=r"plank_0001\.off: the header says 8 vertices and 6 faces, but"):
         cached(folder, comm, 50)
     assert sorted(each.name for each in folder.iterdir()) == ["box", "plank"]
@@ -75,7 +75,7 @@ def test_a_file_elsewhere_is_not_overwritten_by_other_meshes(comm: Any, folder: 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", ["empty", "none"])
 def test_a_folder_without_meshes_is_refused(comm: Any, shared_tmp_path: Path, name: str) -> None:
-    on_first(comm, lambda: (shared_tmp_path / "empty" / "class" / "train").mkdir(parents=True))
+    try_on_rank_0(comm, lambda: (shared_tmp_path / "empty" / "class" / "train").mkdir(parents=True), DistconvError)
     message = "has no meshes to train on; lay them out as CLASS/train" if name == "empty" else "No such file"
     with pytest.raises(DataError, match=message):
         cached(shared_tmp_path / name, comm)
