@@ -33,9 +33,6 @@ class Recorder(Protocol):
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
         """Run ``body``; if it fails on any rank of ``world``, now or in a replay, it fails on all of them."""
 
-    def refuse(self, reason: str) -> None:
-        """Note what cannot be replayed; the step goes on."""
-
     paused: bool
 
 

@@ -60,13 +60,6 @@ class Folder:
         """What is in it."""
         return sorted(os.listdir(self._descriptor))
 
-    def has_file(self, name: str) -> bool:
-        """Whether there is a regular file of this name; a link is none."""
-        try:
-            return stat.S_ISREG(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_mode)
-        except FileNotFoundError:
-            return False
-
     def write(self, name: str, pieces: Iterable[memoryview]) -> None:
         """Let the file ``name`` have this content, or what it had before."""
         self.rename(self.write_beside(name, pieces), name)
