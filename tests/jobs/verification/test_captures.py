@@ -38,8 +38,8 @@ def test_a_replay_that_goes_wrong_later_is_found(comm, monkeypatch):
     """Past the comparison of the first replay: in the third, by one bit of one output on one rank."""
     compiled, calls = Program._compiled, [0]
 
-    def wrong(program):
-        replay = compiled(program)
+    def wrong(program, gradients):
+        source, replay = compiled(program, gradients)
 
         def call(*given):
             calls[0] += 1
@@ -48,7 +48,7 @@ def test_a_replay_that_goes_wrong_later_is_found(comm, monkeypatch):
                 first = first + first.abs() * 1e-6
             return first, *rest
 
-        return call
+        return source, call
 
     monkeypatch.setattr(Program, "_compiled", wrong)
     case = next(case for case in (draw_case(3, index) for index in range(20)) if case.habits.gradients == "backward")
@@ -65,7 +65,7 @@ def test_failures_are_told_apart(comm):
 
     from distconv.errors import CaptureError
 
-    refused = CaptureError("this step cannot be recorded: line 3")
+    refused = CaptureError("this step cannot be captured: line 3")
     assert verdict(comm, lambda c: train(c))[0] == EXACT
     assert verdict(comm, lambda c: train(c, replayed=refused))[0] == REFUSED
     assert verdict(comm, lambda c: train(c, replayed=CaptureError("gives other numbers than the step")))[0] == DIFFERENT
