@@ -11,6 +11,7 @@ import enum
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,13 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.g
 
 
 def is_comparable(value: Any) -> bool:
-    """Return True for an argument that later ones can be compared with: a tensor, or a hashable value."""
-    return isinstance(value, (torch.Tensor, Hashable))
+    """Return True for an argument that later ones can be compared with: a tensor, or a hashable value.
+
+    A dataclass that torch's trees do not open may hold tensors, even if it is frozen and so hashable.
+    """
+    if is_constant(value) or isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, Hashable) and (isinstance(value, type) or not is_dataclass(value))
 
 
 def is_constant(value: Any) -> bool:

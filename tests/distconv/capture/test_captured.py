@@ -588,8 +588,14 @@ class Unregistered:
     x: object
 
 
+@dataclass(frozen=True)
+class Frozen:
+    x: object
+
+
 OBJECTS = {
     "Unregistered": Unregistered,
+    "Frozen": Frozen,
     "SimpleNamespace": lambda y: SimpleNamespace(y=y),
     "set": lambda y: {y},
     "function": lambda y: lambda: y,
