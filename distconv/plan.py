@@ -46,7 +46,7 @@ _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 class Entries(File):
-    """What a file says of a plan, as in :class:`Plan`."""
+    """Schema of a plan file; the keys are the fields of :class:`Plan`."""
 
     layers: dict[str, dict[str, int]]
     ranks: int | None = None

@@ -246,9 +246,9 @@ class _Replay:
         with torch.no_grad(), below_autograd():
             tensors = [tensor.detach() for tensor in self._take(blocks, self._given_gradients(blocks))]
         rest = iter(tensors[self._count :])
-        graded = run.leaves(blocks)
+        own = run.leaves(blocks)
         for number, slot in run.gradients:
-            set_gradient(graded[number], None if slot is None else next(rest))
+            set_gradient(own[number], None if slot is None else next(rest))
         if run.kept or run.before.kept:
             gradient_reduction.keep([(leaf, next(rest), comm) for leaf, _, comm in run.kept])
         return filled(run, tensors[: self._count])

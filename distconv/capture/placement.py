@@ -3,7 +3,7 @@
 1. Small results, and buffers of messages, are allocated once and written by the same operator with ``out=``. Views of
    them are made once, too.
 2. A chain of views of other memory becomes one ``as_strided`` of the tensor at its beginning.
-3. Operators that return their argument, and results that nobody uses, are left out.
+3. Operators that return their argument, and operators whose results are unused, are left out.
 
 Kernels and their order are those of the recording, so results have the same bits.
 """

@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self._existing: set[int] = set()
         """Storages that no entry has made."""
         self._held: set[int] = set()
-        """Of them, storages that the recording refers to."""
+        """The subset of ``_existing`` that the recording refers to."""
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._newest: dict[int, int] = {}
@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Record a tensor that Python made of numbers. Each replay makes it anew, since the step may write to it."""
+        """Record a tensor that Python made from numbers. Each replay copies it, since the step may write to it."""
         constant = self._new(Kind.CONSTANT, tensor)
         self.recording.slots[constant].value = tensor.clone()
         self._new_storage(tensor)

@@ -26,7 +26,7 @@ _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexad
 
 # Keys that are not here are allowed, unlike in files that people write.
 class _Head(msgspec.Struct):
-    """What orders a checkpoint among others."""
+    """The keys that determine which of several checkpoints is newer."""
 
     step: _Count
     serial: _Count = 0
@@ -61,12 +61,12 @@ def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
 
 
 def check_head(manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless what orders the checkpoint among others is valid: quickly, however long it is.
+    """Check the keys that determine which checkpoint is newer; the cost does not depend on the number of tensors.
 
     Raises
     ------
     CheckpointError
-        If it is not.
+        If one of them is missing or wrong.
     """
     decoded(manifest, _Head, "", CheckpointError)
 
@@ -117,7 +117,7 @@ def _check_sizes(manifest: Mapping[str, Any]) -> None:
 
 
 def _is_dtype(name: str) -> bool:
-    """Whether values of this type are written."""
+    """Return True if checkpoints can hold tensors of the dtype with this name."""
     dtype = getattr(torch, name.removeprefix("torch."), None) if _PLAIN.fullmatch(name) else None
     try:
         return isinstance(dtype, torch.dtype) and stored_as(dtype).itemsize > 0

@@ -1,4 +1,4 @@
-"""What a process does apart from computing: its start, its memory, its waits.
+"""Start of the process, its allocator, waits and exits, and reports about them.
 
 ::
 

@@ -1,6 +1,6 @@
 """The watchdog: reports ranks that wait for long, and ends the job when a wait lasts too long.
 
-MPI never returns from a wait for a message that nobody sends, and a signal handler does not run meanwhile. So waits are
+A wait in MPI for a message that is never sent does not return, and signal handlers do not run during it. So waits are
 entered in a table (:class:`waiting`), and a daemon thread looks at it. The reason for a wait is where another rank is.
 The threads of the ranks therefore exchange messages over communicators of their own, if MPI has
 ``MPI_THREAD_MULTIPLE``; the main threads take no part.
@@ -306,7 +306,7 @@ class Reporter:
             end_job(f"rank {MPI.COMM_WORLD.rank} has come to the end of its program, but {said}", ABORT_CODE)
 
     def _wait_again(self) -> None:
-        """Let the wait for the ends of the other ranks begin now."""
+        """Restart the clock of the wait for the other ranks to end."""
         main = threading.main_thread().ident or 0
         if main in waits:
             waits[main] = (time.monotonic(), waits[main][1])

@@ -116,7 +116,7 @@ def both_whole_over(
 
 
 def _shape_of(tensor: torch.Tensor) -> Frozen:
-    """The key of ``tensor``; ``torch.autocast`` makes operands alike, so one dtype for all that it converts."""
+    """Return the key of ``tensor``. Dtypes that ``torch.autocast`` converts to one another have the same key."""
     half = torch._C._is_any_autocast_enabled() and tensor.dtype in HALF
     return Frozen(tensor.shape, None, torch.float32 if half else tensor.dtype)
 

@@ -210,8 +210,8 @@ class Machine:
             path = Path(name_or_path)
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
-                    f"machine {shown(str(path))}: there is none of this name; built in are "
-                    f"{', '.join(built_in())}; a file is named by its path, such as ./machine.yaml"
+                    f"machine {shown(str(path))}: no built-in machine has this name ({', '.join(built_in())}). "
+                    "Pass one of them, or the path of a file, such as ./machine.yaml"
                 )
         return _machine(load(path, _File, "machine", MachineError, parsed_yaml))
 

@@ -213,7 +213,7 @@ def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str)
         (["--input", "3"], "--input 3: planned_nets:build does not take samples of these extents ("),
         (["--model", "planned_nets:needy"], "--model planned_nets:needy needs 'num_classes'; give --classes"),
         (["--model", "planned_nets:greedy"], "needs 'depth'; give it a default: only in_channels, classes and width"),
-        (["--machine", "laptop"], "machine 'laptop': there is none of this name; built in are "),
+        (["--machine", "laptop"], "machine 'laptop': no built-in machine has this name ("),
         (["--machine", "planned_nets.py"], "machine planned_nets.py cannot be read as YAML"),
         (["--memory", "2kB"], "fits into 2e-06 GB per rank; the smallest limit that works is "),
         (["--out", "gone/plan.json"], "--out gone/plan.json: there is no folder gone; make it first"),

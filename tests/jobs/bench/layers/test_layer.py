@@ -25,7 +25,7 @@ def test_the_stack_of_layers_is_still_there(comm: Any, capsys: pytest.CaptureFix
     ("arguments", "text"),
     [
         (["--machine", "localhost"], "--machine: that is for a single layer; name it with --layer"),
-        (["--layer", "conv1", "--machine", "laptop"], "machine 'laptop': there is none of this name"),
+        (["--layer", "conv1", "--machine", "laptop"], "machine 'laptop': no built-in machine has this name"),
         (["--layer", "conv1", "--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
         (
             ["--layer", "conv1", "--rounds", "3"],

@@ -107,7 +107,7 @@ def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--machine", "none"], "there is none of this name"),
+        (["--machine", "none"], "no built-in machine has this name"),
         (["--link", "fast"], "is not a bandwidth"),
         (["--json", "/nowhere/table.json"], "--json /nowhere/table.json: there is no folder /nowhere"),
     ],
