@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
+from distconv.communication.agreement import together, try_on_rank_0
 from distconv.errors import DataError
 from distconv.jobs import progress as progress_bars
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
@@ -19,41 +19,16 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from tqdm import tqdm
 
-__all__ = ["collectively", "produce", "warm_up"]
-
-Result = TypeVar("Result")
+__all__ = ["produce", "warm_up"]
 
 # How long a rank without work waits before it looks again what the others have finished.
 PATIENCE_S = 0.1
 
 
-def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
-    """What ``action`` returns on rank 0, on all ranks; a DataError there is raised on all ranks.
-
-    Raises
-    ------
-    DataError
-        On all ranks with the same text.
-    """
-    if comm is None or comm.size == 1:
-        return action()
-    result: Result | None = None
-    failure: str | None = None
-    if comm.rank == 0:
-        try:
-            result = action()
-        except DataError as error:
-            failure = str(error)
-    result, failure = comm.bcast((result, failure), root=0)
-    if failure is not None:
-        raise DataError(failure)
-    return result
-
-
-def warm_up(comm: MPI.Comm | None) -> None:
+def warm_up(comm: MPI.Intracomm) -> None:
     """Compile the kernels on rank 0 first, so that the other ranks find them in the cache."""
     criteria = Criteria(tau=0.002, least_labelled=0.0, last_time=0.003)
-    collectively(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
+    try_on_rank_0(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)), DataError)
 
 
 def produce(
@@ -63,7 +38,7 @@ def produce(
     size: int,
     seed: int,
     criteria: Criteria,
-    comm: MPI.Comm | None,
+    comm: MPI.Intracomm,
     progress: bool,
 ) -> None:
     """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
@@ -74,19 +49,18 @@ def produce(
         On all ranks, if one cannot write or a stream never meets its quota.
     """
     warm_up(comm)
-    rank = 0 if comm is None else comm.rank
-    failure: str | None = None
+    shown = comm.rank if progress else -1
     total = sum(stream.quota for stream in wanted)
-    with progress_bars.bar(rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}") as bar:
-        try:
-            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
-        except DataError as error:
-            failure = str(error)
-            parts.alarm_file.touch()
-    failures = [failure] if comm is None else comm.allgather(failure)
-    for text in failures:
-        if text is not None:
-            raise DataError(text)
+
+    def share() -> None:
+        with progress_bars.bar(rank=shown, total=total, unit="sample", desc=f"{size} x {size}") as bar:
+            try:
+                work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
+            except Exception:
+                parts.alarm_file.touch()
+                raise
+
+    together(comm, share, DataError)
 
 
 def work(parts: Parts, wanted: list[Stream], *, size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:
