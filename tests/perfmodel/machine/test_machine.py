@@ -159,7 +159,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(dc.MachineError, match=r"'lasen': no built-in machine has this name.*h200-node, lassen, localhost, v100-pcie"):
+    with pytest.raises(
+        dc.MachineError, match=r"'lasen': no built-in machine has this name.*h200-node, lassen, localhost, v100-pcie"
+    ):
         Machine.load("lasen")
 
 
