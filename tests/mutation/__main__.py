@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if options.list:
         print(*(f"{mutation}\n{mutation.diff}\n" for mutation in wanted), sep="\n")
         return 0
-    journal = options.journal or Path(tempfile.gettempdir()) / f"distconv-mutation-{time.strftime('%Y%m%d-%H%M%S')}"
+    journal = (
+        options.journal or Path(tempfile.gettempdir()) / f"distconv-mutation-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    )
     findings = read_journal(journal, drawn)
     print(f"journal: {journal}", flush=True)
     with tempfile.TemporaryDirectory(prefix="distconv-mutation-") as place:
