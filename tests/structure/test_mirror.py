@@ -49,7 +49,7 @@ OF_NO_MODULE = {
     "tests/pipeline/runtime/test_synchronous.py": "schedules that update after all micro-batches, run",
     "tests/pipeline/simulation/test_bapipe_closed_forms.py": "the simulator against BaPipe's printed formulas",
     "tests/test_harness.py": "the harness itself",
-    "tests/test_mutation.py": "the tool that breaks modules to see which tests notice",
+    "tests/test_mutation.py": "the tool that draws mutations of modules",
 }
 """Test files that mirror no module, and why; those of the structure mirror the whole tree."""
 

@@ -10,15 +10,38 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.mutation import NOT_COPIED, ROOT, Break, read
+from tests.mutation.running import copy_of, replaced
 
-FAULTS = list(read(Path(__file__).with_suffix(".txt").read_text()))
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Fault(NamedTuple):
+    """A change of one module that makes results wrong; ``old`` occurs in the module once."""
+
+    path: str
+    words: str
+    old: str
+    new: str
+
+
+def read_faults(text: str) -> list[Fault]:
+    """Read the faults of ``planted_faults.txt``."""
+    found = []
+    for part in text.split("\n### ")[1:]:
+        head, _, body = part.partition("\n")
+        path, _, words = head.partition(": ")
+        old, _, new = body.partition("\n--->\n")
+        found.append(Fault(path, words, old, new.strip("\n")))
+    return found
+
+
+FAULTS = read_faults(Path(__file__).with_suffix(".txt").read_text())
 
 RUNS = {
     "conformance": "conformance --ranks 2 --operator {both}",
@@ -28,17 +51,11 @@ RUNS = {
 """Commands behind ``distconv verify``."""
 
 
-def names_of(fault: Break) -> list[str]:
+def names_of(fault: Fault) -> list[str]:
     """Operators that are checked: those in parentheses, of which only ``in place`` has two words."""
     named = re.search(r"\((.*)\)$", fault.words)
     assert named, fault.words
     return ["in place"] if named[1] == "in place" else named[1].split()
-
-
-def copy_of(root: Path, place: Path) -> Path:
-    copy = place / "checkout"
-    shutil.copytree(root, copy, symlinks=True, ignore=NOT_COPIED)
-    return copy
 
 
 def known_to(copy: Path) -> dict[str, set[str]]:
@@ -57,7 +74,7 @@ def environment(copy: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def found_by(copy: Path, fault: Break, run: str, known: dict[str, set[str]]) -> bool | None:
+def found_by(copy: Path, fault: Fault, run: str, known: dict[str, set[str]]) -> bool | None:
     """Whether a run says that something is wrong or hangs; None where it has nothing of what is checked."""
     chosen = {source: [name for name in names_of(fault) if name in names] for source, names in known.items()}
     words: list[str] = []
@@ -71,12 +88,9 @@ def found_by(copy: Path, fault: Break, run: str, known: dict[str, set[str]]) -> 
     module = copy / fault.path
     text = module.read_text()
     assert text.count(fault.old) == 1, f"{fault.path}: the old text occurs {text.count(fault.old)} times"
-    module.write_text(text.replace(fault.old, fault.new))
-    try:
+    with replaced(module, text.replace(fault.old, fault.new)):
         command = [sys.executable, "-m", "distconv", "verify", *words]
         ended = subprocess.run(command, cwd=copy, env=environment(copy), capture_output=True, text=True)
-    finally:
-        module.write_text(text)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     return ended.returncode == 1
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.verification.planted_faults import FAULTS, RUNS, copy_of, found_by, known_to
-from tests.structure.modules import ROOT
+from tests.jobs.verification.planted_faults import FAULTS, ROOT, RUNS, found_by, known_to
+from tests.mutation.running import copy_of
 
 
 @pytest.fixture(scope="module")
