@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the extras test and docs, and runs every check: ruff, mypy, then all tests serially and on 1, 2, 3, 4, 6 and 8 ranks.
-#   jobs/test.sh --quick                   something of every folder, serially and on 2 and 3 ranks
+# Install the extras test and docs, and run the checks: ruff, mypy, and tests serially and on 2, 3 and 4 ranks.
+#   jobs/test.sh                           a few cases of each test that takes less than a second
+#   jobs/test.sh --full                    all tests but those marked slow, also on 6 and 8 ranks
 #   jobs/test.sh layers/nn                 what mirrors a folder or a module, on all rank counts
 #   jobs/test.sh --ranks 2,4 -k grid       other arguments go to tests/run.py too
 # See environment.sh for the variables.

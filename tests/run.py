@@ -1,16 +1,16 @@
-"""Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
+"""Run the tests, serially and under mpiexec on several rank counts, and print one table.
 
-    python tests/run.py                                           everything but what is marked slow; cases take
-                                                                  turns on rank counts, most on 3; few run on 6 and 8
+    python tests/run.py                                           a few cases of each test that is not long
+    python tests/run.py --full                                    everything but what is marked slow
+    python tests/run.py --rest                                    what the first leaves out of the second
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
     python tests/run.py layers/nn jobs/mesh/scores.py             what mirrors a folder or a module
-    python tests/run.py --quick                                   the first case of each test, on few ranks
-    python tests/run.py --quick layers/nn                         eight cases of each test there, on few ranks
     python tests/run.py --ranks 4 -m slow                         the slow ones, which are left out without -m
     python tests/run.py --slowest 20                              and where the time went
 
-All other arguments go to pytest; paths are relative to the root of the checkout. A job that had to stop goes on in a
-new one behind the test that stopped it.
+In the first three, each case of a test that names no rank counts runs on one of them. All other arguments go to pytest;
+paths are relative to the root of the checkout. A job that had to stop goes on in a new one behind the test that stopped
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +34,10 @@ from tests.harness import launch, records, selection  # noqa: E402
 from tests.harness.rank import log_path  # noqa: E402
 
 SERIAL = 0
-COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
-QUICK_COUNTS = (SERIAL, *selection.QUICK)
-QUICK_CASES = 8
-"""Of each test, where a quick run is of some tests alone; of all tests it takes the first case of each."""
+SHORT_COUNTS = (SERIAL, 2, 3, 4)
+COUNTS = (*SHORT_COUNTS, *selection.MANY)
+SELECTED_COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
+"""Rank counts of the short run, of the full run, and where tests are named."""
 PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")
 RESTARTS = 3
 PARTS, AT_ONCE = 4, 2
@@ -63,17 +62,13 @@ def main() -> int:
     options, arguments = parse()
     signal.signal(signal.SIGTERM, end)
     os.chdir(ROOT)
-    selected = bool(arguments) or options.ranks != COUNTS
-    arguments = mirrored(arguments) + ([] if selected else ["--thin"])
-    if not any(argument.startswith("-m") for argument in arguments):
-        arguments += ["-m", "not slow"]
     with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
         place = options.results or Path(folder)
-        made = {} if selected and not options.quick else by_one_process(options.ranks, arguments, place)
+        made = without_ranks(arguments, place) if options.share and SERIAL in options.ranks else {}
         columns = [made.get(ranks) or run(ranks, arguments, place) for ranks in options.ranks]
     print(slowest(columns, options.slowest) if options.slowest else "", end="")
     print(table(columns))
-    never = [] if selected else never_run(columns)
+    never = never_run(columns) if options.share in ("rest", "full") and options.ranks == COUNTS else []
     for test in never:
         print(f"never run, at no rank count: {test}")
     passed, failed, skipped = (
@@ -93,16 +88,26 @@ def end(*_: object) -> None:
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=rank_counts, help=f"e.g. serial,2,4 (default: {COUNTS}, quick: {QUICK_COUNTS})")
-    parser.add_argument("--quick", action="store_true", help="of each test its first case, of named ones eight")
+    parser.add_argument("--ranks", type=rank_counts, help="e.g. serial,2,4")
+    parser.add_argument("--short", dest="share", action="store_const", const="short", help="the default")
+    parser.add_argument("--full", dest="share", action="store_const", const="full", help="all that is not marked slow")
+    parser.add_argument(
+        "--rest", dest="share", action="store_const", const="rest", help="what the short run leaves out"
+    )
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="list the N tests that took longest")
     parser.add_argument(
         "--results", type=lambda text: Path(text).resolve(), help="keep each rank's results and log in this folder"
     )
     options, arguments = parser.parse_known_args()
-    if options.quick:
-        arguments.append(f"--quick={QUICK_CASES if arguments else 1}")
-    options.ranks = options.ranks or (QUICK_COUNTS if options.quick else COUNTS)
+    if not arguments and not options.ranks:
+        options.share = options.share or "short"
+    if options.share:
+        arguments.append(f"--share={options.share}")
+        options.ranks = options.ranks or (SHORT_COUNTS if options.share == "short" else COUNTS)
+    options.ranks = options.ranks or SELECTED_COUNTS
+    arguments = mirrored(arguments)
+    if not any(argument.startswith("-m") for argument in arguments):
+        arguments += ["-m", "not slow"]
     return options, arguments
 
 
@@ -138,21 +143,16 @@ def rank_counts(text: str) -> tuple[int, ...]:
     return tuple(SERIAL if part == "serial" else int(part) for part in text.split(","))
 
 
-def by_one_process(ranks: Sequence[int], arguments: list[str], folder: Path) -> dict[int, Column]:
-    """Run the tests without ranks, in parts, and those on 1 rank: two jobs at once, since there are cores for two.
+def without_ranks(arguments: list[str], folder: Path) -> dict[int, Column]:
+    """Run the tests without ranks, and those of one rank, in parts of which two run at once.
 
     There are more parts than that, so that both cores are idle at about the same time; many tests only wait.
     """
     started = time.monotonic()
-    parts = [(SERIAL, [f"--part={part}"], folder / part) for part in PART_NAMES if SERIAL in ranks]
-    jobs = [(1, [], folder)] * (1 in ranks) + parts
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = list(pool.map(lambda job: run(job[0], arguments + job[1], job[2]), jobs))
-    columns = {column.ranks: column for column in made}
-    if SERIAL in columns:
-        tests = {test: record for column in made if not column.ranks for test, record in column.tests.items()}
-        columns[SERIAL] = Column(SERIAL, tests, time.monotonic() - started)
-    return columns
+        made = list(pool.map(lambda part: run(SERIAL, [*arguments, f"--part={part}"], folder / part), PART_NAMES))
+    tests = {test: record for column in made for test, record in column.tests.items()}
+    return {SERIAL: Column(SERIAL, tests, time.monotonic() - started)}
 
 
 def run(ranks: int, arguments: list[str], folder: Path) -> Column:

@@ -203,20 +203,26 @@ def test_a_rank_of_a_running_job_can_be_killed() -> None:
     assert job.processes() == []
 
 
-def test_a_quick_run_of_some_tests_takes_eight_cases_of_each_that_is_not_long(run) -> None:
-    code, output = run(
-        """
+@pytest.mark.long
+def test_the_short_run_and_the_rest_are_the_full_run(run) -> None:
+    code = """
         @pytest.mark.parametrize("n", range(22))
-        def test_cases(n): assert n % 3 == 0
-        def test_starts_jobs(mpiexec): assert False
-        def test_any_number_of_ranks_makes_the_same_file(): assert False, "it is named as long"
-        @pytest.mark.parametrize("n", range(3))
-        def test_everywhere(comm, n): assert comm.size in ((2, 3), (3,), (2,))[n]
-        """,
-        "--quick",
-    )
-    assert code == 0, output
-    assert last_line(output) == "12 passed, 0 failed, 0 skipped"
+        def test_cases(n): pass
+        @pytest.mark.long
+        def test_long(): pass
+        @pytest.mark.slow
+        def test_slow(): assert False
+        @pytest.mark.parametrize("n", range(22))
+        def test_on_ranks(comm, n): assert comm.size < 6 or n == 0
+        @pytest.mark.ranks(1)
+        def test_on_one_rank(comm): assert comm.size == 1
+        @pytest.mark.ranks(8)
+        def test_on_many_ranks(comm): assert comm.size == 8
+        """
+    expected = {"--short": 3 + 3 + 1, "--rest": 19 + 1 + 19 + 1, "--full": 22 + 1 + 22 + 1 + 1}
+    for share, passed in expected.items():
+        status, output = run(code, share)
+        assert (status, last_line(output)) == (0, f"{passed} passed, 0 failed, 0 skipped"), output
 
 
 class Item:
@@ -228,12 +234,7 @@ class Item:
         self.nodeid = f"{self.path}::test_{number // 4}[{number % 4}]"
 
     def get_closest_marker(self, name: str) -> object:
-        return self._mark
-
-
-def test_a_quick_run_of_everything_takes_the_first_case_of_each_test() -> None:
-    chosen = selection.quick(Item(number) for number in range(40))  # type: ignore[misc]
-    assert [item.nodeid for item in chosen] == [f"test_0.py::test_{number}[0]" for number in range(10)]
+        return self._mark if name == "ranks" else None
 
 
 def test_each_case_is_run_on_one_count_that_its_marker_allows_and_most_on_three() -> None:

@@ -121,6 +121,7 @@ def alike(comm, model):
     assert all(theirs == mine for theirs in comm.allgather(mine))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("over", GROUPS)
 def test_each_group_is_normalised_as_plain_torch_does_alone(comm, over, twice):
@@ -132,6 +133,7 @@ def test_each_group_is_normalised_as_plain_torch_does_alone(comm, over, twice):
         alike(comm, model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("over", GROUPS)
 def test_split_channels_change_nothing_in_the_groups(comm, over):
     for grid in grids(comm, "cnh"):
@@ -212,6 +214,7 @@ def test_ranks_that_ask_for_different_statistics_are_a_mismatch(comm):
 # -- SyncBatchNorm ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("over", ["global", "local"])
 def test_converted_layers_have_the_numbers_of_one_process(comm, over, after):

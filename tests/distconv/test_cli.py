@@ -163,6 +163,7 @@ def test_a_job_under_mpiexec_ends_with_code_2_and_one_line(mpiexec: Any) -> None
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.long
 def test_the_package_runs_as_a_module() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "distconv", "train"]

@@ -116,6 +116,7 @@ LATE_MPI = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 def test_ranks_of_a_job_find_their_gpus_where_mpi_is_initialized_after_the_import(mpiexec):
     ended = mpiexec(3, LATE_MPI, timeout=40)

@@ -51,6 +51,7 @@ def with_a_list(net):
     return lambda x: compiled([x])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [as_module, in_place, as_function, with_a_list])
 @pytest.mark.ranks(2)
 def test_a_compiled_program_runs_eagerly_with_distributed_tensors(comm, way):
@@ -68,6 +69,7 @@ def test_a_compiled_program_runs_eagerly_with_distributed_tensors(comm, way):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_calls_with_plain_tensors_are_still_compiled(comm):
     graphs = []

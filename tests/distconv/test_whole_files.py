@@ -57,6 +57,7 @@ def test_who_may_read_a_file_stays_as_it_was(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.long
 def test_devices_pipes_and_what_the_shell_has_opened_are_written_to(tmp_path: Path) -> None:
     write_file("/dev/null", "nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

@@ -167,6 +167,7 @@ def test_names_need_not_be_utf8_nor_plain(comm: Any, shared_tmp_path: Path, form
         assert np.array_equal(values_of(path, comm), X.numpy())
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_relative_path_stays_what_it_was_when_the_process_changes_its_folder(

@@ -29,7 +29,7 @@ def environment(folder: Path) -> dict[str, str]:
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         (folder / name).chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launch.LAUNCHER_PREFIXES)}
-    return kept | launch.ONE_THREAD | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return kept | launch.ON_RANKS | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
 def alike(expected: str, printed: str, apart: float = 1e-2) -> bool:

@@ -84,6 +84,7 @@ def check_equal(ours: dict[str, Any], plain: dict[str, Any]) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # Lightning's, with torch 2.13
 @pytest.mark.parametrize("name", SHORT)

@@ -329,7 +329,7 @@ def test_a_disk_that_is_full_indeed_is_an_error_on_all_and_training_goes_on(tmp_
     job = f'{" ".join(launch.mpiexec_command())} -n 2 {sys.executable} -c "$0" {tmp_path} {number}'
     ended = subprocess.run(
         [*apart, f"{room} && exec {job}", FULL],
-        env=launch._clean_environment() | launch.ONE_THREAD,
+        env=launch._clean_environment() | launch.ON_RANKS,
         capture_output=True,
         text=True,
         timeout=100,

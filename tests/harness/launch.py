@@ -26,7 +26,9 @@ RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 # Read, not imported: an import of distconv would start MPI here.
 _LAUNCHERS = (Path(__file__).parents[2] / "distconv" / "process" / "launchers.py").read_text()
 LAUNCHER_PREFIXES: tuple[str, ...] = ast.literal_eval(re.findall(r"^PREFIXES = (\(.+\))$", _LAUNCHERS, re.M)[0])
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
+ON_RANKS = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
+ON_RANKS |= {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+"""One thread for each rank; and there may be more ranks than cores, so MPICH's waits must not keep one busy."""
 
 
 class JobTimeout(AssertionError):
@@ -96,7 +98,7 @@ class Job:
         code = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
         command = [*launcher, sys.executable, *code, *arguments]
         self.mark = f"{os.environ.get(MARK, '')}/{uuid.uuid4().hex}"
-        environment = _clean_environment() | (ONE_THREAD if ranks else {}) | (env or {}) | {MARK: self.mark}
+        environment = _clean_environment() | (ON_RANKS if ranks else {}) | (env or {}) | {MARK: self.mark}
         self._started = time.time()
         # Files, not pipes: nobody has to read them, and a process left behind cannot hold them open.
         self._stdout = _file() if capture else None

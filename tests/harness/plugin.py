@@ -42,10 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", choices=["serial", "ranks"], help="tests that use no `comm`, or those that do")
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
-    group.addoption("--quick", type=int, metavar="N", help="of each test so many cases; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
-    group.addoption("--thin", action="store_true", help="on other rank counts than 3 a share of the cases")
+    group.addoption("--share", choices=["short", "rest", "full"], help="each case on one rank count; which of them")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -118,6 +117,8 @@ class RankSession:
         self.rank = launch.launched_rank()
         self.in_job = self.rank is not None
         self.only = config.getoption("--only") or ("ranks" if self.in_job and world().size > 1 else None)
+        self.has_one_rank = self.only == "serial" and config.getoption("--share") is not None
+        """Whether a job without ranks has the tests of one rank, too."""
         folder = config.getoption("--results")
         self.judged_by_files = folder is not None
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)
@@ -135,17 +136,17 @@ class RankSession:
             return None
         part = config.getoption("--part")
         elsewhere = part and not selection.in_part(collection_path, *map(int, part.split("-of-")))
-        ranks = world().size if self.in_job and config.getoption("--thin") else None
+        ranks = world().size if self.in_job and config.getoption("--share") else None
         return elsewhere or (self.only == "ranks" and not selection.for_ranks(collection_path, ranks)) or None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        wanted = items
-        if config.getoption("--quick"):
+        wanted, which = items, config.getoption("--share")
+        if which:
             ranks = world().size if self.in_job else 0
-            wanted = selection.quick(wanted, config.getoption("--quick"), ranks)
-        if config.getoption("--thin") and self.in_job:
-            wanted = selection.thin(wanted, world().size)
+            wanted = selection.share(items, ranks, which)
+            for item in selection.share(items, ranks, "short") if which == "rest" else ():
+                self.writer.record(Record(item.nodeid, "elsewhere", exempt=True))
         chosen = [item for item in wanted if self._chosen(item)]
         kept = set(chosen)
         left_out = [item for item in items if item not in kept]
@@ -157,17 +158,15 @@ class RankSession:
             world().abort(1)
 
     def _chosen(self, item: pytest.Item) -> bool:
-        fixtures = getattr(item, "fixturenames", ())
-        mark = item.get_closest_marker("ranks")
-        on_ranks = "comm" in fixtures or mark is not None
+        mark, on_ranks = item.get_closest_marker("ranks"), selection.is_on_ranks(item)
         assert not on_ranks or selection.for_ranks(item.path), f"{item.nodeid}: see FOR_RANKS in selection.py"
-        if on_ranks or "mpiexec" in fixtures:
+        if on_ranks or "mpiexec" in getattr(item, "fixturenames", ()):
             item.add_marker("mpi")
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if item.get_closest_marker("cpu") and self.elsewhere:
             return False
-        if item.nodeid in self.done or (self.only and on_ranks != (self.only == "ranks")):
+        if item.nodeid in self.done or (self.only and on_ranks != (self.only == "ranks") and not self.has_one_rank):
             return False
         if mark is None or selection.runs_on(mark, world().size if self.in_job else 1):
             return True

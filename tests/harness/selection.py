@@ -1,4 +1,4 @@
-"""Which tests a quick run, a run of everything, and each of the jobs that share one do without."""
+"""Which tests the short run, the full run, and each of the jobs that share one have."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
-"""Names of tests that take more than a second, wherever they are."""
-
 TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
-"""Rank counts that cases are run on, in turn; on 3, which divides least, most of them. No parameter has 19 values."""
+"""Rank counts that cases are run on, by a hash of their names; on 3, which divides least, most of them."""
 
-QUICK = (2, 3)
-"""Rank counts of a quick run."""
+FEW = 3
+"""Of each test the short run has so many cases, from the first to the last."""
 
 MANY = {6: 0, 8: 1}
 """Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
@@ -25,30 +22,35 @@ each of their tests the first case runs there, and whatever names the rank count
 MANY_PARTS = 6
 
 
-def quick(items: Iterable[pytest.Item], most: int = 1, ranks: int = 0) -> list[pytest.Item]:
-    """``most`` cases of each test, from its first to its last, without tests that are long or start jobs.
+def share(items: list[pytest.Item], ranks: int, which: str) -> list[pytest.Item]:
+    """Return the items of a run of everything on ``ranks`` ranks (0: without ``mpiexec``, with the share of 1 rank).
 
-    The first one is run on all rank counts of a quick run, the others in turn on one of them.
+    ``which`` is ``"short"``, ``"rest"`` (what the short run leaves out) or ``"full"`` (both).
     """
+    mine = thin(items, ranks or 1)
+    if not ranks:
+        on_ranks = {id(item) for item in items if is_on_ranks(item)}
+        mine = [item for item in items if id(item) not in on_ranks] + [item for item in mine if id(item) in on_ranks]
+    if which == "full":
+        return mine
+    short = set(map(id, _short(items, ranks)))
+    return [item for item in mine if (id(item) in short) == (which == "short")]
+
+
+def _short(items: Iterable[pytest.Item], ranks: int) -> list[pytest.Item]:
+    """Return the items of the short run: ``FEW`` cases of each test that is not long, on few ranks."""
     return [
         case
-        for test, cases in by_test(items).items()
-        if test.split("::")[-1] not in LONG and not starts_jobs(cases[0])
-        for number, case in enumerate(_spread(cases, most))
-        if number == 0 or _has_quick_turn(case, number, ranks)
+        for cases in by_test(items).values()
+        for case in _spread(cases, FEW)
+        if ranks not in MANY and case.get_closest_marker("long") is None
     ]
 
 
 def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """``most`` of them, evenly from the first to the last."""
+    """Return ``most`` of them, evenly from the first to the last."""
     chosen = min(most, len(cases))
     return [cases[i * (len(cases) - 1) // max(1, chosen - 1)] for i in range(chosen)]
-
-
-def _has_quick_turn(item: pytest.Item, number: int, ranks: int) -> bool:
-    mark = item.get_closest_marker("ranks")
-    turns = [count for count in QUICK if mark is None or runs_on(mark, count)]
-    return ranks not in turns or turns[number % len(turns)] == ranks
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
@@ -60,7 +62,7 @@ def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
         cases = by_test(item for item in items if in_part(item.path, MANY[ranks], MANY_PARTS))
         turns = {id(first) for first, *_ in cases.values()}
     else:
-        turns = {id(item) for number, item in enumerate(items) if _has_turn(item, number, ranks)}
+        turns = {id(item) for item in items if _has_turn(item, ranks)}
     return [item for item in items if id(item) in turns or _named(item)]
 
 
@@ -69,10 +71,10 @@ def _named(item: pytest.Item) -> bool:
     return mark is not None and bool(mark.args)
 
 
-def _has_turn(item: pytest.Item, number: int, ranks: int) -> bool:
+def _has_turn(item: pytest.Item, ranks: int) -> bool:
     mark = item.get_closest_marker("ranks")
     turns = [count for count in TURNS if mark is None or runs_on(mark, count)]
-    return bool(turns) and turns[number % len(turns)] == ranks
+    return bool(turns) and turns[zlib.crc32(item.nodeid.encode()) % len(turns)] == ranks
 
 
 def runs_on(mark: pytest.Mark, size: int) -> bool:
@@ -116,7 +118,6 @@ def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
     return found
 
 
-def starts_jobs(item: pytest.Item) -> bool:
-    """Whether a test starts jobs of its own."""
-    fixtures = getattr(item, "fixturenames", ())
-    return "mpiexec" in fixtures or (item.get_closest_marker("mpi") is not None and "comm" not in fixtures)
+def is_on_ranks(item: pytest.Item) -> bool:
+    """Return True if a test runs under ``mpiexec``, on one rank or more."""
+    return "comm" in getattr(item, "fixturenames", ()) or item.get_closest_marker("ranks") is not None

@@ -114,6 +114,7 @@ def lenet_chain(model):
     return [*maps, nn.Flatten(), model.f6, nn.Tanh(), model.output]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "depth"), [("blelloch", None), ("truncated", 1)])
 def test_a_lenet_learns_as_it_does_by_autograd(method, depth):
     """Figure 6: the losses of the first steps of SGD with momentum, on a narrow LeNet-5."""

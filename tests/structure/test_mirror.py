@@ -82,10 +82,3 @@ def test_every_exception_is_still_one() -> None:
     for place in TESTED_ELSEWHERE:
         found = [path for path in MODULES if str(path).startswith(place)]
         assert [path for path in found if not mirror(path).exists()], f"{place} needs no exception any more"
-
-
-def test_every_long_test_that_a_quick_run_leaves_out_is_there() -> None:
-    text = "".join((ROOT / path).read_text() for path in TEST_FILES)
-    names = (ROOT / "tests" / "harness" / "long_tests.txt").read_text().split()
-    assert not [name for name in names if f"def {name}(" not in text]
-    assert names == sorted(set(names))

@@ -51,6 +51,7 @@ def modules_of(wheel: Path) -> set[str]:
     return {name[: -len(".py")].replace("/", ".").removesuffix(".__init__") for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(180)
 def test_a_wheel_holds_the_package_under_one_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
@@ -65,6 +66,7 @@ def test_a_wheel_holds_the_package_under_one_name(wheel: Path) -> None:
     assert "distconv/py.typed" in names and not [name for name in names if "papers" in name]
 
 
+@pytest.mark.long
 def test_a_wheel_holds_the_commands_for_users_and_what_they_import(wheel: Path) -> None:
     held = modules_of(wheel)
     there = {"-".join(words) for words, command in COMMANDS.items() if command.module in held}
@@ -73,6 +75,7 @@ def test_a_wheel_holds_the_commands_for_users_and_what_they_import(wheel: Path) 
     assert not [str(entry) for entry in OURS if entry.module in held and entry.target not in held]
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(180)
 @pytest.mark.parametrize("command", [["reproduce", "dryden"], ["verify", "soak"], ["bench", "gpu", "--help"]])
 def test_other_commands_say_in_one_line_that_they_need_a_checkout(
@@ -158,6 +161,7 @@ def test_an_sdist_holds_documents_constraints_scripts_and_tests(checkout: Path, 
     assert not any(name.startswith("distconv/layers") or "__pycache__" in name for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(180)
 def test_a_wheel_imports_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

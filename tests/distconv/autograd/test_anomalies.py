@@ -26,6 +26,7 @@ def _loss(grid: dc.ProcessGrid, whole: bool, *, anomalous: bool) -> tuple[nn.Mod
     return conv, (dc.gather(y) if whole else y).square().sum()
 
 
+@pytest.mark.long
 @pytest.mark.fault(93)
 @pytest.mark.filterwarnings("ignore:Error detected", "ignore:Anomaly Detection")
 @pytest.mark.ranks(2, 3)

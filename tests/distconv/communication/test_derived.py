@@ -21,6 +21,7 @@ def parent(comm):
     found.Free()
 
 
+@pytest.mark.long
 def test_a_grid_that_is_dropped_gives_its_communicators_back(parent):
     for _ in range(5):
         grid = dc.ProcessGrid(parent, h=parent.size)
@@ -73,6 +74,7 @@ def test_messages_of_two_grids_do_not_meet(parent):
         grid.free()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 @pytest.mark.time_limit(180)
 @pytest.mark.parametrize("count", [3000, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -163,6 +163,7 @@ def test_nothing_rides_where_nothing_is_to_be_compared(comm, monkeypatch):
     optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.fault(105)
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("late", range(20, 27))

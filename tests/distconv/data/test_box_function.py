@@ -79,6 +79,7 @@ def augmented(loader: Loader, epoch: int, sample: int, whole: torch.Tensor) -> t
     return whole
 
 
+@pytest.mark.long
 @on_ranks
 @pytest.mark.parametrize("kind", ["file", "function"])
 def test_a_unet_on_blocks_has_the_losses_of_whole_samples_and_reads_its_share(comm: Any, path: Path, kind: str) -> None:

@@ -14,6 +14,7 @@ from distconv.data.opened_file import SMALL_BYTES, identity, opened, own_place, 
 from distconv.errors import DataError
 
 
+@pytest.mark.long
 @pytest.mark.fault(80)
 def test_what_a_few_bytes_claim_to_be_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "claims.h5"

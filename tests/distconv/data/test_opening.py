@@ -181,6 +181,7 @@ def write_parts(folder: Path, form: str, count: int = 3) -> list[Path]:
 ALL = np.concatenate([VALUES, VALUES + 1, VALUES + 2])
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("form", ["h5", "zarr"])
@@ -224,6 +225,7 @@ def test_a_folder_that_exists_is_no_pattern(tmp_path: Path, monkeypatch: pytest.
     assert np.array_equal(arrays_of("exp?/run2/*.h5"), VALUES)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_names_need_not_be_utf8(comm: Any, shared_tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(shared_tmp_path) + b"/caf\xe9"))

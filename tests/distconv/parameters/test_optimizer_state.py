@@ -94,6 +94,7 @@ def same(case, reference):
                 assert found["state"][number][key] == value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_step_is_that_of_one_process(comm, name):
     reference = Case(None, OPTIMIZERS[name])
@@ -216,6 +217,7 @@ SCENARIOS = [with_closure, clipped_and_scheduled, accumulated, scaled, with_anot
 SCENARIOS.append(changed_through_the_state_dict)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_what_people_do_around_a_step_is_as_in_one_process(comm, scenario):
     for grid in several(comm):
@@ -225,6 +227,7 @@ def test_what_people_do_around_a_step_is_as_in_one_process(comm, scenario):
         same(case, reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_state_is_loaded_from_one_process_and_by_it(comm, name):
     for grid in several(comm):
@@ -245,6 +248,7 @@ def test_state_is_loaded_from_one_process_and_by_it(comm, name):
         same(other, reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_checkpoints_have_the_whole_state_and_any_grid_goes_on_from_them(comm, shared_tmp_path, name):
     grids = several(comm)

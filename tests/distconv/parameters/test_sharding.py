@@ -271,6 +271,7 @@ class Half(nn.Module):
         return weight * 0.5 + weight.norm()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_most=4)

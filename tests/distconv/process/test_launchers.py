@@ -170,6 +170,7 @@ def test_copies_that_srun_starts_end_with_a_sentence(tmp_path: Path) -> None:
     assert "LaunchError: srun started 2 processes of which " in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_torchrun_ends_with_a_sentence(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

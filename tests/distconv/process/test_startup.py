@@ -228,7 +228,7 @@ def mpmd(folder: Path, fail: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(TRAIN.format(fail=fail))
     python = [sys.executable]
     command = [*launch.mpiexec_command(), "-n", "1", *python, "solver.py", ":", "-n", "2", *python, "train.py"]
-    environment = {**launch._clean_environment(), **launch.ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    environment = {**launch._clean_environment(), **launch.ON_RANKS, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 

@@ -126,6 +126,7 @@ for name, attempt in attempts.items():
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(28)
 def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -23,6 +23,7 @@ def outcome(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return code, captured.out, captured.err
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("ppv", ["--ppv 4", ""], ids=["given", "balanced"])
 def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFixture[str], ppv: str) -> None:

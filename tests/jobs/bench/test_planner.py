@@ -19,6 +19,7 @@ folder = planned_files.folder
 NETWORK = ["--model", "planned_nets:build", "--input", "3,16,16", "--batch", "4", "--machine", "./tiny.yaml"]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_line_for_each_number_of_ranks_and_a_summary(
     comm: Any, folder: Path, capsys: pytest.CaptureFixture[str]

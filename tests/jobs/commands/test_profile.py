@@ -21,6 +21,7 @@ from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 LENET = ["--model", "lenet5", "--input", "1,28,28", "--batch", "8"]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 @pytest.mark.time_limit(120)
 def test_a_profile_is_a_machine_and_what_is_known_is_not_measured_again(comm, tmp_path_factory):

@@ -13,6 +13,7 @@ from distconv.cli import BAD_INPUT, main
 SO = ["simulate", "--schedule", "1f1b-so", "--stages", "3", "--microbatches", "8", "--transfer", "0.5"]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_it_prints_time_and_memory_and_writes_picture_and_trace(comm, tmp_path_factory, capfd):
     folder = comm.bcast(tmp_path_factory.mktemp("simulate") if comm.rank == 0 else None)

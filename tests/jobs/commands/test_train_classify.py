@@ -65,6 +65,7 @@ def test_the_command_follows_a_plan(comm: Any, shared_tmp_path: Path, capsys: py
     assert (text in capsys.readouterr().out) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @on_ranks
 def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -119,6 +120,7 @@ def test_resume_keeps_the_lines_up_to_the_checkpoint_and_wants_the_same_settings
     assert ("was made with other settings: augment was '' and is 'crop'" in error) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_picture")
 @on_ranks
 def test_a_network_learns_to_tell_bands_apart(comm: Any, shared_tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def command(path: Path, out: Path, comm: Any, *more: str) -> list[str]:
     return [*base, *more]
 
 
+@pytest.mark.long
 @on_ranks
 def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -50,6 +51,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
         assert printed == ""
 
 
+@pytest.mark.long
 @on_ranks
 def test_resume_needs_a_checkpoint_of_the_same_settings(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -64,6 +66,7 @@ def test_resume_needs_a_checkpoint_of_the_same_settings(
     assert ("was made with other settings: lr was 0.004 and is 0.5" in errors) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @on_ranks
 def test_batch_norm_is_as_the_option_or_the_plan_says_and_stays_so(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -89,6 +92,7 @@ def test_batch_norm_is_as_the_option_or_the_plan_says_and_stays_so(
     assert ("batch_norm was 'local' and is 'global'" in capsys.readouterr().err) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @on_ranks
 @pytest.mark.slow
 def test_split_optimizer_state_changes_no_number_and_may_be_given_up(comm: Any, shared_tmp_path: Path) -> None:

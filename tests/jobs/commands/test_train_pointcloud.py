@@ -34,6 +34,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,6 +159,7 @@ def pipelined(folder: Path, *more: str) -> list[str]:
     return ["train", "pointcloud", "--data", str(folder / "clouds.h5"), *small, "--out", str(folder / "out"), *more]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -103,6 +103,7 @@ def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path
         Trainer(Settings("lenet5", precision="bf16", dtype="float64"), samples, grid_of(comm))
 
 
+@pytest.mark.long
 @on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:

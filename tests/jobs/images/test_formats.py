@@ -70,6 +70,7 @@ def test_a_checksum_of_xz_is_verified(tmp_path: Path) -> None:
         read_cifar10([path])
 
 
+@pytest.mark.long
 @pytest.mark.fault(80)
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("honest", [True, False])
@@ -93,6 +94,7 @@ def test_files_that_claim_or_hold_far_more_than_they_are_cost_no_memory(
     tracemalloc.stop()
 
 
+@pytest.mark.long
 @pytest.mark.fault(80)
 def test_an_xz_file_that_asks_for_much_memory_or_ends_early_is_refused(tmp_path: Path) -> None:
     whole = records(*arrays(4, (3, 32, 32)))

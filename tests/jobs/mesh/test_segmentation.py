@@ -20,6 +20,7 @@ from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
 
+@pytest.mark.long
 @pytest.mark.fault(66)
 @on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

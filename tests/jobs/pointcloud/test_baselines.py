@@ -36,6 +36,7 @@ def test_the_order_of_the_points_does_not_matter_to_the_perceptron() -> None:
     assert torch.allclose(model(torch.cat([points, points[:, :7]], 1)), logits, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_the_perceptron_learns_what_single_points_tell_and_leaves_the_random_state_alone() -> None:
     state = torch.random.get_rng_state()
     first = perceptron(Sticks(60, 0), Sticks(30, 1), epochs=4, batch=6, seed=2)

@@ -52,6 +52,7 @@ def test_a_grid_trains_and_scores_as_one_process(comm: Any, shared_tmp_path: Pat
     assert scores.count == (arrays(dimensions, samples=3, seed=1)[1] != 255).sum()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)

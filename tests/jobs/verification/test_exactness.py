@@ -27,6 +27,7 @@ def settings(model: str, optimizer: str) -> Settings:
     return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
 
 
+@pytest.mark.long
 @pytest.mark.fault(44)
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.time_limit(300)

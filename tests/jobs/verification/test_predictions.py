@@ -16,6 +16,7 @@ from tests.perfmodel.networks import machine
 COMMAND = ["verify", "predictions"]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(180)
 def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:

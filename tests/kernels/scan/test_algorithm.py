@@ -43,6 +43,7 @@ def as_printed(gradient, matrices):
     return a, products
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "depth"), METHODS)
 def test_a_stack_of_any_length_gives_what_one_product_after_another_does(method, depth):
     jacobians, gradient, sources = stack(130), normal(2, 4, seed=1), normal(130, 2, 4, seed=2)
@@ -53,6 +54,7 @@ def test_a_stack_of_any_length_gives_what_one_product_after_another_does(method,
         close(backpropagate(gradient, jacobians[:n], method, depth=depth, sources=sources[:n]), affine[:n])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "depth", "step"), [("blelloch", None, 1), ("truncated", 2, 7), ("linear", None, 7)])
 def test_sparse_and_dense_matrices_of_any_shape_give_what_one_after_another_does(method, depth, step):
     width, jacobians = mixed(130)

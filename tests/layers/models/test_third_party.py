@@ -78,6 +78,7 @@ def test_a_network_of_another_package_takes_the_step_of_one_process(comm: Any, n
     compare(comm, NETWORKS[name])
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", ["MobileNet v3", "MONAI U-Net"])
 def test_a_network_of_another_package_takes_that_step_on_other_numbers_of_ranks(comm: Any, name: str) -> None:

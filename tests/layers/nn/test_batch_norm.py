@@ -259,6 +259,7 @@ def test_gradients_of_tokens_of_one_sample_have_odd_strides_that_do_no_harm(comm
         same_as_one_process(grid_over(comm, n=comm.size), tokenized, x, plain=[weight])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sync_batch_norm_does_not_ask_torch_distributed_that_others_have_set_up(mpiexec):
     """torch's own would refuse a CPU then."""

@@ -30,6 +30,7 @@ def as_in_one_process(grid, one, other, x, start, dims="wn-"):
         torch.testing.assert_close(actual, expected, **SMALL)
 
 
+@pytest.mark.long
 @RANKS
 @pytest.mark.parametrize("method", ["sequential", "blelloch"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +89,7 @@ def test_more_ranks_than_samples(comm):
         )
 
 
+@pytest.mark.long
 @RANKS
 def test_a_network_of_convolutions_and_a_recurrence_trains_as_in_one_process(comm):
     class Listener(nn.Module):

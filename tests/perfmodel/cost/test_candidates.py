@@ -49,6 +49,7 @@ def test_a_plan_for_other_ranks_or_groups_that_do_not_divide_is_refused():
         evaluate(grouped, {"*": {"c": 2}}, machine(), 2)
 
 
+@pytest.mark.long
 def test_candidates_use_all_ranks_where_that_is_possible_and_hold_the_pure_ones():
     graph = trace(MODELS["resnet50"].factory(), (32, 3, 224, 224))
     for ranks in (2, 6, 16, 64):

@@ -38,6 +38,7 @@ def every_cut(stages):
     return [list(cuts) for cuts in itertools.combinations(range(1, stages.size), stages.count - 1)]
 
 
+@pytest.mark.long
 def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
     """The figures are those that cuts.py and docs/evidence/partitioning.md give."""
     fitting = optimal = 0

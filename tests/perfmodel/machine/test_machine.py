@@ -195,6 +195,7 @@ POSITIVE = st.floats(min_value=1e-30, max_value=1e30)
 KEYS = st.text(st.characters(codec="utf-8"), max_size=200)
 
 
+@pytest.mark.long
 @given(POSITIVE, POSITIVE, POSITIVE, st.dictionaries(KEYS, POSITIVE, max_size=5), st.booleans())
 def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, flag):
     path = tmp_path_factory.getbasetemp() / "saved.yaml"

@@ -36,6 +36,7 @@ def test_elimination_is_the_weighted_minimum_and_split_a_bound(entries):
     assert exact == 80 if entries is None else exact < 80
 
 
+@pytest.mark.long
 def test_the_search_is_exact_where_buckets_are_split(monkeypatch):
     monkeypatch.setattr("distconv.perfmodel.strategy.bucket_elimination.BUCKET_ENTRIES", 12)
     for seed in range(15, 25):

@@ -13,6 +13,7 @@ NONE = 0
 """As many combinations as are enumerated where the search itself is tested."""
 
 
+@pytest.mark.long
 def test_bounds_hold_and_starts_are_kept_when_few_labels_are(monkeypatch):
     monkeypatch.setattr("distconv.perfmodel.strategy.solver.WIDTHS", (1, 2))
     proven = 0

@@ -66,6 +66,7 @@ def _check_against_brute_force(seed):
     return worst > 1.01 * best
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(300)
 def test_exact_strategies_are_the_best_of_all_combinations():
     assert sum(_check_against_brute_force(seed) for seed in range(24)) >= 20

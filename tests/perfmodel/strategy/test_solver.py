@@ -43,6 +43,7 @@ def test_the_fastest_choice_within_a_memory_limit_is_the_one_of_brute_force(few)
             assert found.optimal and close(found.time, best) and found.memory <= limit * (1 + 1e-12), (seed, limit)
 
 
+@pytest.mark.long
 def test_a_limit_of_whole_bytes_is_met_to_the_byte():
     for seed in range(300, 308):
         problem = in_bytes(random_problem(seed))
@@ -103,6 +104,7 @@ def test_a_start_that_is_the_best_is_returned_by_its_time():
         assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(one(best)))
 
 
+@pytest.mark.long
 def test_the_same_problem_has_the_same_answer():
     for seed in range(10):
         problem = layers(seed, 8, 6, skips=2)
@@ -190,6 +192,7 @@ def test_a_dense_network_has_a_small_proven_gap(allreduce):
     assert found.bound <= found.time and found.gap <= 0.03
 
 
+@pytest.mark.long
 def test_a_memory_limit_on_a_large_network_is_met_with_a_small_gap():
     problem = layers(1, **LARGE["residual"])
     fastest, smallest = solve(problem), smallest_memory(problem)

@@ -220,6 +220,7 @@ def test_micro_batches_are_weighted_by_their_sizes(count, sizes):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_twenty_stages_of_resnet_20_train(weights):
     model, batches = resnet(), images(45, batch=2)

@@ -73,6 +73,7 @@ def test_every_rank_gets_the_same_losses(comm):
         pipe.close()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 3)
 def test_draining_after_any_number_of_steps_has_the_bits_of_the_serial_pipeline(comm):
     for schedule in SCHEDULES:

@@ -92,12 +92,14 @@ def assert_as_one_process(comm, make, data, schedule, microbatches, grids, optim
         torch.testing.assert_close(found.detach(), value, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4, 6)
 def test_label_maps_over_grids(comm):
     for grids in GRIDS[comm.size]:
         assert_as_one_process(comm, segmentation, images(3), "1f1b-sno", 2, grids)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4, 6)
 def test_classes_over_grids(comm):
     data = [(x, y[:, 0, 0]) for x, y in images(3)]

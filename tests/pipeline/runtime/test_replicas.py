@@ -121,6 +121,7 @@ class Grouped(Reference):
         return losses
 
 
+@pytest.mark.long
 @pytest.mark.ranks(3, 4, 6)
 def test_pipedream_with_replicas_averages_over_groups_of_mini_batches(comm):
     for replicas in PLACEMENTS[comm.size]:

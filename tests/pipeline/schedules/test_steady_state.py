@@ -24,6 +24,7 @@ def streams(draw):
     return name, stages, draw(st.integers(1, 40)), options
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(streams())
 def test_steps_and_what_is_left_are_the_schedule_of_that_many_mini_batches(case):

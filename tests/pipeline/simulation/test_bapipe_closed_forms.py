@@ -79,6 +79,7 @@ def test_time_bubble_and_memory_are_those_of_the_tables(stages, microbatches, fo
     check("1f1b-sno", stages, microbatches, forward, backward, transfer)
 
 
+@pytest.mark.long
 @CASES
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 18), forward=COST, backward=COST, share=st.floats(0, 1))
 def test_doubled_warm_up_hides_transfers_of_up_to_half_a_pass(stages, microbatches, forward, backward, share):

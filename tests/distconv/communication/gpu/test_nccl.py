@@ -227,6 +227,7 @@ ENDS = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(98)
 @pytest.mark.ranks(1)
 def test_a_sum_that_one_rank_does_not_come_to_ends_the_job(mpiexec):
@@ -236,6 +237,7 @@ def test_a_sum_that_one_rank_does_not_come_to_ends_the_job(mpiexec):
     assert "in a lone sum (by gloo)" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 def test_a_process_ends_with_its_process_groups_and_without_a_word(mpiexec):
     end = "kept = Reduction(comm, torch.ones(2), 'a sum nobody waits for'); raise SystemExit"

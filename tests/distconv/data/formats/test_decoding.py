@@ -116,6 +116,7 @@ def test_the_fill_value_of_a_plain_zarr_array_masks_nothing(tmp_path: Path, vers
     check_equal(tmp_path / "a.zarr", values)
 
 
+@pytest.mark.long
 def test_each_file_of_a_list_has_its_own_attributes(tmp_path: Path) -> None:
     values, _ = stored_values("plain")
     expected = [

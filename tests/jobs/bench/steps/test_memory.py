@@ -50,6 +50,7 @@ def test_figures_are_those_of_the_table_and_ratios_are_quotients_of_peaks(
     assert lines[-3].endswith(f"libraries included:  {figures['process_ratio']:.3f}")
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(240)
 @pytest.mark.slow
 def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distconv.jobs.mesh.hydro.jit import forget_older
 
 CALLED = """
@@ -41,6 +43,7 @@ def test_code_older_than_a_module_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "__pycache__").iterdir()) == ["b.nbi", "old.pyc"]
 
 
+@pytest.mark.long
 def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
     (tmp_path / "calling.py").write_text(CALLING)
     root = Path(__file__).parents[4]

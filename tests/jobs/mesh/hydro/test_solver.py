@@ -29,12 +29,14 @@ def conservation_run(work_velocity: str) -> tuple[float, float]:
     return abs(hydro.total_energy() / energy - 1.0), abs(float(hydro.volumes().sum()) / area - 1.0)
 
 
+@pytest.mark.long
 def test_total_energy_and_volume_are_constant_to_round_off() -> None:
     energy_error, volume_error = conservation_run("mean")
     assert energy_error < 1e-12
     assert volume_error < 1e-12
 
 
+@pytest.mark.long
 def test_work_by_the_end_velocity_would_fail_the_energy_test() -> None:
     energy_error, volume_error = conservation_run("end")
     assert energy_error > 1e-6

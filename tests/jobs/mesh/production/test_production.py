@@ -41,6 +41,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_any_number_of_ranks_makes_the_same_file(comm: Any, shared_tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"size": SIZE, "samples": 4, "heldout": 2, "seed": 3, "progress": False}
@@ -50,6 +51,7 @@ def test_any_number_of_ranks_makes_the_same_file(comm: Any, shared_tmp_path: Pat
     assert_same(content(shared_tmp_path / "together.h5"), content(shared_tmp_path / f"alone-{comm.rank}.h5"))
 
 
+@pytest.mark.long
 def test_an_interrupted_generation_goes_on_where_it_stopped(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from distconv.jobs.mesh.production.run import LOOKS, Criteria, perform_run, run_
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
 
+@pytest.mark.long
 def test_labels_are_what_every_step_of_the_run_says() -> None:
     seed, criteria = run_seed(0, 0, 1, 0), Criteria(tau=0.1)
     result = perform_run("vortices", 64, seed, criteria)

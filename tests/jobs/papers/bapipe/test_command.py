@@ -26,6 +26,7 @@ def test_gnmt_has_the_parameters_of_table_iv(layers, published):
     assert millions(gnmt(layers, 1, V100)) == pytest.approx(published, rel=2e-3)
 
 
+@pytest.mark.long
 def test_the_networks_of_table_iii_have_their_parameters():
     found = {name: millions(profile(1)) for name, profile in networks(V100).items()}
     assert found["VGG-16"] == pytest.approx(138.36, rel=1e-3)
@@ -47,6 +48,7 @@ def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
     assert speedup("VGG-16", 4, "dp", 4, 32) == pytest.approx(0.62, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("neighbours", [FITTED, FASTER], ids=["fitted", "2GB/s"])
 @pytest.mark.parametrize("gpus", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_data_parallelism_beats_a_pipeline_for_resnet_50_but_not_for_gnmt(gpus, neighbours):
@@ -54,6 +56,7 @@ def test_data_parallelism_beats_a_pipeline_for_resnet_50_but_not_for_gnmt(gpus, 
     assert speedup("GNMT-8", gpus, "1f1b-so", 8 * gpus, 64, neighbours) > 3
 
 
+@pytest.mark.long
 def test_a_pipeline_is_best_for_vgg_16_but_on_eight_gpus_only_with_faster_neighbours():
     assert speedup("VGG-16", 4, "1f1b-so", 128, 8) > 1.5
     assert speedup("VGG-16", 8, "1f1b-so", 512, 8) < 1 < speedup("VGG-16", 8, "1f1b-so", 512, 8, FASTER)
@@ -93,6 +96,7 @@ def test_the_largest_network_fits_and_the_next_one_does_not():
     assert largest_model.largest(lambda layers: layers <= 38) == 38
 
 
+@pytest.mark.long
 def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_arithmetic(capsys):
     rows = fpga.table_vi()
     for row in rows:

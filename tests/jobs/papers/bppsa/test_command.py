@@ -18,6 +18,7 @@ from tests.jobs.images import image_files
 CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10"
 
 
+@pytest.mark.long
 def test_table_1_has_the_papers_counts():
     rows = {row["operator"]: row for row in jacobian_table.table(columns=2)}
     assert rows["convolution"]["nonzeros"] == 1_696_512
@@ -52,6 +53,7 @@ def dense_steps(jacobians):
     return up
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_sample", [False, True])
 def test_the_flop_of_a_pruned_network_are_those_of_its_dense_matrices(of_sample):
     torch.manual_seed(0)
@@ -65,6 +67,7 @@ def test_the_flop_of_a_pruned_network_are_those_of_its_dense_matrices(of_sample)
         assert found == expected
 
 
+@pytest.mark.long
 def test_figure_10_has_the_papers_levels_and_pruning_saves_flop(capsys):
     half, most = (pruned_vgg.table(share, width=2) for share in (0.5, 0.97))
     printed = capsys.readouterr().out
@@ -128,6 +131,7 @@ def test_more_ranks_are_needed_to_win_over_compiled_products_than_over_calls():
         assert over_calls is not None and (over_compiled is None or over_calls <= over_compiled)
 
 
+@pytest.mark.long
 def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
     image_files.write_cifar(tmp_path, train=8, test=4)
     rows = training.table(tmp_path, iterations=2, batch=4)
@@ -136,6 +140,7 @@ def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
         assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CIFAR.is_dir(), reason="needs ../shared/data/cifar10")
 def test_lenet_5_on_cifar_10_follows_autograds_curve():
     rows = training.table(CIFAR, iterations=3, batch=8, rate=0.02)

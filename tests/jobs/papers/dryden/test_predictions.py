@@ -46,6 +46,7 @@ def test_only_two_rows_of_table_i_are_fitted_to():
     assert not any(calibrates(cell) or cell.is_base for cell in held_out())
 
 
+@pytest.mark.long
 def test_calibration_gives_the_constants_of_the_file(machine: Machine):
     found = constants_of(calibrated(from_data_sheets(machine)))
     named = {constant.name for constant in LASSEN}
@@ -54,15 +55,18 @@ def test_calibration_gives_the_constants_of_the_file(machine: Machine):
     )
 
 
+@pytest.mark.long
 def test_heldout_speedups_are_within_20_percent(predictions: Predictions):
     assert mean_error(predictions.error, held_out()) <= 0.20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [table.name for table in TABLES])
 def test_heldout_speedups_of_each_table_are_within_25_percent(predictions: Predictions, table: str):
     assert mean_error(predictions.error, held_out(table)) <= 0.25
 
 
+@pytest.mark.long
 def test_the_error_is_well_below_that_of_amdahls_law(predictions: Predictions):
     to_same_cells = fit_amdahl([cell for cell in CELLS if calibrates(cell) and not cell.is_base])
     to_held_out = fit_amdahl(held_out())
@@ -70,10 +74,12 @@ def test_the_error_is_well_below_that_of_amdahls_law(predictions: Predictions):
         assert mean_error(predictions.error, held_out()) <= 0.7 * mean_error(amdahl_error(serial), held_out())
 
 
+@pytest.mark.long
 def test_the_page_has_the_errors_of_the_present_model(predictions: Predictions):
     assert error_row("**calibrated**", predictions.error) in PAGE.read_text(), "make docs/evidence/paper-tables.md anew"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.time_limit(600)
 def test_the_page_can_be_made(tmp_path: Path):

@@ -19,6 +19,7 @@ from tests.jobs.pointcloud.cloud_files import write_ours
 SMALL = {"train": 4, "test": 2, "epochs": 2, "batch": 2, "points": 20, "width": 1, "lr": 1e-3}
 
 
+@pytest.mark.long
 def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monkeypatch):
     write_ours(tmp_path / "x.h5")
     samples = CloudSamples(tmp_path / "x.h5", MPI.COMM_SELF)
@@ -57,6 +58,7 @@ def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monk
     samples.close()
 
 
+@pytest.mark.long
 def test_a_row_for_each_seed_is_printed_and_written(tmp_path, capsys):
     write_ours(tmp_path / "x.h5")
     arguments = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]

@@ -62,6 +62,7 @@ def test_losses_on_any_grid_equal_those_of_one_process(comm: Any, shared_tmp_pat
     samples.close()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)
@@ -147,6 +148,7 @@ def trained(trainer: PipelineTrainer) -> tuple[list[tuple[int, ...]], dict[str, 
     return order, trainer.model.state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.parametrize(
     ("model", "schedule", "more"),
@@ -183,6 +185,7 @@ def test_synchronous_pipelines_have_the_bits_of_one_process(
     alone.close()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("schedule", "more"),

@@ -124,6 +124,7 @@ def test_replicas_share_the_micro_batches(comm: Any, shared_tmp_path: Path) -> N
     trainer.close()
 
 
+@pytest.mark.long
 @pytest.mark.fault(66)
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
@@ -242,6 +243,7 @@ def command(data: Path, *more: str) -> list[str]:
     return ["train", "classify", "--data", str(data), "--out", str(data / "out"), "--batch", "16", *more]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 def test_the_command_writes_a_line_for_each_step_and_resumes(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def test_it_sees_a_gradient_that_is_not_summed(comm, monkeypatch):
     assert sum(line.verdict in BAD for line in lines(comm, 0, "networks", 6)) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.ranks(3)
 def test_it_sees_ghosts_that_do_not_come(comm, monkeypatch):
     from distconv.kernels.convolution import Convolution

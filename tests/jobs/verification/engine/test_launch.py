@@ -43,6 +43,7 @@ def test_a_job_that_fails_between_cases_is_not_started_again(tmp_path, monkeypat
         launch.past_hangs("mpiexec", 2, [], tmp_path / "journal")
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.time_limit(120)
 def test_the_command_starts_its_own_jobs():
