@@ -46,11 +46,11 @@ def test_changes_in_place_are_kept():
         total[0] += x[1]
         y = x.clone()
         y[0] = 5
-        return torch.neg(y, out=torch.empty(2))
+        return y
 
     made = program(step, torch.tensor([1.0, 2.0]))
     for count in (1, 2):
-        assert made.replay([torch.tensor([1.0, 2.0])], [])[0].tolist() == [-5, -2]
+        assert made.replay([torch.tensor([1.0, 2.0])], [])[0].tolist() == [5, 2]
         assert total.tolist() == [2 * count, 0]
 
 
@@ -58,17 +58,18 @@ def test_several_results_lists_and_missing_ones():
     def step(x):
         first, second, *_ = x.split(2)
         values, places = second.max(0)
-        return torch.cat([first, values[None], places[None].float()])
+        order = torch.searchsorted(x, first, sorter=x.argsort())
+        return torch.cat([first, values[None], places[None].float(), order.float()])
 
     made = program(step, torch.zeros(6))
-    assert made.replay([torch.tensor([1.0, 2, 3, 4, 5, 6])], [])[0].tolist() == [1, 2, 4, 1]
+    assert made.replay([torch.tensor([1.0, 2, 3, 4, 5, 6])], [])[0].tolist() == [1, 2, 4, 1, 0, 1]
 
 
 def test_a_failure_of_some_ranks_is_one_of_all(comm):
     grid = grid_over(comm, n=comm.size)
     target = dc.scatter(torch.full((comm.size, 2), 0.5, dtype=torch.float64), grid)
     values = torch.rand(comm.size, 2, generator=torch.Generator().manual_seed(2)).double()
-    taken = dc.capture(lambda x, t: F.binary_cross_entropy(x * 1.0, t), dc.scatter(values / 2, grid), target)
+    taken = dc.capture(lambda x, t: F.binary_cross_entropy(x.abs(), t), dc.scatter(values / 2, grid), target)
     right = dc.scatter(values, grid)
     assert torch.equal(taken(right, target).local, F.binary_cross_entropy(right, target).local)
     values[-1, 0] = 7

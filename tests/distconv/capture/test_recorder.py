@@ -121,6 +121,16 @@ def test_steps_of_other_kinds(comm, make):
         compare(grid, make=make)
 
 
+def test_steps_inside_no_sync_and_outside_have_recordings_of_their_own(comm):
+    def accumulated(step, *batch):
+        with dc.no_sync():
+            step(*batch)
+        return step(*batch)
+
+    for grid in grids(comm, "nc"):
+        compare(grid, call=accumulated, on_change="record")
+
+
 @pytest.mark.cpu
 def test_autocast_around_a_step(comm):
     for grid in grids(comm, "c"):
