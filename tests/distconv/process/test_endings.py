@@ -24,6 +24,7 @@ import os, sys, threading, time
 import torch
 from mpi4py import MPI
 import distconv as dc
+MPI.COMM_WORLD.Barrier()
 grid = dc.ProcessGrid(MPI.COMM_WORLD, n=MPI.COMM_WORLD.size)
 x = dc.scatter(torch.ones(4, 3), grid)
 total = x.sum()
@@ -85,7 +86,7 @@ def test_a_call_of_mpi_of_the_users_for_a_rank_that_left_ends_after_the_timeout(
     with Job(2, PROGRAM.format(leave=leave, stay=IN_MPI), env={"DISTCONV_TIMEOUT_S": "8"}) as job:
         ended = job.wait(LIMIT_S)
     assert ended.returncode == 75, ended.stderr
-    assert "s in the end of the other ranks; elsewhere: rank 0 in user code at <string>, line 18\n" in ended.stderr
+    assert "s in the end of the other ranks; elsewhere: rank 0 in user code at <string>, line 19\n" in ended.stderr
     assert re.search(r"rank 1 of 2 has waited \d+ s in the end of the other ranks, for", ended.stderr)
 
 
