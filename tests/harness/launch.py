@@ -176,9 +176,8 @@ class Job:
     def _streams(self) -> tuple[str, str]:
         texts = []
         for stream in (self._stdout, self._stderr):
-            if stream is not None:
-                stream.seek(0)
-            texts.append(stream.read() if stream is not None else "")
+            # Opened again: the job's processes write at the offset of the file that they were given.
+            texts.append(Path(f"/proc/self/fd/{stream.fileno()}").read_text() if stream is not None else "")
         return texts[0], texts[1]
 
     def _orphans(self, patience_s: float) -> list[int]:

@@ -38,12 +38,12 @@ def share(items: list[pytest.Item], ranks: int, which: str) -> list[pytest.Item]
 
 
 def _short(items: Iterable[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Return the items of the short run: ``FEW`` cases of each test that is not long, on few ranks."""
+    """Return the items of the short run: on few ranks, ``FEW`` cases of each test that is not long nor starts jobs."""
     return [
         case
         for cases in by_test(items).values()
         for case in _spread(cases, FEW)
-        if ranks not in MANY and case.get_closest_marker("long") is None
+        if ranks not in MANY and case.get_closest_marker("long") is None and not starts_jobs(case)
     ]
 
 
@@ -121,3 +121,9 @@ def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
 def is_on_ranks(item: pytest.Item) -> bool:
     """Return True if a test runs under ``mpiexec``, on one rank or more."""
     return "comm" in getattr(item, "fixturenames", ()) or item.get_closest_marker("ranks") is not None
+
+
+def starts_jobs(item: pytest.Item) -> bool:
+    """Return True if a test starts jobs of its own."""
+    fixtures = getattr(item, "fixturenames", ())
+    return "mpiexec" in fixtures or (item.get_closest_marker("mpi") is not None and "comm" not in fixtures)

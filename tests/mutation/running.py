@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tests.harness import launch, selection
 from tests.mutation.drawing import Mutation
 
-ARGUMENTS = ("-x", "--short")
+ARGUMENTS = ("-x", "--full")
 """Each case runs on one rank count, as when the test command runs all tests."""
 SIGNS = re.compile(r"^FAILED, |behind the test that stopped the job", re.MULTILINE)
 """What tests/run.py prints when a test has failed. The rest of the run is not needed."""

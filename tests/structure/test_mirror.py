@@ -10,6 +10,7 @@ SHORT = 60
 """Lines up to which a module may be tested with its neighbours."""
 
 TESTED_ELSEWHERE = {
+    "distconv/capture/entries.py": "instructions, which test_recorder.py records and test_program.py runs",
     "distconv/errors.py": "classes without code: each is matched where it is raised",
     "jobs/papers/": "a paper is tested as a whole: its tables against the printed ones, in test_command.py",
     "jobs/verification/conformance/": "the table is run as one: test_command.py",

@@ -19,8 +19,8 @@ from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
 from distconv.capture.graph import on_gpu, unfit
 from distconv.capture.run import recorded
 from distconv.process.environment import TRANSPORT
-from tests.distconv.capture.test_recorder import LAYERS
-from tests.distconv.capture.trained import adam, equal, network, sgd, step_of
+from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
+from tests.distconv.capture.trained import adam, batches, compare, equal, left, network, recordings, sgd, step_of
 
 DEVICE = dc.device() if torch.cuda.is_available() else torch.device("cuda", 0)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS has no deterministic algorithms
@@ -112,109 +112,31 @@ def grid():
 
 
 def data(grid: Any, count: int, shape: tuple[int, ...] = (4, 2, 9, 8)) -> list[Any]:
-    generator = torch.Generator().manual_seed(5)
-    return [
-        (
-            dc.scatter(torch.randn(shape, generator=generator).to(DEVICE), grid),
-            dc.scatter(torch.randint(3, shape[:1], generator=generator).to(DEVICE), grid, dims="n"),
-        )
-        for _ in range(count)
-    ]
+    return batches(grid, count, shape, device=DEVICE)
 
 
-def left_by(model: Any, taken: Any, batches: Any, optimizer: Any = sgd, to_none: bool = True) -> list[Any]:
-    """All losses, gradients, weights and buffers, and where the GPU's random generator stands."""
-    torch.manual_seed(11)
-    opt = optimizer(model.parameters())
-    losses, gradients = [], []
-    for batch in batches:
-        opt.zero_grad(set_to_none=to_none)
-        losses.append(taken(*batch).local)
-        gradients += [p.grad.local if hasattr(p.grad, "local") else p.grad for p in model.parameters()]
-        opt.step()
-    held = [getattr(t, "local", t) for t in (*model.parameters(), *model.buffers())]
-    return [t.detach() for t in (*losses, *gradients, *held, torch.cuda.get_rng_state(DEVICE))]
-
-
-def compare(grid: Any, build: Any, batches: Any = None, step_of: Any = step_of, optimizer: Any = sgd, **more: Any):
-    batches = batches or data(grid, 6)
-    results = []
-    for captured in (False, True):
-        model = dc.parallelize(build().to(DEVICE), grid)
-        step = step_of(model)
-        results.append(left_by(model, dc.capture(step, *batches[0]) if captured else step, batches, optimizer, **more))
-    equal(results[1], results[0])
+def on_device(grid: Any, build: Any = network, given: Any = None, **more: Any) -> Any:
+    """Compare captured steps with eager ones, all tensors on the GPU."""
+    return compare(grid, lambda: build().to(DEVICE), given or data(grid, 6), **more)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "upsample"])  # torch adds in no order there
-def test_layers_leave_what_eager_ones_do(grid, layer):
-    compare(grid, lambda: network(LAYERS[layer]()))
+@pytest.mark.parametrize("layers", [name for name in LAYERS if name != "upsample"])  # torch adds in no order there
+def test_layers_leave_what_eager_ones_do(grid, layers):
+    on_device(grid, lambda: network(*LAYERS[layers]()))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("to_none", [False, True])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 def test_gradients_that_are_there_are_added_to(grid, optimizer, to_none):
-    compare(grid, network, optimizer=optimizer, to_none=to_none)
-
-
-def in_two_halves(model):
-    """A step that is taken twice before the optimizer's."""
-
-    def step(x, t):
-        with dc.no_sync():
-            loss = F.cross_entropy(model(x), t)
-            loss.backward()
-        loss = F.cross_entropy(model(x * 0.5), t)
-        loss.backward()
-        return loss
-
-    return step
-
-
-def in_half_precision(model):
-    def step(x, t):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(x), t)
-        loss.backward()
-        return loss
-
-    return step
-
-
-def with_numbers(model):
-    """Numbers of Python, tensors that are made of them, and random ones."""
-
-    def step(x, t):
-        weight = torch.tensor([1.0, 2.0, 0.5]).to(t.device)
-        weight.mul_(torch.tensor(1.5))
-        scale = torch.rand(1, device=DEVICE)
-        loss = F.cross_entropy(model(x * scale), t, weight=weight) * torch.tensor(0.5)
-        loss.backward()
-        return loss
-
-    return step
-
-
-def with_a_penalty(model):
-    """A loss whose gradient has a gradient."""
-
-    def step(x, t):
-        x = x.detach().requires_grad_()
-        loss = F.cross_entropy(model(x), t)
-        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        loss = loss + slope.pow(2).sum()
-        loss.backward()
-        return loss
-
-    return step
+    on_device(grid, optimizer=optimizer, to_none=to_none)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("step_of", [in_two_halves, in_half_precision, with_numbers, with_a_penalty])
-def test_steps_of_other_kinds(grid, step_of):
-    compare(grid, network, step_of=step_of)
+@pytest.mark.parametrize("make", STEPS)
+def test_steps_of_other_kinds(grid, make):
+    on_device(grid, make=make)
 
 
 class Attending(nn.Module):
@@ -235,36 +157,36 @@ class Attending(nn.Module):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
 def test_fused_attention_draws_the_numbers_that_it_draws_eagerly(grid, kernel):
-    compare(grid, lambda: Attending(kernel), step_of=in_half_precision)
+    on_device(grid, lambda: Attending(kernel), make=in_half_precision)
 
 
 @pytest.mark.gpu
 def test_shapes_that_alternate_are_recorded_once_each(grid):
     one, other = data(grid, 3), data(grid, 3, (2, 2, 12, 7))
-    batches = [batch for pair in zip(one, other, strict=True) for batch in pair]
-    results = []
-    for captured in (False, True):
-        model = dc.parallelize(network().to(DEVICE), grid)
-        step = step_of(model)
-        taken = dc.capture(step, *batches[0], on_change="record") if captured else step
-        results.append(left_by(model, taken, batches))
-    equal(results[1], results[0])
-    assert len(taken._replays) == 2
+    alternating = [batch for pair in zip(one, other, strict=True) for batch in pair]
+    assert recordings(on_device(grid, given=alternating, on_change="record")) == 2
 
 
 @pytest.mark.gpu
-def test_a_generator_of_the_users_own(grid):
-    results = []
-    x = torch.ones(5, device=DEVICE)
+def test_plain_tensors_and_modules_and_a_generator_of_the_users_own(grid):
+    x, results = torch.ones(6, 4, device=DEVICE), []
     for captured in (False, True):
+        torch.manual_seed(2)
         generator = torch.Generator(DEVICE).manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(DEVICE)
 
-        def step(x, generator=generator):
-            return x + torch.empty(5, device=DEVICE).normal_(generator=generator) + torch.rand_like(x)
+        def step(x, model=model, generator=generator):
+            noise = torch.empty(4, device=DEVICE).normal_(generator=generator) + torch.rand_like(x)
+            loss = model(x + noise).square().mean()
+            loss.backward()
+            return loss
 
-        torch.manual_seed(1)
         taken = dc.capture(step, x) if captured else step
-        results.append([*(taken(x) for _ in range(4)), generator.get_state()])
+        losses = []
+        for _ in range(4):
+            model.zero_grad()
+            losses.append(taken(x).detach())
+        results.append([*losses, *left(model), generator.get_state()])
     equal(results[1], results[0])
 
 
@@ -321,16 +243,16 @@ def test_a_replay_with_other_numbers_is_refused(ordered):
 @pytest.mark.gpu
 def test_replays_keep_memory_and_lose_none(grid):
     model = dc.parallelize(network().to(DEVICE), grid)
-    batches = data(grid, 2)
-    taken = dc.capture(step_of(model), *batches[0])
+    first, second = data(grid, 2)
+    taken = dc.capture(step_of(model), *first)
     for _ in range(3):
         model.zero_grad()
-        taken(*batches[0])
+        taken(*first)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for _ in range(300):
         model.zero_grad()
-        taken(*batches[1])
+        taken(*second)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before + 1024
 
@@ -346,7 +268,7 @@ def test_ranks_by_nccl_leave_what_eager_ones_do(comm, axis):
     grid = dc.ProcessGrid(comm, **{axis: comm.size})
     torch.use_deterministic_algorithms(True)
     try:
-        compare(grid, lambda: network(nn.Dropout(0.4)))
+        on_device(grid, lambda: network(nn.Dropout(0.4)))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -359,25 +281,3 @@ def test_ranks_that_send_by_mpi_are_told_of_nccl(comm):
     model = dc.parallelize(network().to(DEVICE), grid)
     with pytest.raises(dc.CaptureError, match="DISTCONV_TRANSPORT=nccl"):
         dc.capture(step_of(model), *data(grid, 1)[0])
-
-
-@pytest.mark.gpu
-def test_plain_tensors_and_modules_are_captured_too(grid):
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(DEVICE)
-    x = torch.randn(6, 4, device=DEVICE)
-
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    results = []
-    for captured in (False, True):
-        torch.manual_seed(2)
-        taken = dc.capture(step, x) if captured else step
-        losses = []
-        for _ in range(4):
-            model.zero_grad()
-            losses.append(taken(x).detach())
-        results.append([*losses, *(p.grad.clone() for p in model.parameters())])
-    equal(results[1], results[0])

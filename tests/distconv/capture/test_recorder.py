@@ -9,18 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from tests.distconv.capture.trained import (
-    batches,
-    both,
-    compare,
-    equal,
-    left,
-    network,
-    recordings,
-    sgd,
-    step_of,
-    trained,
-)
+from tests.distconv.capture.trained import batches, compare, equal, left, network, one_step, recordings, step_of
 from tests.distconv.layouts import grids, raises_everywhere
 
 pytestmark = pytest.mark.ranks(at_least=2, at_most=3)
@@ -41,132 +30,127 @@ class Checkpointed(nn.Module):
 
 
 LAYERS = {
-    "dropout": lambda: nn.Dropout(0.4),
-    "dropout2d": lambda: nn.Dropout2d(0.4),
-    "alpha_dropout": lambda: nn.AlphaDropout(0.3),
-    "rrelu": lambda: nn.RReLU(),
-    "group_norm": lambda: nn.GroupNorm(3, 6),
-    "instance_norm": lambda: nn.InstanceNorm2d(6, affine=True, track_running_stats=True),
-    "max_pool": lambda: nn.MaxPool2d(3, 1, 1),
-    "upsample": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
-    "transposed": lambda: nn.ConvTranspose2d(6, 6, 2, stride=2),
+    "dropout": lambda: (nn.Dropout(0.4), nn.Dropout2d(0.4), nn.AlphaDropout(0.3), nn.RReLU()),
+    "norm": lambda: (nn.GroupNorm(3, 6), nn.InstanceNorm2d(6, affine=True, track_running_stats=True)),
+    "resized": lambda: (nn.MaxPool2d(3, 1, 1), nn.ConvTranspose2d(6, 6, 2, stride=2)),
+    "upsample": lambda: (nn.Upsample(scale_factor=2, mode="bilinear"),),
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_leave_what_eager_ones_do(comm, layer):
-    for grid in grids(comm, "nhc"):
-        compare(grid, lambda: network(LAYERS[layer]()), steps=4)
-
-
-def test_a_batch_norm_that_counts_batches_in_python_is_refused(comm):
-    """Its momentum is 1 / float(num_batches_tracked)."""
-    grid = grids(comm, "nh")[0]
-    model = dc.parallelize(network(nn.BatchNorm2d(6, momentum=None)), grid)
-    raises_everywhere(
-        comm,
-        dc.CaptureError,
-        "a value is read",
-        lambda: dc.capture(step_of(model), *batches(grid, 1)[0]),
-        same_text=False,
-    )
+@pytest.mark.parametrize("layers", LAYERS)
+def test_layers_leave_what_eager_ones_do(comm, layers):
+    for grid in grids(comm, "hc"):
+        compare(grid, lambda: network(*LAYERS[layers]()))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_blocks_that_are_computed_again_draw_the_same_numbers(comm, reentrant):
     for grid in grids(comm, "nh"):
-        compare(grid, lambda: Checkpointed(reentrant), steps=4)
+        compare(grid, lambda: Checkpointed(reentrant))
+
+
+def in_two_halves(model):
+    """A step that is taken twice before the optimizer's."""
+
+    def step(x, t):
+        with dc.no_sync():
+            step_of(model)(x, t)
+        return step_of(model)(x * 0.5, t)
+
+    return step
+
+
+def in_half_precision(model):
+    def step(x, t):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(x), t)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def with_numbers(model):
+    """Numbers of Python, tensors that are made of them and written to, and random ones."""
+
+    def loss_of(y, t):
+        weight = torch.tensor([1.0, 2.0, 0.5]).to(t.device)
+        weight.mul_(torch.tensor(1.5))
+        return F.cross_entropy(y, t, weight=weight) * torch.tensor(0.5)
+
+    return lambda x, t: step_of(model, loss_of)(x * torch.rand(1, device=x.device), t)
+
+
+def ignoring_a_class(model):
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    return step_of(model, lambda y, t: F.cross_entropy(y, t, weight=weight, ignore_index=2))
+
+
+def with_one_hot_labels(model):
+    return step_of(model, lambda y, t: F.mse_loss(y.softmax(1), F.one_hot(t, 3).float()))
+
+
+def with_a_penalty(model):
+    """A loss whose gradient has a gradient."""
+
+    def step(x, t):
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(model(x), t)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        loss = loss + slope.pow(2).sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def seeded(model):
+    def step(x, t):
+        torch.manual_seed(7)
+        return step_of(model)(F.dropout(x), t)
+
+    return step
+
+
+STEPS = [in_two_halves, in_half_precision, with_numbers, with_a_penalty]
+
+
+@pytest.mark.parametrize("make", [*STEPS, ignoring_a_class, with_one_hot_labels, seeded])
+def test_steps_of_other_kinds(comm, make):
+    for grid in grids(comm, "h"):
+        compare(grid, make=make)
+
+
+def test_steps_inside_no_sync_and_outside_have_recordings_of_their_own(comm):
+    def accumulated(step, *batch):
+        with dc.no_sync():
+            step(*batch)
+        return step(*batch)
+
+    for grid in grids(comm, "nc"):
+        compare(grid, call=accumulated, on_change="record")
+
+
+@pytest.mark.cpu
+def test_autocast_around_a_step(comm):
+    for grid in grids(comm, "c"):
+        compare(grid, around=lambda: torch.autocast("cpu", torch.bfloat16))
 
 
 def test_noise_from_generators_of_the_users_own(comm):
+    def make(model):
+        generators.append(torch.Generator().manual_seed(3))
+
+        def step(x, t, generator=generators[-1]):
+            noise = torch.empty(4, 2, 9, 8).normal_(generator=generator)
+            return step_of(model)(x + 0.1 * noise + torch.rand_like(x), t)
+
+        return step
+
     for grid in grids(comm, "nh"):
-        found = []
-        for captured in (False, True):
-            generator = torch.Generator().manual_seed(3)
-            model = dc.parallelize(network(), grid)
-
-            def step(x, t, model=model, generator=generator):
-                noise = torch.empty(4, 2, 9, 8).normal_(generator=generator)
-                loss = F.cross_entropy(model(x + 0.1 * noise + torch.rand_like(x)), t)
-                loss.backward()
-                return loss
-
-            found.append(
-                [*trained(model, batches(grid, 4), sgd, captured, step_of=lambda _, s=step: s), generator.get_state()]
-            )
-        equal(*found)
-
-
-def test_seeding_inside_is_done_each_time(comm):
-    grid = grids(comm, "nh")[0]
-    model = dc.parallelize(network(nn.Dropout(0.5)), grid)
-
-    def build(_):
-        def step(x, t):
-            torch.manual_seed(7)
-            loss = F.cross_entropy(model(x), t)
-            loss.backward()
-            return loss
-
-        return step
-
-    first = trained(model, batches(grid, 3), sgd, False, step_of=build)
-    model = dc.parallelize(network(nn.Dropout(0.5)), grid)
-    equal(trained(model, batches(grid, 3), sgd, True, step_of=build), first)
-
-
-def test_constants_that_the_step_writes_to_are_new_each_time(comm):
-    grid = grids(comm, "nh")[0]
-
-    def build(model):
-        def step(x, t):
-            total = torch.tensor(0.5)
-            loss = F.cross_entropy(model(x), t)
-            total += loss.gather() if isinstance(loss, dc.DistTensor) else loss
-            total.backward()
-            return loss + torch.tensor([1.0, 2.0]).sum()
-
-        return step
-
-    data = batches(grid, 4)
-    first = trained(dc.parallelize(network(), grid), data, sgd, False, step_of=build)
-    equal(trained(dc.parallelize(network(), grid), data, sgd, True, step_of=build), first)
-
-
-def _item(model, x, t):
-    return model(x).sum().item()
-
-
-def _branch(model, x, t):
-    return model(x) if model(x).sum() > 1 else x
-
-
-def _nonzero(model, x, t):
-    return torch.nonzero(dc.gather(x) > 0)
-
-
-def _masked(model, x, t):
-    return x[x > 0]
-
-
-def _unique(model, x, t):
-    return torch.unique(t)
-
-
-def _printed(model, x, t):
-    return f"{model(x).sum()}"
-
-
-def _array(model, x, t):
-    return dc.gather(model(x).detach()).numpy()
-
-
-def _list(model, x, t):
-    return model(x).detach().sum().tolist()
-
-
-def _message(model, x, t):
-    return x.grid.world.allreduce(float(model(x).sum()))
+        generators = []
+        compare(grid, make=make)
+        equal(*([generator.get_state()] for generator in generators))
 
 
 def _memory(model, x, t):
@@ -175,82 +159,66 @@ def _memory(model, x, t):
     return y
 
 
-def _graph_left(model, x, t):
-    return model(x)
+def _printed_in_a_hook(model, x, t):
+    y = model(x)
+    y.register_hook(lambda grad: print(f"{grad.mean():.3f}"))
+    y.sum().backward()
 
 
+VALUE, SHAPE = "a value is read", "a shape that depends on values"
 REFUSED = {
-    _item: "a value is read",
-    _branch: "a value is read",
-    _nonzero: "a shape that depends on values",
-    _masked: "a shape that depends on values",
-    _unique: "a shape that depends on values",
-    _printed: "a value is read",
-    _array: r"a value is read in Python \(numpy",
-    _list: "a value is read",
-    _message: "a value is read",
-    _memory: "other memory",
-    _graph_left: "needs a backward pass",
+    "item": (lambda model, x, t: model(x).sum().item(), VALUE),
+    "branch": (lambda model, x, t: model(x) if model(x).sum() > 1 else x, VALUE),
+    "printed": (lambda model, x, t: f"{model(x).sum()}", VALUE),
+    "printed in a hook": (_printed_in_a_hook, VALUE),
+    "array": (lambda model, x, t: dc.gather(model(x).detach()).numpy(), rf"{VALUE} in Python \(numpy"),
+    "average of batch norm": (lambda model, x, t: nn.BatchNorm2d(2, momentum=None)(x), VALUE),
+    "nonzero": (lambda model, x, t: torch.nonzero(dc.gather(x) > 0), SHAPE),
+    "masked": (lambda model, x, t: x[x > 0], SHAPE),
+    "unique": (lambda model, x, t: torch.unique(t), SHAPE),
+    "sparse": (lambda model, x, t: torch.ones(3, 3).to_sparse() @ torch.ones(3, 2), "layout torch.sparse_coo"),
+    "memory": (_memory, "other memory"),
+    "graph": (lambda model, x, t: model(x), "needs a backward pass"),
 }
 
 
-@pytest.mark.parametrize("step", REFUSED)
-def test_what_cannot_be_recorded_raises_on_all_ranks_with_the_line(comm, step):
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_recorded_raises_on_all_ranks_with_the_line(comm, what):
     grid = grids(comm, "nh")[0]
     batch = batches(grid, 1)[0]
     model = dc.parallelize(network(), grid)
+    step, reason = REFUSED[what]
     before = left(model)
-    text = raises_everywhere(
-        comm,
-        dc.CaptureError,
-        f"test_recorder.py, line.*{REFUSED[step]}",
-        lambda: dc.capture(lambda *b: step(model, *b), *batch),
-    )
-    assert f"{__file__}, line " in text
+    refused = f"{__file__}, line .*{reason}"
+    raises_everywhere(comm, dc.CaptureError, refused, lambda: dc.capture(lambda *b: step(model, *b), *batch))
     equal(left(model), before)
 
 
 def test_a_value_that_one_rank_reads_raises_on_all(comm):
-    grid = grids(comm, "nh")[0]
-    x, _ = batches(grid, 1)[0]
-    model = dc.parallelize(network(), grid)
+    x, _ = batches(grids(comm, "nh")[0], 1)[0]
 
     def step(x):
-        loss = model(x).sum()
-        loss.backward()
+        y = x.sum()
         if comm.rank == comm.size - 1:
-            loss.item()
-        return loss
+            y.item()
+        return y
 
-    raises_everywhere(
-        comm, dc.CaptureError, f"a value is read.*rank {comm.size - 1}|a value is read", lambda: dc.capture(step, x)
-    )
-
-
-def test_prints_of_values_in_hooks(comm):
-    grid = grids(comm, "nh")[0]
-    batch = batches(grid, 1)[0]
-    model = dc.parallelize(network(), grid)
-    model[3].register_full_backward_hook(lambda module, into, out: print(f"{out[0].mean():.3f}"))
-    raises_everywhere(comm, dc.CaptureError, "a value is read", lambda: dc.capture(step_of(model), *batch))
+    raises_everywhere(comm, dc.CaptureError, "a value is read", lambda: dc.capture(step, x))
 
 
 @pytest.mark.cpu
 def test_an_error_of_the_step_is_its_own_and_leaves_nothing(comm):
-    grid = grids(comm, "nh")[0]
-    x, t = batches(grid, 1)[0]
-    model = dc.parallelize(network(), grid)
+    grid, model, (x, t), taken = one_step(comm)
     before = left(model)
 
     def step(x):
-        F.cross_entropy(model(x), t).backward()
+        step_of(model)(x, t)
         raise KeyError("mine")
 
     raises_everywhere(comm, KeyError, "mine", lambda: dc.capture(step, x))
     equal(left(model), before)
     wrong = dc.scatter(torch.full((4,), 7), grid, dims="n")
     raises_everywhere(comm, dc.LabelError, "out of bounds", lambda: dc.capture(step_of(model), x, wrong))
-    taken = dc.capture(step_of(model), x, t)
     taken(x, t)
     raises_everywhere(comm, dc.LabelError, "Target 7 is out of bounds", lambda: taken(x, wrong))
     model.zero_grad()
@@ -290,16 +258,13 @@ class Halved(torch.autograd.Function):
 @pytest.mark.parametrize("function", [Sign, Halved])
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_functions_of_a_users(comm, fallback, function):
+    def make(model):
+        def step(x, t):
+            y = x * 1.0
+            z = function.apply(y)
+            return step_of(model)(z + y, t), y.detach()
+
+        return step
+
     for grid in grids(comm, "nh"):
-
-        def make(model):
-            def step(x, t):
-                y = x * 1.0
-                z = function.apply(y)
-                loss = F.cross_entropy(model(z + y), t)
-                loss.backward()
-                return [loss, y.detach()]
-
-            return step
-
-        assert recordings(both(grid, make)) <= 2
+        assert recordings(compare(grid, make=make)) <= 2

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import distconv as dc
 from distconv.capture.captured import Captured
+from tests.distconv.layouts import grids
 
 
 def network(*more, bias=True, seed=1):
@@ -18,24 +20,22 @@ def network(*more, bias=True, seed=1):
     return nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1, bias=bias),
         nn.BatchNorm2d(6),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         *more,
         nn.Conv2d(6, 6, 3, stride=2, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(inplace=True),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(6, 3),
     )
 
 
-def batches(grid, count, shape=(4, 2, 9, 8), seed=5):
+def batches(grid, count, shape=(4, 2, 9, 8), seed=5, device="cpu"):
     """So many batches of images and labels, scattered."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):
-        images = torch.randn(shape, generator=generator)
-        labels = torch.randint(3, shape[:1], generator=generator)
+        images = torch.randn(shape, generator=generator).to(device)
+        labels = torch.randint(3, shape[:1], generator=generator).to(device)
         found.append((dc.scatter(images, grid), dc.scatter(labels, grid, dims="n")))
     return found
 
@@ -48,22 +48,34 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def step_of(model):
+def step_of(model, loss_of=F.cross_entropy):
     """A step of training without the optimizer."""
 
     def step(x, t):
-        loss = F.cross_entropy(model(x), t)
+        loss = loss_of(model(x), t)
         loss.backward()
         return loss
 
     return step
 
 
+def one_step(comm, axes="nh", **options):
+    """The first grid of these axes, a model on it, a batch, and the captured step of the model."""
+    grid = grids(comm, axes)[0]
+    (batch,), model = batches(grid, 1), dc.parallelize(network(), grid)
+    return grid, model, batch, dc.capture(step_of(model), *batch, **options)
+
+
+def block_of(tensor):
+    return getattr(tensor, "local", tensor)
+
+
 def left(model):
-    """Copies of parameters, buffers and gradients of this rank, and the state of the random generator."""
-    blocks = [getattr(t, "local", t) for t in (*model.parameters(), *model.buffers())]
-    grads = [None if p.grad is None else getattr(p.grad, "local", p.grad) for p in model.parameters()]
-    return [None if t is None else t.detach().clone() for t in (*blocks, *grads, torch.get_rng_state())]
+    """Copies of parameters, buffers and gradients of this rank, and the states of the random generators."""
+    parameters = [*model.parameters()]
+    tensors = [*parameters, *model.buffers(), *(p.grad for p in parameters), torch.get_rng_state()]
+    tensors += torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [None if t is None else block_of(t).detach().clone() for t in tensors]
 
 
 def equal(found, expected):
@@ -79,57 +91,40 @@ def equal(found, expected):
             )
 
 
-def trained(model, data, optimizer, captured, to_none=True, step_of=step_of, **options):
-    """Losses of all steps, and what they have left."""
-    torch.manual_seed(11)
-    step, opt = step_of(model), optimizer(model.parameters())
-    taken = dc.capture(step, *data[0], **options) if captured else step
-    losses = []
-    for batch in data:
-        opt.zero_grad(set_to_none=to_none)
-        losses.append(getattr(taken(*batch), "local", None))
-        opt.step()
-    return [*(loss.detach().clone() for loss in losses), *left(model)]
-
-
-def compare(grid, build, data=None, steps=6, optimizer=sgd, **options):
-    """Check that captured steps leave what eager ones do; the captured step."""
-    data = data or batches(grid, steps)
-    expected = trained(dc.parallelize(build(), grid), data, optimizer, False, **options)
-    equal(trained(dc.parallelize(build(), grid), data, optimizer, True, **options), expected)
-
-
 def recordings(step):
     """How many recordings a captured step has."""
     assert isinstance(step, Captured)
     return len(step._replays)
 
 
-def both(
+def compare(
     grid,
-    make,
-    call=lambda step, x, t: step(x, t),
-    between=lambda: None,
-    example=None,
-    around=nullcontext,
     build=network,
+    data=None,
+    steps=4,
+    make=step_of,
+    optimizer=sgd,
+    to_none=True,
+    call=lambda step, *batch: step(*batch),
+    example=lambda *batch: batch,
+    around=nullcontext,
+    plan=None,
     **options,
 ):
-    """What ``make(model)`` leaves in five steps, captured and not; the captured step."""
-    found = []
+    """Check that ``make(model)`` returns and leaves the same, captured and not, in all steps; the captured step."""
+    data, found = data or batches(grid, steps), []
     for captured in (False, True):
         torch.manual_seed(11)
-        model, data = dc.parallelize(build(), grid), batches(grid, 5)
-        optimizer, step = sgd(model.parameters()), make(model)
+        model = dc.parallelize(build(), plan or grid)
+        opt, step, kept = optimizer(model.parameters()), make(model), []
         with around():
-            taken = dc.capture(step, *(example or (lambda *batch: batch))(*data[0]), **options) if captured else step
-        kept = []
+            taken = dc.capture(step, *example(*data[0]), **options) if captured else step
         for batch in data:
-            optimizer.zero_grad()
+            opt.zero_grad(set_to_none=to_none)
             with around():
-                kept += [y.local.detach().clone() for y in call(taken, *batch)]
-            optimizer.step()
-            between()
+                results = tree_leaves(call(taken, *batch))
+            kept += [block_of(each).detach().clone() for each in results if isinstance(each, torch.Tensor)]
+            opt.step()
         found.append([*kept, *left(model)])
     equal(found[1], found[0])
     return taken
