@@ -71,14 +71,15 @@ def parallelize(
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
     over = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
+    world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    described = "; ".join(f"{name} {_described(tensor)}" for name, tensor in state.items())
+    # Before the checks: one rank alone may have another model.
+    agree(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
     if over not in BATCH_NORM:
         raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
-    world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     _check_initialized(model)
     _check_wrappers(model)
-    state = dict(model.named_parameters()) | dict(model.named_buffers())
-    described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
-    agree(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
     if isinstance(target, ProcessGrid):
         layers = {name: (module, target) for name, module in model.named_modules()}
     else:
@@ -122,6 +123,10 @@ def ranks_of(model: torch.nn.Module) -> MPI.Intracomm:
     worlds = (_worlds[module] for module in model.modules() if module in _worlds)
     world = next(worlds, None)
     return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return "lazy" if is_lazy(tensor) else f"{tuple(tensor.shape)} {tensor.dtype}{' on meta' * tensor.is_meta}"
 
 
 def _check_initialized(model: torch.nn.Module) -> None:

@@ -74,6 +74,8 @@ def open_output(
         On all ranks, if there is something else, the name has another ending, or it cannot be written.
     """
     place = Path(path)
+    described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
+    agree(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
     if not shape:
         raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
     if not isinstance(name, str) or not name.strip("/"):
@@ -88,8 +90,7 @@ def open_output(
     dtype = torch.float32 if dtype in HALF else dtype
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
         raise DataError(f"write: {place}: values of {dtype} cannot be read as samples. Write real numbers of NumPy.")
-    described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
-    agree(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
+    described["dtype"] = str(dtype).removeprefix("torch.")
     return kind(place.absolute(), name, tuple(shape), dtype=dtype, comm=comm, note=described)
 
 

@@ -102,6 +102,10 @@ class _State(NamedTuple):
     """Whether it has the parameter's shape."""
 
 
+_COUNTS = ("step", "eta", "mu", "mu_product")
+"""Single numbers that torch's optimizers keep whatever the dtype and device of the parameter are."""
+
+
 def _needed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, _State]:
     """What one of torch's optimizers keeps of a parameter once it has taken a step: seen on a small one."""
     kind: Any = type(optimizer)
@@ -187,9 +191,9 @@ def restore_optimizer(
             continue
         parameter = parameters[owner]
 
-        # torch keeps Adam's step count on the CPU, the rest beside the parameter.
-        def placed(tensor: torch.Tensor, like: torch.Tensor = parameter) -> torch.Tensor:
-            if not tensor.dim():
+        # torch keeps Adam's step count on the CPU, the rest beside the parameter, which may be a single number, too.
+        def placed(tensor: torch.Tensor, like: torch.Tensor = parameter, counts: bool = key in _COUNTS) -> torch.Tensor:
+            if not tensor.dim() and (like.dim() or counts):
                 return tensor
             converts = convert_dtype and tensor.is_floating_point()
             return tensor.to(like.device, like.dtype if converts else tensor.dtype)

@@ -96,12 +96,16 @@ def save_checkpoint(
     """
     comm = comm or ranks_of(model)
     agree(comm, "save_checkpoint", f"step {step} in {directory}")
+    together(comm, lambda: _check_values(values), CheckpointError)
+    tensors, own = capture(model, optimizer, comm)
+    return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
+
+
+def _check_values(values: object) -> None:
     if not isinstance(values or {}, Mapping):
         raise CheckpointError(
             f"save_checkpoint: values is a {type(values).__name__}. Pass a dictionary, {{'schedule': ...}}."
         )
-    tensors, own = capture(model, optimizer, comm)
-    return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
 
 def load_checkpoint(
@@ -137,7 +141,7 @@ def load_checkpoint(
         On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
     comm = comm or ranks_of(model)
-    agree(comm, "load_checkpoint", f"{directory}")
+    agree(comm, "load_checkpoint", f"{directory}, {strict=}, {convert_dtype=}, {fallback=}, {missing_ok=}")
 
     def check(contents: Contents) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)

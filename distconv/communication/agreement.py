@@ -89,7 +89,7 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     mine = np.array([int.from_bytes(digest, "little")])
     if apart(comm, mine, lambda: f"agreement on {what}").any():
         values = comm.allgather((what, value))
-        error = MismatchError(_disagreement(values, way_out))
+        error = MismatchError(_disagreement(values, comm.bcast(way_out)))
         error.names_calls = len({operation for operation, _ in values}) > 1
         raise error
 

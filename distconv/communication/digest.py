@@ -29,18 +29,19 @@ def digest(tensor: torch.Tensor) -> int:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of the 64-bit words of a tensor, folded to 56 bits.
+    """Return 56 bits of the sum of the 64-bit words of a tensor and of its first values.
 
     Ten times as fast as :func:`digest`. Other values almost always change it, but the same words in another order do
-    not.
+    not, unless they are among the first.
     """
     # By torch: FSDP could not free memory that NumPy has seen.
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).view(torch.uint8)
     whole = len(flat) // 8 * 8
     words = flat[:whole] if flat.storage_offset() % 8 == 0 else flat[:whole].clone()
-    total = int(words.view(torch.int64).sum()) + int.from_bytes(bytes(flat[whole:].tolist()), "little")
-    total %= 1 << 64
-    return (total ^ (total >> 32)) & ((1 << 56) - 1)
+    total = int(words.view(torch.int64).sum())
+    # The sum of 4096 equal words lacks the upper 12 bits of each: constants would have the same one.
+    seen = total.to_bytes(8, "little", signed=True) + bytes(flat[:64].tolist()) + bytes(flat[whole:].tolist())
+    return int.from_bytes(hashlib.blake2b(seen, digest_size=7).digest(), "little")
 
 
 def different(

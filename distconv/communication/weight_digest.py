@@ -26,6 +26,9 @@ _LONG, _ALIGNED = 1024, 16
 _BITS = 32
 """Of the digest that rides."""
 
+_MIXING = 0x9E3779B97F4A7C15 - (1 << 64)
+"""An odd number: the upper bits of a product depend on all bits of the sum. Two equal halves would cancel in an XOR."""
+
 _EXACT = 24
 """Bits of an integer that float32 holds."""
 
@@ -59,11 +62,16 @@ def parts_of(weights: Sequence[torch.Tensor], turn: int) -> tuple[list[torch.Ten
 
 def digests_of(short: list[torch.Tensor], long: list[torch.Tensor], ranks: int) -> torch.Tensor:
     """The pieces of the digest of parts, and their squares."""
-    words = torch.stack([values.view(torch.int64).sum() for values in (torch.cat(short), *long)]).sum()
+    # The sum of many equal words lacks their upper bits, so those of short parts, such as scales, are mixed one by one.
+    words = torch.stack([_mixed(torch.cat(short).view(torch.int64)).sum(), *(x.view(torch.int64).sum() for x in long)])
     bits = _piece_bits(ranks)
-    digest = words ^ (words >> _BITS)
+    digest = _mixed(words.sum())
     pieces = (digest >> torch.arange(0, _BITS, bits, device=digest.device)) & ((1 << bits) - 1)
     return torch.cat([pieces, pieces.square()]).float()
+
+
+def _mixed(words: torch.Tensor) -> torch.Tensor:
+    return (words * _MIXING) >> _BITS
 
 
 def _per_word(values: torch.Tensor) -> int:

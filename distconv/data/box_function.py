@@ -64,8 +64,9 @@ class BoxFunction:
         DataError
             On all ranks, if the function fails.
         """
-        one = tuple(Interval(0, 1) for _ in self.shape(name))
-        dtype = together(self.comm, lambda: self.read(name, one).dtype, DataError)
+        dtype = together(
+            self.comm, lambda: self.read(name, tuple(Interval(0, 1) for _ in self.shape(name))).dtype, DataError
+        )
         agree(self.comm, f"dtype of {name!r}", str(dtype))
         return dtype
 

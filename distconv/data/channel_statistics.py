@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import agree, together
 from distconv.data.source import Source
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
@@ -40,6 +40,7 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
         On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the text names
         the sample.
     """
+    agree(file.comm, "moments", f"{file.path}: {name!r}, {channels=}")
     shape = file.shape(name)
     if len(shape) < 1 + channels:
         raise DataError(f"moments: {file.path}: {name!r} is {shape} and has no channels. Pass channels=False.")

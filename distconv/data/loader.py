@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import agree, together
 from distconv.data.conversion import converted, default_dtype
 from distconv.data.source import Source
 from distconv.distribution import Distribution, Interval, default_axes
@@ -139,7 +139,9 @@ class Loader(Epochs):
         ahead: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
+        """Collective over ``grid``.
+
+        ``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
 
         ``transpose``: its rows become its columns with probability one half, too; both are equally many then.
         ``crop`` is how much is taken of a sample along some axes, ``{"h": 256, "w": 256}``, at a place drawn for it.
@@ -149,7 +151,11 @@ class Loader(Epochs):
         ------
         DataError
             If no batch can be made of the samples, or a field, ``mirror`` or ``crop`` does not fit them.
+        MismatchError
+            If ranks pass different options.
         """
+        options = f"{batch=}, {seed=}, {shuffle=}, {drop_last=}, {mirror=}, {transpose=}, {crop=}"
+        agree(grid.world, "Loader", f"{list(fields)} of {file.path}, {options}")
         if not fields:
             raise DataError(f"Loader: no fields of {file.path} are named. Give at least one Field.")
         samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
@@ -245,6 +251,7 @@ class Loader(Epochs):
             On all ranks: if the file has changed since it was opened, or, in the step that a batch belongs to, if any
             rank could not read its part.
         """
+        agree(self.grid.world, "epoch of a Loader", f"{number} from step {start} on")
         self.file.check_unchanged()
         batches = self.batches(number, start)
         waiting: deque[_Reading] = deque()

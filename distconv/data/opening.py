@@ -59,10 +59,10 @@ def open_source(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     layouts = [layouts] if isinstance(layouts, str) else layouts
+    named = path if isinstance(path, _ONE) else [str(each) for each in path]
+    agree(comm, "open_source", f"{sorted(layouts)} of {named}, {one_each}, {readers}")
     if not layouts:
         raise DataError(f"open_source: no datasets of {path} are named. Name at least one.")
-    named = path if isinstance(path, _ONE) else [str(each) for each in path]
-    agree(comm, "open_source", f"{named}, {one_each}, {readers}")
     files = together(comm, lambda: _files_of(path), DataError)
     opened: StoredSamples
     if files is not None:

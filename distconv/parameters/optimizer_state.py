@@ -59,6 +59,8 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     """
     comm = comm or MPI.COMM_WORLD
     kind = type(optimizer)
+    parameters = _parameters(optimizer)
+    agree(comm, "shard_optimizer", f"{kind.__name__} of {[(tuple(p.shape), str(p.dtype)) for p in parameters]}")
     if isinstance(optimizer, LBFGS) or not kind.step.__module__.startswith("torch.optim."):
         raise UnsupportedOperation(
             f"shard_optimizer: {kind.__module__}.{kind.__qualname__} may look at several parameters at once, of which "
@@ -66,8 +68,6 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
         )
     if comm.size == 1 or split_of(optimizer) is not None:
         return optimizer
-    parameters = _parameters(optimizer)
-    agree(comm, "shard_optimizer", f"{kind.__name__} of {[(tuple(p.shape), str(p.dtype)) for p in parameters]}")
     plain = {str(number): p for number, p in enumerate(parameters) if not isinstance(p, DistTensor)}
     wrong = different(comm, plain, "shard_optimizer")
     if wrong:

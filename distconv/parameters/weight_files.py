@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
+from distconv.communication.digest import checksum
 from distconv.errors import CheckpointError, DistconvError
 from distconv.whole_files import open_regular, write_file
 
@@ -34,7 +35,7 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
         If ranks see different files.
     """
     weights = together(comm, lambda: _read(path), CheckpointError)
-    agree(comm, f"weights in {path}", str([(name, tuple(getattr(x, "shape", ()))) for name, x in weights.items()]))
+    agree(comm, f"weights in {path}", ", ".join(f"{name} {_described(x)}" for name, x in weights.items()))
     return weights
 
 
@@ -119,6 +120,10 @@ def without_prefix(prefix: str) -> str:
         f"Save them under the model's names: {{name.removeprefix({prefix!r}): x for name, x in state.items()}}, or the "
         "state dict of the module inside."
     )
+
+
+def _described(x: object) -> str:
+    return f"{tuple(x.shape)} {x.dtype} with checksum {checksum(x):x}" if isinstance(x, torch.Tensor) else ""
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:

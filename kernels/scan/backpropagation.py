@@ -62,10 +62,10 @@ def backpropagate(
 
     Source: BPPSA, Eqs. 3-5, algorithm 1.
     """
-    if method not in get_args(Method) or (depth is not None and depth < 0):
-        raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
     if comm is not None:
         agree(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
+    if method not in get_args(Method) or (depth is not None and depth < 0):
+        raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
     level, whole = problem(gradient, jacobians, sources, comm)
     chosen, depth = _chosen(method, depth, whole, speed)
     if len(whole.active) == 1 and (comm is None or comm.rank == 0):

@@ -19,10 +19,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from distconv.communication.agreement import agree
+from distconv.communication.agreement import agree, together
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution, block_range
-from distconv.errors import DistributionError, ShapeError
+from distconv.errors import CoordinateError, DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
 from distconv.kernels.sparse.coordinates import Offsets
@@ -195,10 +195,11 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     DistributionError
         If the grid has an axis that cuts nothing here.
     MismatchError
-        If coordinates, or shape and dtype of the features, differ between ranks.
+        If coordinates, cuts, or shape and dtype of the features, differ between ranks.
     """
     described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
-    agree(grid.world, "sparse scatter", described)
+    cuts = "balanced" if partition is None else partition.cuts
+    agree(grid.world, "sparse scatter", f"{described}, cuts {cuts}")
     parts = partition or Partition.balanced(grid, x.coords)
     if parts.grid is not grid or parts.dimension != x.dimension:
         raise DistributionError(f"a partition of {parts.dimension} dimensions over {parts.grid!r} does not fit {x!r}")
@@ -230,13 +231,16 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     Raises
     ------
     MismatchError
-        If channels, dtypes or batch sizes differ between ranks.
+        If channels, dtypes, batch sizes or cuts differ between ranks.
+    CoordinateError
+        On all ranks, if coordinates and features of one of them make no sparse tensor.
     DistributionError
         On all ranks, if one of them has a site that is not in its box.
     """
     world = partition.grid.world
-    agree(world, "sparse from_local", f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}")
-    local = SparseTensor(coords, features, batch_size=batch_size)
+    described = f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}, cuts {partition.cuts}"
+    agree(world, "sparse from_local", described)
+    local = together(world, lambda: SparseTensor(coords, features, batch_size=batch_size), CoordinateError)
     foreign = int((partition.owners(local.sites.coords) != partition.grid.rank).sum())
     counts = world.allgather(foreign)
     if any(counts):

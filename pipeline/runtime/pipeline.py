@@ -96,7 +96,7 @@ class Pipeline:
         arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {plans=}, {options=}"
         agree(comm, "Pipeline's arguments", arguments)
         agree(comm, "Pipeline's stages", described(self.modules))
-        _check_kinds(self.modules, schedule, loss, optimizer, batch_norm)
+        together(comm, lambda: _check_kinds(self.modules, schedule, loss, optimizer, batch_norm), ScheduleError)
         self._chunks = chunks_of(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
             raise ScheduleError(

@@ -124,9 +124,10 @@ def is_hooked(module: nn.Module) -> bool:
     return any(hooks)
 
 
-def modes() -> tuple[bool, ...]:
-    """Whether autograd, and autocast of each device, is on."""
-    return torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+def modes() -> tuple[bool | torch.dtype, ...]:
+    """Whether autograd is on, and the dtype of each device's autocast, False where that is off."""
+    autocast = (torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), *autocast
 
 
 def traced_steps(model: nn.Module) -> Steps:

@@ -203,14 +203,6 @@ def test_unknown_statistics_are_refused(comm):
     raises_everywhere(comm, dc.PlanError, "batch_norm='all'", lambda: dc.Plan({"*": {"h": 1}}, batch_norm="all"))
 
 
-@pytest.mark.ranks(at_least=2)
-def test_ranks_that_ask_for_different_statistics_are_a_mismatch(comm):
-    grid, over = grid_over(comm, h=comm.size), "local" if comm.rank else "spatial"
-    raises_everywhere(
-        comm, dc.MismatchError, "batch norm", lambda: dc.parallelize(build(), grid, batch_norm=over), same_text=True
-    )
-
-
 # -- SyncBatchNorm ----------------------------------------------------------------------------------------------------
 
 

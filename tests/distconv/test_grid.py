@@ -37,15 +37,6 @@ def test_an_unknown_axis_is_refused(comm):
     )
 
 
-@pytest.mark.fault(3)
-@pytest.mark.ranks(at_least=2)
-def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm):
-    axes = {"h": comm.size} if comm.rank == 1 else {"w": comm.size}
-    text = raises_everywhere(comm, dc.MismatchError, "ranks disagree", lambda: dc.ProcessGrid(comm, **axes))
-    assert f"h={comm.size} on rank 1" in text
-    assert f"w={comm.size} on rank" in text
-
-
 def test_a_communicator_along_axes_holds_the_ranks_that_differ_only_there(comm):
     for grid in grids(comm, "nhw"):
         for count in range(4):

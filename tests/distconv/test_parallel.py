@@ -182,13 +182,6 @@ def test_broadcast_gives_all_ranks_the_state_of_the_first(comm):
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.fault(23)
-@pytest.mark.ranks(at_least=2)
-def test_different_models_are_a_mismatch(comm):
-    model = build(Pooled if comm.rank else Tied)
-    raises_everywhere(comm, dc.MismatchError, "Pooled", lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
-
-
 def test_a_lazy_layer_is_called_before(comm):
     model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyConv2d(4, 3))
     match = r"'1' \(LazyConv2d\) does not know the shapes .* call the model once with plain tensors"
@@ -240,32 +233,6 @@ def test_a_linear_layer_of_a_plan_gets_its_features_split_not_what_lies_between(
     y = layer(dc.scatter(normal(3, 5, 6), grid_over(comm, n=comm.size)))
     assert seen == [("n", None, "c")]
     torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.ranks(2, 3)
-def test_a_rank_that_evaluates_while_others_train_is_found_in_the_same_pass(comm):
-    grid = dc.ProcessGrid(comm, h=comm.size)
-    model = dc.parallelize(nn.Conv2d(3, 4, 3, padding=1).double(), grid)
-    x = dc.scatter(normal(2, 3, 7, 9), grid)
-    model(x).sum().backward()
-    model.train(comm.rank != 0)
-    raises_everywhere(
-        comm,
-        dc.MismatchError,
-        r"forward pass of Conv2d: .* in eval\(\) on rank 0; in train\(\) on rank",
-        lambda: model(x),
-    )
-    grid.free()
-
-
-@pytest.mark.ranks(2, 3)
-def test_a_rank_without_gradients_is_found_in_the_same_pass(comm):
-    grid = dc.ProcessGrid(comm, h=comm.size)
-    model = dc.parallelize(nn.Conv2d(3, 4, 3, padding=1).double(), grid)
-    x = dc.scatter(normal(2, 3, 7, 9), grid)
-    with torch.set_grad_enabled(comm.rank != 0):
-        raises_everywhere(comm, dc.MismatchError, r"in train\(\), under no_grad on rank 0", lambda: model(x))
-    grid.free()
 
 
 @pytest.mark.ranks(2, 3)

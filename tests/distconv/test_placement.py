@@ -111,37 +111,6 @@ def test_gather_of_a_plain_tensor_is_that_tensor(comm):
     assert dc.gather(plain) is plain
 
 
-@pytest.mark.fault(16, 17)
-@pytest.mark.parametrize(
-    "make", [lambda r: counting(4, 3 + r), lambda r: counting(4, 3).to([torch.float64, torch.float32][r])]
-)
-@pytest.mark.ranks(at_least=2)
-def test_ranks_that_scatter_different_tensors_all_hear_of_it(comm, make):
-    tensor = make(int(comm.rank == 1))
-    text = raises_everywhere(
-        comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(tensor, grid_over(comm, n=comm.size))
-    )
-    assert "on rank 1" in text
-
-
-UNFIT = {
-    "nothing": lambda: None,
-    "more dimensions than are named": lambda: counting(4, 3, 2),
-    "no values": lambda: counting(4, 3).to("meta"),
-    "a sparse tensor": lambda: counting(4, 3).to_sparse(),
-}
-
-
-@pytest.mark.fault(16)
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("kind", UNFIT)
-def test_what_one_rank_alone_cannot_scatter_is_told_on_all(comm, kind):
-    given = UNFIT[kind]() if comm.rank == 1 else counting(4, 3)
-    with dc.ProcessGrid(comm, n=comm.size) as grid:
-        raises_everywhere(comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(given, grid, dims="nc"))
-        assert torch.equal(dc.gather(dc.scatter(counting(4, 3), grid)), counting(4, 3))
-
-
 def test_a_tensor_without_memory_is_rejected(comm):
     given, grid = counting(4, 3).to("meta"), grid_over(comm, n=comm.size)
     dist = dc.Distribution(grid, (None, None))
@@ -151,34 +120,6 @@ def test_a_tensor_without_memory_is_rejected(comm):
         (lambda: dc.from_local(given, dist, (4, 3)), "from_local"),
     ):
         raises_everywhere(comm, dc.DistributionError, f"{name}: a tensor on the device meta has no values", call)
-
-
-@pytest.mark.ranks(at_least=2)
-def test_requires_grad_on_some_ranks_only_is_a_mismatch(comm):
-    tensor = counting(4, 3).requires_grad_(comm.rank == 0)
-    raises_everywhere(comm, dc.MismatchError, "requires_grad", lambda: dc.scatter(tensor, grid_over(comm, n=comm.size)))
-
-
-@pytest.mark.ranks(at_least=2)
-def test_a_rank_that_scatters_under_no_grad_alone_is_a_mismatch(comm):
-    """It evaluates while the others train: its messages would pair with those of a training step."""
-    grid, tensor = grid_over(comm, n=comm.size), normal(4, 2)
-    for _ in range(9):
-        dc.scatter(tensor, grid)  # values are compared of the first ones alone
-    with torch.set_grad_enabled(comm.rank != 0):
-        raises_everywhere(
-            comm, dc.MismatchError, r"under no_grad(, values \w+)? on rank 0", lambda: dc.scatter(tensor, grid)
-        )
-
-
-@pytest.mark.ranks(at_least=2)
-def test_another_root_on_each_rank_is_a_mismatch(comm):
-    raises_everywhere(
-        comm,
-        dc.MismatchError,
-        "root=",
-        lambda: dc.scatter(counting(4), grid_over(comm, n=comm.size), root=int(comm.rank == 1)),
-    )
 
 
 def test_a_root_without_a_tensor_is_refused(comm):
@@ -235,14 +176,6 @@ def test_a_block_of_the_wrong_shape_is_refused_on_all_ranks(comm):
     extra = int(comm.rank == comm.size - 1)
     local = torch.zeros(dist.local_shape((8,))[0] + extra)
     raises_everywhere(comm, dc.DistributionError, "from_local: the block is", lambda: dc.from_local(local, dist, (8,)))
-
-
-@pytest.mark.fault(17)
-@pytest.mark.ranks(at_least=2)
-def test_blocks_of_different_dtypes_are_a_mismatch(comm):
-    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
-    local = torch.zeros(dist.local_shape((8,)), dtype=torch.float16 if comm.rank else torch.bfloat16)
-    raises_everywhere(comm, dc.MismatchError, "bfloat16", lambda: dc.from_local(local, dist, (8,)))
 
 
 STRIDED = {

@@ -193,23 +193,6 @@ def test_a_missing_or_huge_file_is_refused_on_all_ranks(comm, shared_tmp_path):
     raises_everywhere(comm, dc.PlanError, "more than 10485760 bytes are too many", lambda: dc.Plan.load(huge, comm))
 
 
-@pytest.mark.ranks(at_least=2)
-def test_a_file_that_only_one_rank_cannot_read_is_refused_on_all(comm, tmp_path):
-    path = tmp_path / "plan.json"
-    if comm.rank:
-        dc.Plan({"*": {"h": 2}}).save(path)
-    raises_everywhere(comm, dc.PlanError, "on rank 0", lambda: dc.Plan.load(path, comm))
-
-
-@pytest.mark.fault(30)
-@pytest.mark.ranks(at_least=2)
-def test_plans_that_differ_between_ranks_are_a_mismatch(comm, tmp_path):
-    plan = dc.Plan({"*": {"h": comm.size if comm.rank else 1}})
-    plan.save(tmp_path / "plan.json")
-    raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.Plan.load(tmp_path / "plan.json", comm))
-    raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.parallelize(Net(), plan))
-
-
 def test_replicas_that_a_plan_names_are_among_its_parts(comm):
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1))
     for parts in ({"r": comm.size}, {"h": 1, "r": comm.size}, {}):

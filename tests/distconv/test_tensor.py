@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import warnings
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from distconv.communication import agreement
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere
 
 
@@ -333,25 +331,3 @@ def test_it_may_be_empty_on_some_ranks_and_still_works(comm):
         (x * x).sum().backward()
         assert x.grad.local.shape == x.local.shape
         assert torch.equal(dc.gather(x.grad), 2 * whole)
-
-
-DRAWN = {
-    "a factor": lambda x, draw: x * draw.random(),
-    "a named number": lambda x, draw: torch.add(x, x, alpha=draw.random()),
-    "a shift": lambda x, draw: torch.roll(x, draw.randrange(10**6), 1),
-    "a tensor": lambda x, draw: x + torch.tensor([draw.random() for _ in range(9)]),
-    "a mask": lambda x, draw: torch.where(torch.tensor([draw.random() < 0.5 for _ in range(9)] * 3).view(3, 9), x, x),
-    "an array of indices": lambda x, draw: x[:, np.array([draw.randrange(3) for _ in range(9)])],
-    "a slice": lambda x, draw: x[:, :, : draw.randrange(10**6)],
-}
-"""Calls with random numbers of Python, which no seed of torch makes the same on all ranks."""
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("call", DRAWN.values(), ids=DRAWN)
-def test_numbers_that_differ_between_ranks_are_found_where_all_calls_are_compared(comm, monkeypatch, call):
-    monkeypatch.setattr(agreement, "level", "all")
-    x = dc.scatter(normal(2, 3, 3, 9), dc.ProcessGrid(comm, h=comm.size))
-    call(x, random.Random(0))
-    raises_everywhere(comm, dc.MismatchError, "ranks disagree", lambda: call(x, random.Random(comm.rank)))
-    x.grid.free()

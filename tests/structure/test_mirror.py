@@ -20,6 +20,9 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
+    "tests/distconv/test_costs.py": "bytes that calls send, sum and keep",
+    "tests/distconv/test_cache_keys.py": "keys of all caches",
+    "tests/distconv/communication/test_one_rank_alone.py": "all that ranks compare: one of them differs",
     "tests/distconv/test_torch_wrappers.py": "torch's wrappers for data parallelism around parallelized models",
     "tests/docs/test_code_blocks.py": "the pages of docs/: their code",
     "tests/docs/test_console.py": "commands of the pages, and what they print",

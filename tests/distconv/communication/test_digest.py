@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.communication.digest import difference, different, digest
+from distconv.communication.digest import checksum, difference, different, digest
 from tests.distconv.layouts import normal
 
 
@@ -31,3 +31,19 @@ def test_what_differs_is_named_with_its_ranks_on_all(comm):
     assert text.startswith("1 of 3 parameters and buffers are no longer the same on all ranks, the first is 'other': ")
     assert f"one on rank {others}, another one on rank 1" in text
     assert not difference(comm, {"same": tensors["same"]}, comm.rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("count", [1, 4, 7, 4096])
+def test_constants_have_other_checksums_in_any_number(dtype, count):
+    tensors = [torch.full((count,), value).to(dtype) for value in (0, 1, 2, 3, 4, 8)]
+    assert len({checksum(tensor) for tensor in tensors}) == len(tensors)
+
+
+def test_a_checksum_is_that_of_the_values_in_their_order():
+    x = normal(9, 7)
+    assert checksum(x) == checksum(x.t().contiguous().t()) != checksum(x.t())
+    for index in ((0, 0), (8, 6)):
+        other = x.clone()
+        other[index] = other[index].nextafter(torch.tensor(9.0))
+        assert checksum(other) != checksum(x)

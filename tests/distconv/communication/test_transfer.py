@@ -16,7 +16,7 @@ from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Interval
 from tests.distconv.communication.drawn_layouts import FEW, needed_box, needs, shapes
-from tests.distconv.layouts import counting, cut, grid_over, normal, raises_everywhere
+from tests.distconv.layouts import counting, cut, grid_over, normal
 
 
 @FEW
@@ -105,15 +105,6 @@ def test_a_plan_is_built_once(comm):
     src = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
     dst = dc.Distribution(grid_over(comm, n=comm.size), (None,))
     assert transfer_plan(src, dst, (11,)) is transfer_plan(src, dst, (11,))
-
-
-@pytest.mark.fault(26)
-@pytest.mark.ranks(at_least=2)
-def test_ranks_that_plan_different_transfers_all_hear_of_it(comm):
-    src = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
-    dst = dc.Distribution(grid_over(comm, n=comm.size), (None,))
-    shape = (13,) if comm.rank else (14,)
-    raises_everywhere(comm, dc.MismatchError, "ranks disagree", lambda: transfer_plan(src, dst, shape))
 
 
 def _moved(grid: dc.ProcessGrid, rows: int) -> None:

@@ -35,6 +35,14 @@ def test_the_same_weights_are_alike_and_one_that_differs_is_found(ranks):
             assert not alike(summed(copies), ranks)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("numel", [1, 4, 16, 1024])
+def test_constants_that_differ_are_found(dtype, numel):
+    for one, other in itertools.combinations((0.0, 0.5, 1.0, 2.0, -1.0), 2):
+        weights = [torch.full((numel,), value).to(dtype) for value in (one, other)]
+        assert not alike(summed(weights), 2), (one, other)
+
+
 def test_what_rides_is_summed_exactly_whatever_its_order_is():
     """The largest pieces that there can be, on more ranks than one machine has."""
     ranks = 5000

@@ -139,12 +139,6 @@ def test_a_crop_that_is_larger_than_the_samples_is_refused(comm: Any) -> None:
             Loader(source, FIELDS, grid_of(comm), 2, crop=crop)
 
 
-@pytest.mark.ranks(2)
-def test_shapes_that_differ_between_ranks_are_refused(comm: Any) -> None:
-    with pytest.raises(dc.MismatchError, match="BoxFunction: ranks disagree"):
-        BoxFunction({"image": (COUNT + comm.rank, 4)}, short, comm)
-
-
 def test_values_of_another_shape_are_refused_though_they_are_as_many() -> None:
     box = (Interval(0, 1), Interval(0, 2), Interval(0, 3))
     for shape in ((1, 3, 2), (2, 3), (1, 2, 4)):

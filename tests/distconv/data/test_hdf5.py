@@ -15,7 +15,7 @@ import pytest
 
 from distconv.data.hdf5 import SampleFile
 from distconv.distribution import Interval
-from distconv.errors import DataError, MismatchError
+from distconv.errors import DataError
 from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, flip_bit, write
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -269,13 +269,6 @@ def test_a_file_that_changes_between_epochs_is_found(
     text = common(comm, caught.value)
     assert reason in text
     assert str(path) in text
-
-
-def test_ranks_that_ask_for_different_files_are_told(comm: Any, shared_tmp_path: Path) -> None:
-    if comm.size == 1:
-        return
-    with pytest.raises(MismatchError, match="HDF5 file: ranks disagree"):
-        SampleFile(shared_tmp_path / f"{comm.rank}.h5", LAYOUTS, comm)
 
 
 def test_columns_of_text_are_read(comm: Any, shared_tmp_path: Path) -> None:

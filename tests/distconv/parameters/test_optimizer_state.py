@@ -303,12 +303,3 @@ def test_optimizers_that_may_look_at_several_parameters_are_refused(comm):
             "may look at several parameters at once",
             lambda optimizer=optimizer: dc.shard_optimizer(optimizer, comm),
         )
-
-
-@pytest.mark.ranks(at_least=2)
-def test_parameters_that_differ_are_a_mismatch(comm):
-    torch.manual_seed(comm.rank)
-    optimizer = torch.optim.Adam(nn.Linear(2, 3).parameters())
-    raises_everywhere(
-        comm, dc.MismatchError, "2 of 2 whole parameters differ", lambda: dc.shard_optimizer(optimizer, comm)
-    )

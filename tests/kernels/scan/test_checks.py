@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distconv.errors import MismatchError, ScanError
+from distconv.errors import ScanError
 from distconv.kernels.scan import Identity, backpropagate
 from distconv.kernels.scan.checks import problem
 from tests.kernels.scan.chains import block, normal, stack
@@ -89,9 +89,6 @@ def test_ranks_that_do_not_fit_each_other_all_raise_the_same(comm):
     mine = stack(n)[block(n, comm)]
     last = comm.rank == comm.size - 1
     wrong = {
-        rf"jacobians\[0\] on rank {comm.size - 1} \(=5 x 5\) takes gradients of 5": stack(2, width=5),
-        rf"values on rank {comm.size - 1} are torch.float32 on cpu, on rank 0 torch.float64 on cpu": mine.float(),
-        rf"Jacobians in a NoneType .* \(on rank {comm.size - 1}\)": None,
         rf"is no matrix.* \(on rank {comm.size - 1}\)": ["J"],
     }
     for text, theirs in wrong.items():
@@ -102,6 +99,4 @@ def test_ranks_that_do_not_fit_each_other_all_raise_the_same(comm):
         backpropagate(gradient, stack(0), "blelloch", comm)
     with pytest.raises(ScanError, match=r"gradient is None.*\(on rank 0\)"):
         backpropagate(None, mine, "blelloch", comm)
-    with pytest.raises(MismatchError, match="method of backpropagate: ranks disagree"):
-        backpropagate(gradient, mine, "linear" if last else "blelloch", comm)
     assert len(backpropagate(gradient, mine, "blelloch", comm)) == len(mine)

@@ -101,13 +101,6 @@ def test_a_checkpoint_drops_the_same_elements_again(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_ranks_with_other_seeds_are_told_to_seed_alike(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
-    torch.manual_seed(comm.rank)
-    raises_everywhere(comm, dc.MismatchError, r"seed all ranks alike \(torch.manual_seed\)", lambda: F.dropout(x, 0.5))
-
-
-@pytest.mark.ranks(at_least=2)
 def test_the_check_of_seeds_can_be_left_out(comm, monkeypatch):
     monkeypatch.setattr(agreement, "level", "off")
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))

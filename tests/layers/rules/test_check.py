@@ -87,9 +87,3 @@ def test_what_is_wrong_is_found(comm: Any, operator: Any, windows: Any, reason: 
 def test_a_function_without_a_rule_is_refused(comm: Any) -> None:
     with pytest.raises(TypeError, match=r"smooth has no rule: decorate it with distconv.rule"):
         dc.check_rule(smooth, (X, X), comm)
-
-
-@pytest.mark.ranks(2)
-def test_examples_that_differ_are_refused(comm: Any) -> None:
-    with pytest.raises(MismatchError, match="example of wide: ranks disagree"):
-        dc.check_rule(dc.rule(x={0: P})(wide), (X + comm.rank,), comm)

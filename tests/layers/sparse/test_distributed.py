@@ -273,14 +273,6 @@ def test_sites_of_another_ranks_box_are_refused_on_all_ranks(comm):
     )
 
 
-@pytest.mark.ranks(at_least=2)
-def test_another_cloud_on_one_rank_is_a_mismatch(comm):
-    coords = torch.tensor([[0, 0], [0, 1 + comm.rank]])
-    x = SparseTensor(coords, torch.zeros(2, 1))
-    grid = grid_over(comm, w=comm.size)
-    raises_everywhere(comm, dc.MismatchError, "sparse scatter", lambda: sparse.scatter(x, grid))
-
-
 @pytest.mark.ranks(2)
 def test_other_coordinates_are_noticed_whatever_their_sums(comm):
     rows = [[[0, 2], [0, 1]], [[0, 0], [0, 2]]][comm.rank]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.errors import GridError, MismatchError, ShapeError
+from distconv.errors import GridError, ShapeError
 from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import ScheduleError
 from tests.distconv.layouts import raises_everywhere
@@ -82,30 +82,6 @@ def test_stages_that_are_no_modules_are_refused(comm):
         "stage 1 is a builtin",
         lambda: Pipeline([nn.Tanh(), torch.tanh], comm, "gpipe", F.mse_loss),
     )
-
-
-OTHERWISE = {
-    "schedule": {"schedule": "1f1b-sno"},
-    "microbatches": {"microbatches": 3},
-    "batch_norm": {"batch_norm": "deferred"},
-    "weights": {"weights": "recompute"},
-}
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_other_arguments_on_one_rank_are_a_mismatch(comm, name):
-    given = {"schedule": "gpipe"} | (OTHERWISE[name] if comm.rank == 1 else {})
-    raises_everywhere(
-        comm, MismatchError, "ranks disagree", lambda: Pipeline(linear(comm.size), comm, loss=F.mse_loss, **given)
-    )
-
-
-@pytest.mark.ranks(2)
-def test_another_switch_on_one_rank_is_a_mismatch(comm):
-    pipe = Pipeline(linear(2), comm, "stale", F.mse_loss)
-    raises_everywhere(comm, MismatchError, "switch", lambda: pipe.switch("gpipe", 1 + comm.rank))
-    pipe.close()
 
 
 @pytest.mark.ranks(1, 2)
