@@ -157,7 +157,9 @@ class Output(ABC):
         """All is written. On rank 0."""
 
     def write(self, begin: int, tensor: DistTensor) -> None:
-        """Write the rows from ``begin`` on, behind those that are written. Collective.
+        """Write the rows from ``begin`` on, behind those that are written; those behind them are to be written again.
+
+        Collective.
 
         Raises
         ------
@@ -178,7 +180,7 @@ class Output(ABC):
             block = placed.local.to("cpu", self.dtype).contiguous()
             together(self.comm, lambda: None if mine is None else self._put(mine, block), DataError)
         boxes = self.comm.gather(mine, root=0)
-        self.rows = max(self.rows, begin + len(tensor))
+        self.rows = begin + len(tensor)
 
         def note() -> None:
             if boxes is not None:
@@ -273,7 +275,8 @@ class _Hdf5(Output):
     def _note_rows(self, rows: int, boxes: list[Box | None]) -> None:
         begin = min((box[0].start for box in boxes if box is not None), default=rows)
         # What an earlier job wrote, but did not note as complete, is written anew.
-        self._pieces = [piece for piece in self._pieces if piece[1][0][0] < begin]
+        earlier = [(name, box) for name, box in self._pieces if box[0][0] < begin]
+        self._pieces = [(name, [(box[0][0], min(box[0][1], begin)), *box[1:]]) for name, box in earlier]
         for rank, box in enumerate(boxes):
             if box is not None:
                 self._pieces.append((_file_name(box[0].start, rank), [(i.start, i.stop) for i in box]))

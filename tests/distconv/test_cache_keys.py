@@ -260,11 +260,14 @@ def sparse_layers() -> list[nn.Module]:
 
 
 @pytest.mark.ranks(1, 2)
-def test_layers_on_the_sites_of_one_sparse_tensor(comm: Any) -> None:
+@pytest.mark.parametrize("ranks_with_sites", ["all", "the first"])
+def test_layers_on_the_sites_of_one_sparse_tensor(comm: Any, ranks_with_sites: str) -> None:
     places = [(0, h, w) for h in range(8) for w in range(9) if (h * w + h) % 3 != 1]
     coords, values = torch.tensor(places) * torch.tensor([1, 2, 2]), normal(len(places), 1)
-    made = [SparseTensor(coords, values, 2) for _ in range(2)]
-    shared = sparse.scatter(made[0], grid_over(comm, w=comm.size)) if comm.size > 1 else made[0]
+    x, grid = SparseTensor(coords, values, 2), grid_over(comm, w=comm.size)
+    alone = sparse.Partition(grid, ((), (), (100,) * (comm.size - 1)))
+    partition = alone if ranks_with_sites == "the first" else None
+    shared = sparse.scatter(x, grid, partition)
     for layer in sparse_layers():
         fresh = SparseTensor(coords, values, 2)
         found, expected = sparse.gather(layer(shared)), layer(fresh)

@@ -78,13 +78,16 @@ def test_no_two_ranks_write_one_chunk(comm: Any, shared_tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("extent", "chunk", "parts", "offset"), [(10, 4, 3, 0), (10, 4, 3, 3), (1, 4, 3, 2), (0, 4, 2, 1), (64, 8, 4, 0)]
+    ("extent", "chunk", "parts", "offset"),
+    [(10, 4, 3, 0), (10, 4, 3, 3), (1, 4, 3, 2), (0, 4, 2, 1), (64, 8, 4, 0), (8, 4, 2, 8)],
 )
 @pytest.mark.ranks(1)
 def test_blocks_end_at_the_borders_of_chunks(comm: Any, extent: int, chunk: int, parts: int, offset: int) -> None:
     found = aligned(extent, chunk, parts, offset)
     assert found[0] == 0 and found[-1] == extent and list(found) == sorted(found) and len(found) == parts + 1
     assert all((offset + border) % chunk == 0 for border in found[1:-1] if 0 < border < extent)
+    lengths = [stop - start for start, stop in itertools.pairwise(found)]
+    assert max(lengths) <= chunk * -(-((offset + extent - 1) // chunk + 1 - offset // chunk) // parts) or not extent
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -225,3 +228,53 @@ def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp
         assert json.loads((tmp_path / "out.h5.parts" / "progress.json").read_text())["rows"] == 2
     with pytest.raises(DataError, match="incomplete" if form == "zarr" else "No such file"):
         open_source(path, ["y"], comm)
+
+
+ENDS = {(0, 4, 5): (4, 5, 11), (0, 1, 1): (1, 9, 11), (0, 6, 3, 5): (6, 8, 5, 11), (0, 10, 10): (10, 11, 11)}
+"""Of rows that are written one after the other, by where they begin."""
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("shape", [(11,), (11, 3), (11, 2, 70)], ids=str)
+@pytest.mark.parametrize("begins", ENDS, ids=str)
+def test_rows_are_written_from_wherever_they_begin(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, ...], begins: Any
+) -> None:
+    """Again where they were written already, in the middle of chunks, and with fewer rows than ranks."""
+    needed(form)
+    monkeypatch.setattr(writing, "_ROWS", 4)
+    expected, path = np.zeros(shape), shared_tmp_path / f"o.{form}"
+    for axes in ("n", "h"):
+        target = path.with_stem(axes)
+        grid = dc.ProcessGrid(comm, **{axes: comm.size})
+        dims = ("n", *"hw"[: len(shape) - 1])
+        output = open_output(target, "values", shape, torch.float64, comm, note={})
+        for number, (begin, end) in enumerate(zip(begins, ENDS[begins], strict=True)):
+            rows = torch.from_numpy(np.random.default_rng(number).standard_normal((end - begin, *shape[1:])))
+            output.write(begin, dc.scatter(rows, dc.Distribution(grid, tuple(a if a == axes else None for a in dims))))
+            expected[begin:end] = rows.numpy()
+        output.finish()
+        comm.Barrier()
+        assert np.array_equal(values_of(target, comm), expected)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_that_leave_a_gap_or_reach_beyond_the_end_are_rejected(
+    comm: Any, shared_tmp_path: Path, form: str
+) -> None:
+    needed(form)
+    output = open_output(shared_tmp_path / f"o.{form}", "values", (9, 3), torch.float64, comm, note={})
+    rows = dc.scatter(torch.ones(4, 3), dc.ProcessGrid(comm, n=comm.size))
+    output.write(0, rows)
+    for begin, given in ((5, rows), (6, rows), (0, rows[:, :2])):
+        with pytest.raises(DataError, match="do not fit behind 4 rows"):
+            output.write(begin, given)
+    with pytest.raises(DataError, match="4 of 9 rows are written"):
+        output.finish()
+    assert rows_written(output.path, comm) == 4
+    output.write(0, rows[:2])
+    assert rows_written(output.path, comm) == 2
+    with pytest.raises(DataError, match="2 of 9 rows are written"):
+        output.finish()

@@ -20,6 +20,7 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
+    "tests/distconv/test_damaged_files.py": "all that read files, given something else",
     "tests/distconv/test_costs.py": "bytes that calls send, sum and keep",
     "tests/distconv/test_cache_keys.py": "keys of all caches",
     "tests/distconv/communication/test_one_rank_alone.py": "all that ranks compare: one of them differs",

@@ -591,10 +591,15 @@ FILES: dict[str, Case] = {
         lambda r: dc.load_checkpoint(r.pick("a", "b"), with_weight(len), comm=r.comm),
         "load",
     ),
-    "checkpoint loaded: missing_ok": (
-        lambda r: dc.load_checkpoint("a", with_weight(len), comm=r.comm, missing_ok=r.odd),
-        "load_checkpoint: ranks disagree",
-    ),
+    **{
+        f"checkpoint loaded: {option}": (
+            lambda r, o=option: dc.load_checkpoint(
+                "a", with_weight(len), comm=r.comm, **r.pick({}, {o: o != "strict"})
+            ),
+            "load_checkpoint: ranks disagree",
+        )
+        for option in ("strict", "convert_dtype", "fallback", "missing_ok")
+    },
     "plan file": (
         lambda r: [dc.Plan({"*": {"h": r.pick(1, 2)}}).save("p.json"), dc.Plan.load("p.json", r.comm)],
         "plan: ranks disagree",
