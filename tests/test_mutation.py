@@ -168,6 +168,7 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_a_run_reports_who_noticed_and_continues_from_its_journal(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

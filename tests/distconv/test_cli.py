@@ -115,6 +115,7 @@ def test_it_says_its_version(comm: Any, capsys: pytest.CaptureFixture[str]) -> N
 PLANNED = "plan --model lenet5 --input 1,28,28 --batch 4 --ranks 2 --machine lassen".split()
 
 
+@pytest.mark.long
 @pytest.mark.fault(88)
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["info"], PLANNED])
 def test_a_pipe_that_is_closed_early_is_no_error(arguments: list[str]) -> None:

@@ -72,6 +72,7 @@ def test_training_with_several_grids_equals_one_process(comm, number):
         close(other[name], tensor, name)
 
 
+@pytest.mark.long
 def test_a_plan_makes_each_grid_once(comm):
     plan, model = dc.Plan({"*": {"h": comm.size}, "head": {"n": comm.size}}), Net()
     first = plan.grids(model, comm)

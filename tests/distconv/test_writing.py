@@ -41,6 +41,7 @@ def values_of(path: Path, comm: Any, name: str = "values") -> Any:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_whole_tensor_is_there_whatever_the_grid(comm: Any, shared_tmp_path: Path, form: str) -> None:
     needed(form)
@@ -209,6 +210,7 @@ def test_a_damaged_note_of_progress_is_one_error_on_all_ranks(
     common(comm, caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp_path: Path, form: str) -> None:

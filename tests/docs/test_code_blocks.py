@@ -49,6 +49,7 @@ def run(page: str, marker: str, comm, folder: Path, monkeypatch: pytest.MonkeyPa
                 del sys.modules[name]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("page", pages_with(""))
 def test_the_python_of_a_page_runs_on_2_ranks(comm, fallback, shared_tmp_path, monkeypatch, page):

@@ -64,6 +64,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in site.rglob("*.html")}
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(180)
 def test_every_link_leads_to_a_page_and_a_place_in_it(pages: dict[Path, Page]) -> None:
     lost = []

@@ -182,6 +182,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_step(
     assert trainer.step_count == 0
 
 
+@pytest.mark.long
 @pytest.mark.fault(61, 62)
 @on_ranks
 @pytest.mark.parametrize("target", ["state", "manifest"])
@@ -254,6 +255,7 @@ def test_a_checkpoint_that_one_rank_does_not_see_is_refused_on_all(
     assert time.monotonic() - began > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.fault(73)
 @on_ranks
 @pytest.mark.parametrize("lags", ["folder", "file"])
@@ -319,6 +321,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(58, 59)
 def test_a_disk_that_is_full_indeed_is_an_error_on_all_and_training_goes_on(tmp_path: Path) -> None:
     """A file system of 8 MB in memory, in a name space of its own; where there may be none, files of 2 MB at most."""

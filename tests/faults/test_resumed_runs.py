@@ -42,6 +42,7 @@ def _state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: dc.gather(tensor).clone() for name, tensor in trainer.model.state_dict().items()}
 
 
+@pytest.mark.long
 @pytest.mark.fault(44, 67)
 @pytest.mark.ranks(4)
 @pytest.mark.time_limit(300)
@@ -77,6 +78,7 @@ def _meet(comm: Any) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.fault(43)
 @pytest.mark.ranks(2, 4)
 @pytest.mark.time_limit(180)

@@ -52,6 +52,7 @@ GRIDS: dict[int, list[dict[str, int]]] = {
 CASES = [pytest.param(each, id=each.name, marks=() if each.quick else pytest.mark.slow) for each in IDIOMS]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.parametrize("idiom", CASES)

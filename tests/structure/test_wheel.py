@@ -122,6 +122,7 @@ def installed(wheel: Path) -> Path:
     return wheel.parent / "site"
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(180)
 @pytest.mark.parametrize("way", ["installed", "editable"])
 @pytest.mark.parametrize("command", [["train.py"], ["-c", "import distconv as dc; print(dc.ProcessGrid)"]])

@@ -56,6 +56,7 @@ def test_where_the_anomaly_was_made_is_said(comm: Any) -> None:
             loss.backward()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.ranks(2, 3)
 def test_of_several_anomalies_the_first_step_counts_not_the_first_rank(comm: Any) -> None:

@@ -80,6 +80,7 @@ def derivatives(layer, grid, shape, weights):
     return [*first, *torch.autograd.grad(sum(whole((g**2).sum()) for g in first), given)]
 
 
+@pytest.mark.long
 @FEW_RANKS
 @pytest.mark.parametrize("name", LAYERS)
 def test_second_derivatives_of_a_layer_are_those_of_one_process(comm, name):
@@ -191,6 +192,7 @@ def maml(model, grid):
     return [p.grad for p in slow.values()]
 
 
+@pytest.mark.long
 @FEW_RANKS
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("idiom", [wgan_gp, r1, hessian_vector, maml])

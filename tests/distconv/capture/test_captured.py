@@ -33,6 +33,7 @@ from tests.distconv.layouts import grids, raises_everywhere
 pytestmark = pytest.mark.ranks(2)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(("optimizer", "to_none"), [(sgd, True), (adam, False)])
 def test_a_training_leaves_what_an_eager_one_does(comm, optimizer, to_none):

@@ -37,6 +37,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", LAYERS)
 def test_layers_leave_what_eager_ones_do(comm, layers):
     for grid in grids(comm, "hc"):

@@ -175,6 +175,7 @@ def test_memory_that_others_see_stays_what_it_was(comm):
     assert len(seen) == (comm.rank == comm.size - 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 @pytest.mark.ranks(2, 3)
 def test_captured_steps_sum_where_eager_ones_do(comm):

@@ -66,6 +66,7 @@ def zipped(comm: Any, path: Path) -> str:
     return f"zip://{path.name}::file://{archive}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("layout", ["hdf5", "netcdf", "hdf5-list", "zarr-v2", "zarr-v3"])
 def test_batches_are_those_of_the_path(
@@ -155,6 +156,7 @@ def test_a_server_without_ranges_is_named(comm: Any, shared_tmp_path: Path) -> N
         comm.Barrier()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["hdf5", "zarr-v3"])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_server_that_is_gone_is_an_error_of_its_batch(

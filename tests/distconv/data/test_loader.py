@@ -48,6 +48,7 @@ def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any,
     return np.stack(images), np.stack(labels)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("batch", "crop"), [(1, {}), (3, {}), (4, {"h": 5, "w": 6}), (7, {"w": 7}), (3, {"h": 7, "w": 7})]
 )

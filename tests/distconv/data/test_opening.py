@@ -34,6 +34,7 @@ def made(comm: Any, folder: Path, layout: str) -> Any:
     return comm.bcast(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batches_are_those_of_the_arrays_to_the_last_bit(comm: Any, shared_tmp_path: Path, layout: str) -> None:
     source = open_source(made(comm, shared_tmp_path, layout), NAMES, comm, one_each=layout == "hdf5-one-each")

@@ -34,6 +34,7 @@ def seconds(comm: Any, readers: int) -> float:
         return time.perf_counter() - start
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 def test_eight_readers_are_five_times_as_fast_as_one(comm: Any) -> None:
     one, eight = seconds(comm, 1), seconds(comm, 8)
@@ -80,6 +81,7 @@ def test_none_is_left_behind(comm: Any, tmp_path: Path) -> None:
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 def test_they_end_with_a_rank_that_is_killed(comm: Any, tmp_path: Path) -> None:
     script = (

@@ -83,6 +83,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     pipe.close()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.time_limit(300)
 @pytest.mark.parametrize(
@@ -139,6 +140,7 @@ FORCED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4, 6)
 @pytest.mark.time_limit(300)
 def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm: Any, shared_tmp_path: Path) -> None:
@@ -186,6 +188,7 @@ def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.Captu
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.long
 def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pipeline.json"
     free = cli.main(explored(out, "unet", 4, "--schedules", "gpipe"))
@@ -232,6 +235,7 @@ def kinds_profiles(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("order", [1, -1])

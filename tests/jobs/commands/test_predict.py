@@ -50,6 +50,7 @@ def values_of(path: Path, comm: Any) -> Any:
     return source.read("prediction", tuple(dc.Interval(0, extent) for extent in source.shape("prediction")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["zarr", "h5"])
 def test_volumes_on_a_grid_are_those_of_one_process_with_scores_and_a_picture(
     comm: Any, shared_tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -82,6 +83,7 @@ def test_windows_are_those_of_monai_and_raw_is_what_the_network_gives(comm: Any,
     assert np.abs(values_of(shared_tmp_path / "out" / "prediction.h5", comm) - expected).max() < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [[], ["--window", "d=8,h=8", "--overlap", "0.5", "--batch", "3"]])
 def test_a_job_that_was_stopped_goes_on(
     comm: Any, shared_tmp_path: Path, window: list[str], monkeypatch: pytest.MonkeyPatch
@@ -127,6 +129,7 @@ def test_what_does_not_fit_is_one_line(comm: Any, tmp_path: Path, capsys: pytest
         assert reason in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_run_on_meshes_scales_others_as_its_own(comm: Any, shared_tmp_path: Path) -> None:
     mesh, run = written(shared_tmp_path / "mesh.h5", comm), shared_tmp_path / "run"
@@ -146,6 +149,7 @@ def test_a_run_on_meshes_scales_others_as_its_own(comm: Any, shared_tmp_path: Pa
     assert "dice" not in json.loads((shared_tmp_path / "out-new.h5" / "summary.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("task", ["classify", "sequence"])
 def test_a_classifiers_accuracy_is_that_of_its_training(comm: Any, shared_tmp_path: Path, task: str) -> None:

@@ -63,6 +63,7 @@ def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm)
         assert key not in found.computing(1).table
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 def test_links_between_nodes_are_printed_beside_those_on_a_node(comm, tmp_path_factory, monkeypatch, capfd):
     for module in (measure_links, profile):

@@ -95,6 +95,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     assert ("on 40 samples of 1 x 28 x 28, batch 16, 6 steps" in printed) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_picture")
 @on_ranks
 def test_resume_keeps_the_lines_up_to_the_checkpoint_and_wants_the_same_settings(

@@ -110,6 +110,7 @@ def test_split_optimizer_state_changes_no_number_and_may_be_given_up(comm: Any, 
     assert len(losses[0]) >= 4 and losses[0] == losses[1]
 
 
+@pytest.mark.long
 @on_ranks
 def test_without_matplotlib_it_says_so(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ def test_without_matplotlib_it_says_so(
     assert (text in capsys.readouterr().out) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @on_ranks
 def test_samples_without_held_out_ones_are_trained_on(comm: Any, shared_tmp_path: Path) -> None:
     path = written(shared_tmp_path / "mesh.h5", comm, heldout=0)

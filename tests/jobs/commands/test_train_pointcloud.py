@@ -72,6 +72,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
         assert (text in printed) == (comm.rank == 0)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_resume_keeps_the_lines_and_takes_the_same_steps(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

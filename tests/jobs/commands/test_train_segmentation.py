@@ -26,6 +26,7 @@ def command(comm: Any, path: Path, out: Path, *more: str) -> list[str]:
     return ["train", "segmentation", "--data", str(path), "--out", str(out), "--grid", grid, *model, *more]
 
 
+@pytest.mark.long
 def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = written(shared_tmp_path / "a.h5", comm), shared_tmp_path / "out"
     more = ["--epochs", "2", "--crop", "h=6", "--mirror", "wh", "--class-weights", "1,2,1", "--loss"]
@@ -87,6 +88,7 @@ def test_what_is_wrong_is_one_line(
     assert code == 2 and (comm.rank or (reason in said and len(said.splitlines()) == 1))
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("form", ["weights.pt", "weights.safetensors", "weights"])
 def test_averages_are_evaluated_predicted_with_exported_and_begun_with(

@@ -128,6 +128,7 @@ seed: 5
 """
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("task", TRAININGS)
 def test_a_run_from_its_saved_file_is_the_same_bit_for_bit(

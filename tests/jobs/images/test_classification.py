@@ -33,6 +33,7 @@ GRIDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.fault(44)
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_losses_on_any_grid_equal_those_of_plain_torch(
         assert found.loss == pytest.approx(score.loss, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.fault(67)
 @on_ranks
 def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(comm: Any, shared_tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_digit_lights_the_segments_of_the_usual_display(label: int) -> None:
     assert all(image[at] in (0, 255) for at in middles.values())
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_they_need_no_file(comm: Any) -> None:
     samples = ImageSamples(Path("digits"), comm)

@@ -51,6 +51,7 @@ def test_hdf5_images_lie_in_groups_in_two_files_or_in_a_folder(comm: Any, shared
     samples.close()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ["images.zarr", "images.nc", "npy", "folder"])
 def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: Path, name: str) -> None:

@@ -21,6 +21,7 @@ from tests.jobs.images.image_files import arrays, written
 GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2"], 3: ["h=3"], 4: ["n=2,h=2", "h=2,w=2", "n=4"], 6: ["n=2,h=3"]}
 
 
+@pytest.mark.long
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.parametrize("form", ["cifar", "hdf5"])
 def test_batches_are_the_moved_and_mirrored_images_on_any_grid(comm: Any, shared_tmp_path: Path, form: str) -> None:

@@ -17,6 +17,7 @@ from tests.jobs.mesh.mesh_files import SIZE
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
 
+@pytest.mark.long
 def test_a_complete_file_is_left_as_it_is(small: Path) -> None:
     before = small.read_bytes()
     summary = generate(small, size=SIZE, samples=7, heldout=5, seed=3, progress=False)

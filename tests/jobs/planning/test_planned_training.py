@@ -43,6 +43,7 @@ def _trained(name, target=None, comm=None):
     return losses, model.state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", CASES)

@@ -56,6 +56,7 @@ def plain(net: nn.Module, window: Any, overlap: float, dtype: Any) -> Any:
     return torch.cat(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("window", "overlap", "batch"), [((8, 8, 9), 0.5, 1), ((5, 17, 4), 0.25, 3), ((12, 17, 9), 0.25, 2)]
 )

@@ -34,6 +34,7 @@ def settings(dimensions: int = 2, **more: Any) -> Settings:
     return Settings(**{**given, **more})
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_a_grid_trains_and_scores_as_one_process(comm: Any, shared_tmp_path: Path, dimensions: int) -> None:

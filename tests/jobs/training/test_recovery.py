@@ -27,6 +27,7 @@ def trainer_on(comm: Any, folder: Path, optimizer: str = "sgd") -> Trainer:
     return Trainer(settings, ImageSamples(folder, comm), grid_of(comm))
 
 
+@pytest.mark.long
 @pytest.mark.fault(66)
 @on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -109,6 +110,7 @@ def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, sha
     assert "checkpoint of step 9 lies beyond the 8 steps" in text
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("split", ["h", "c"])
 def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_path: Path, split: str) -> None:

@@ -24,6 +24,7 @@ def count(comm, indices):
     return Counter(what for _, _, what, _ in found)
 
 
+@pytest.mark.long
 def test_some_random_networks(comm):
     assert count(comm, range(6))[EXACT] >= 4
 

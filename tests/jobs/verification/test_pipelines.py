@@ -11,6 +11,7 @@ from distconv import cli
 from distconv.jobs.verification import pipelines
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(300)
 def test_what_is_explored_and_what_is_not_are_measured_and_summarised(

@@ -71,6 +71,7 @@ def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dty
             equal(trained(dc.parallelize(build(), grid), images, optimizer, True), expected)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize(("name", "build", "shape", "dtype"), list(every()))

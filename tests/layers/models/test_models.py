@@ -94,6 +94,7 @@ def test_logits_have_the_size_of_the_input(name: str, size: tuple[int, int]) -> 
 GRIDS = {1: ["n=1"], 2: ["h=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,w=2"], 6: ["n=2,h=3"], 8: ["n=2,h=2,w=2"]}
 
 
+@pytest.mark.long
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.parametrize("name", MESH_MODELS)
 @pytest.mark.parametrize("size", SIZES[1:])

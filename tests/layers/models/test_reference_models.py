@@ -92,6 +92,7 @@ KIN = ("vgg11", "vgg16", "resnet56", "cosmoflow")
 """Deeper or plainer ones of others in the list; the last is run on other numbers of ranks in any case."""
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[pytest.mark.slow] * (c.model in KIN), id=c.model) for c in CASES]
@@ -100,6 +101,7 @@ def test_training_a_reference_model_over_four_ranks_equals_one_process(comm: Any
     check(comm, case)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 6)
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.model in ("alexnet", "cosmoflow", "resnet20", "unet")], ids=lambda case: case.model

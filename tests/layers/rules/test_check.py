@@ -68,6 +68,7 @@ def test_channels_that_meet_whole_weights_are_no_window(comm: Any) -> None:
         dc.check_rule(rule, (X, WEIGHT), comm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("operator", "windows", "reason"),
     [

@@ -174,6 +174,7 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
         assert_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(
     "build",

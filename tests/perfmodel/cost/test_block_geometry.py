@@ -34,6 +34,7 @@ def _missing(shape, source, target, rank):
     return math.prod(i.extent for i in new) - common
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2, 3, 4, 6)
 def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
     for shape in SHAPES:

@@ -71,6 +71,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dims", "channels", "extents", "dtype"), [(3, 4, (64, 64, 64), "float32"), (2, 16, (256, 256), "float64")]
 )

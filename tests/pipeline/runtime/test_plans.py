@@ -36,6 +36,7 @@ PLANS = {
 """Of stages of ``segmentation``: a convolution is their first layer (0) or second (1), another one comes later (3)."""
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4, 6)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b-so", "zero-bubble"])
 def test_layers_of_a_stage_on_grids_of_their_own(comm, schedule):

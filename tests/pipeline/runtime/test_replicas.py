@@ -73,6 +73,7 @@ def assert_replicas_equal(comm, pipe, stages):
         assert stage != pipe.stage or theirs == mine
 
 
+@pytest.mark.long
 @pytest.mark.ranks(3, 4, 6)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b-so", "zero-bubble"])
 def test_replicas_add_gradients_in_their_order(comm, name):

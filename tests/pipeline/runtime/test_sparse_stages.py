@@ -37,6 +37,7 @@ def parts(count):
     return as_stages([part.double() for part in made])
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(("schedule", "microbatches"), SCHEDULES)
 def test_training_has_the_bits_of_one_process(comm, schedule, microbatches):

@@ -248,6 +248,7 @@ def test_hooks_that_would_be_lost_are_refused_and_those_of_a_layer_are_called():
 # --- Possible cuts ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet20", "vgg16_bn", "unet"])
 def test_a_model_is_cut_at_any_possible_cut_and_at_all_of_them(name):
     model = MODELS[name](width=2)

@@ -93,6 +93,7 @@ def test_without_a_communicator_of_nccl_on_one_rank_all_go_through_mpi(comm, ref
         assert device_transport._chosen(own, DEVICE) == device_transport.HOST
 
 
+@pytest.mark.long
 @pytest.mark.cpu
 @pytest.mark.fault(96)
 @pytest.mark.ranks(2, 3)

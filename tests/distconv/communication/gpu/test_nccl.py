@@ -64,6 +64,7 @@ def ring_and_sums(comm, channel, device):
 # -- for real, by gloo -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 def test_messages_and_sums_by_a_process_group_are_those_of_mpi(comm):
@@ -87,6 +88,7 @@ def test_messages_by_a_process_group_arrive_in_their_order(comm):
             assert torch.equal(into, normal(4, seed=10 * before + i))
 
 
+@pytest.mark.long
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3, 4)
 def test_transfers_by_a_process_group_and_their_adjoints_are_those_that_mpi_is_tested_for(comm):
@@ -287,6 +289,7 @@ def test_cuda_is_asked_neither_from_the_watchdogs_thread_in_time_nor_while_a_gra
             assert each.wait().cpu().tolist() == [2] * 3
 
 
+@pytest.mark.long
 @pytest.mark.cpu
 @pytest.mark.ranks(2)
 def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm, monkeypatch):

@@ -15,6 +15,7 @@ from tests.distconv.layouts import raises_everywhere
 CPU = torch.device("cpu")
 
 
+@pytest.mark.long
 @pytest.mark.cpu
 @pytest.mark.fault(96)
 @pytest.mark.ranks(2, 3)

@@ -108,6 +108,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, sorted(t.name fo
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(107)
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_what_is_kept_takes_at_most_a_tenth_more_than_malloc_left_alone():

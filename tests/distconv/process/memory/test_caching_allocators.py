@@ -65,6 +65,7 @@ print(before, resident())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_an_installed_one_keeps_what_is_freed_and_gives_it_back_later(name: str) -> None:
     found = installed(name)

@@ -66,6 +66,7 @@ def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:
     assert lines[-2].endswith(f"with split state: {max(split) / 2**20:.0f} of {max(used) / 2**20:.0f} MiB")
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -14,6 +14,7 @@ from tests.jobs.bench.command import outcome
 TINY = ["step", "--size", "6", "8", "--channels", "2", "--layers", "1", "--batch", "2", "--rounds", "1", "--steps", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "grid", [[], pytest.param(["--grid", "n=2,h={}"], marks=pytest.mark.slow)], ids=["default", "given"]

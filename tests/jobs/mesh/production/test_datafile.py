@@ -16,6 +16,7 @@ from tests.jobs.mesh.mesh_files import SIZE
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
 
+@pytest.mark.long
 def test_a_file_has_the_layout_that_training_reads(small: Path) -> None:
     with h5py.File(small, "r") as file:
         assert list(file.attrs["channels"]) == list(CHANNELS)

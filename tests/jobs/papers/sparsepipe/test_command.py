@@ -57,6 +57,7 @@ def test_times_are_those_of_eqs_4_and_5_by_hand(rows, source):
         )
 
 
+@pytest.mark.long
 def test_no_two_stages_and_no_other_method_are_faster_than_exact(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         exact = row["time_s"]["exact"]

@@ -121,6 +121,7 @@ def test_backward_passes_have_the_weights_that_the_variant_says(samples, text, w
     assert found["curve"][0][2] == pytest.approx(sum(losses) / 12, rel=1e-6)
 
 
+@pytest.mark.long
 @on_one_rank
 def test_every_variant_of_every_recipe_trains(samples, tmp_path_factory, comm):
     cifar = tmp_path_factory.mktemp("cifar")

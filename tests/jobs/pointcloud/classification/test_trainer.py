@@ -47,6 +47,7 @@ def losses_of_one_process(settings: Settings, samples: CloudSamples, order: list
     return losses
 
 
+@pytest.mark.long
 @pytest.mark.ranks(*GRIDS)
 def test_losses_on_any_grid_equal_those_of_one_process(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)

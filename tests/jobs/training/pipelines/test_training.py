@@ -77,6 +77,7 @@ def by_hand(
     return model.state_dict(), [(number + 1, loss) for number, loss in serial.losses]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
     ("settings", "schedule", "arguments"),
@@ -354,6 +355,7 @@ LENET_PLANS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.ranks(3, 4)
 def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(comm: Any, shared_tmp_path: Path) -> None:
     """With weights that are sharded over channels, whose checkpoints are whole."""
@@ -383,6 +385,7 @@ def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(com
             assert torch.allclose(value, expected_state[name], rtol=1e-9, atol=1e-12), name
 
 
+@pytest.mark.long
 @pytest.mark.ranks(3)
 def test_the_command_trains_by_a_pipeline_plan_and_refuses_it_for_something_else(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]

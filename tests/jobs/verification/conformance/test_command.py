@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "evidence" / "conformance.md"
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("family", TABLE)

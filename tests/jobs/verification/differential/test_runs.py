@@ -19,6 +19,7 @@ def lines(comm, seed, kind, count):
     return [line for _, cases in drawn(seed, kind, range(count)) for case in cases for line in run.lines(kind, case)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.parametrize(("kind", "count"), [("operators", 40), ("networks", 8)])
 def test_a_short_run_finds_no_difference(comm, kind, count):
@@ -27,6 +28,7 @@ def test_a_short_run_finds_no_difference(comm, kind, count):
     assert sum(line.verdict in EXACT for line in found) > 0.7 * count
 
 
+@pytest.mark.long
 @pytest.mark.ranks(at_least=2)
 def test_it_sees_a_gradient_that_is_not_summed(comm, monkeypatch):
     monkeypatch.setattr("distconv.communication.collectives.allreduce", lambda comm, tensor, what: tensor)

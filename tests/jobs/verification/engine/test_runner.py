@@ -34,6 +34,7 @@ QUICK = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state")
