@@ -203,38 +203,31 @@ def test_a_rank_of_a_running_job_can_be_killed() -> None:
     assert job.processes() == []
 
 
-@pytest.mark.long
-def test_the_short_run_and_the_rest_are_the_full_run(run) -> None:
-    code = """
-        @pytest.mark.parametrize("n", range(22))
-        def test_cases(n): pass
-        @pytest.mark.long
-        def test_long(): pass
-        @pytest.mark.slow
-        def test_slow(): assert False
-        @pytest.mark.parametrize("n", range(22))
-        def test_on_ranks(comm, n): assert comm.size < 6 or n == 0
-        @pytest.mark.ranks(1)
-        def test_on_one_rank(comm): assert comm.size == 1
-        @pytest.mark.ranks(8)
-        def test_on_many_ranks(comm): assert comm.size == 8
-        """
-    expected = {"--short": 3 + 3 + 1, "--rest": 19 + 1 + 19 + 1, "--full": 22 + 1 + 22 + 1 + 1}
-    for share, passed in expected.items():
-        status, output = run(code, share)
-        assert (status, last_line(output)) == (0, f"{passed} passed, 0 failed, 0 skipped"), output
-
-
 class Item:
     """What the choice looks at: four cases of each test, ten tests in each file."""
 
-    def __init__(self, number: int, *marks: pytest.MarkDecorator) -> None:
-        self._mark = marks[0].mark if marks else None
-        self.path = Path(f"test_{number // 40}.py")
+    def __init__(self, number: int, *marks: pytest.MarkDecorator, fixtures: tuple[str, ...] = ("comm",)) -> None:
+        self._marks = {each.name: each.mark for each in marks}
+        self.path, self.fixturenames = Path(f"test_{number // 40}.py"), fixtures
         self.nodeid = f"{self.path}::test_{number // 4}[{number % 4}]"
 
-    def get_closest_marker(self, name: str) -> object:
-        return self._mark if name == "ranks" else None
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self._marks.get(name)
+
+
+def test_the_short_run_and_the_rest_are_the_full_run() -> None:
+    kinds = [(), (), (), (pytest.mark.long,), (pytest.mark.ranks(2, 8),)]
+    fixtures = [("comm",), (), ("mpiexec",), ("comm",), ("comm",)]
+    items = [Item(number, *kinds[number // 4 % 5], fixtures=fixtures[number // 4 % 5]) for number in range(1200)]
+    short = set()
+    for ranks in driver.COUNTS:
+        chosen = {which: set(selection.share(items, ranks, which)) for which in ("short", "rest", "full")}
+        assert chosen["short"] | chosen["rest"] == chosen["full"] and not chosen["short"] & chosen["rest"]
+        assert not (chosen["short"] and ranks in selection.MANY)
+        short |= chosen["short"]
+    for number, item in enumerate(items):
+        kind, case = number // 4 % 5, number % 4
+        assert (item in short) == (kind in (0, 1, 4) and case in (0, 1, 3)), item.nodeid
 
 
 def test_each_case_is_run_on_one_count_that_its_marker_allows_and_most_on_three() -> None:
