@@ -20,6 +20,15 @@ from distconv.errors import CheckpointError
 from distconv.whole_files import PARTIAL, open_regular
 
 METADATA = ".metadata"
+
+
+def _member(kind: object, name: str) -> object:
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as calls of ``getattr``."""
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise CheckpointError("metadata with builtins.getattr cannot be read without running code")
+    return metadata._MEM_FORMAT_ENCODING[name]
+
+
 _ALLOWED = {
     **{
         (kind.__module__, kind.__name__): kind
@@ -38,6 +47,7 @@ _ALLOWED = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("collections", "OrderedDict"): dict,
+    ("builtins", "getattr"): _member,
     **{("pathlib", name): PurePath for name in ("Path", "PosixPath", "WindowsPath")},
 }
 """What metadata consist of, which are pickled; paths in them are of no use here."""

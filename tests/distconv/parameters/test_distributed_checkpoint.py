@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
+from enum import Enum
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from distconv.errors import CheckpointError
 from distconv.parameters.distributed_checkpoint import METADATA, read, write
@@ -37,23 +39,35 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     assert found.keys() == STATE.keys() and all(torch.equal(found[name], STATE[name]) for name in STATE)
 
 
+@pytest.mark.parametrize("by_getattr", [True, False])
+def test_members_of_enumerations_are_read_as_any_python_writes_them(tmp_path: Path, monkeypatch, by_getattr) -> None:
+    def reduced(self: Enum, protocol: int) -> tuple[object, ...]:
+        return (getattr, (type(self), self.name)) if by_getattr else (type(self), (self.value,))
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced)
+    write(STATE, tmp_path / "a")
+    assert (b"getattr" in (tmp_path / "a" / METADATA).read_bytes()) == by_getattr
+    assert torch.equal(read(tmp_path / "a")["a.weight"], STATE["a.weight"])
+
+
 class Bomb:
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, *call: object) -> None:
+        self.call = call
 
     def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.place),)
+        return self.call[0], self.call[1:]
 
 
 def test_what_is_none_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     for name, content in {
-        "bomb": pickle.dumps(Bomb(tmp_path / "exploded")),
+        "bomb": pickle.dumps(Bomb(os.mkdir, str(tmp_path / "exploded"))),
+        "attribute bomb": pickle.dumps(Bomb(getattr, torch.Size, "numel")),
         "list": pickle.dumps([1]),
         "text": b"x",
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / METADATA).write_bytes(content)
-        with pytest.raises(CheckpointError, match="without running code" if name == "bomb" else "cannot be read as"):
+        with pytest.raises(CheckpointError, match="without running code" if "bomb" in name else "cannot be read as"):
             read(tmp_path / name)
     with pytest.raises(OSError, match="No such file"):
         read(tmp_path)
