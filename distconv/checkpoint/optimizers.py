@@ -103,7 +103,7 @@ class _State(NamedTuple):
 
 
 _COUNTS = ("step", "eta", "mu", "mu_product")
-"""Single numbers that torch's optimizers keep whatever the dtype and device of the parameter are."""
+"""State of torch's optimizers without dimensions, whose dtype and device do not depend on the parameter."""
 
 
 def _needed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, _State]:
@@ -191,7 +191,7 @@ def restore_optimizer(
             continue
         parameter = parameters[owner]
 
-        # torch keeps Adam's step count on the CPU, the rest beside the parameter, which may be a single number, too.
+        # State without dimensions stays on the CPU, as Adam's step count, unless the parameter has none either.
         def placed(tensor: torch.Tensor, like: torch.Tensor = parameter, counts: bool = key in _COUNTS) -> torch.Tensor:
             if not tensor.dim() and (like.dim() or counts):
                 return tensor

@@ -27,7 +27,7 @@ _BITS = 32
 """Of the digest that rides."""
 
 _MIXING = 0x9E3779B97F4A7C15 - (1 << 64)
-"""An odd number: the upper bits of a product depend on all bits of the sum. Two equal halves would cancel in an XOR."""
+"""Odd multiplier, after which the upper bits depend on all bits. XOR of the halves would be 0 where they are equal."""
 
 _EXACT = 24
 """Bits of an integer that float32 holds."""

@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
-from distconv.communication.agreement import try_on_rank_0
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.text_files import load
@@ -35,6 +33,8 @@ from distconv.whole_files import PARTIAL
 from .recipe import CHANNELS, TAU, VERSION, Recipe, Summary
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from distconv.jobs.mesh.production.cost import StepCost
 
 __all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost", "transpose"]
@@ -83,7 +83,7 @@ def generate(
     tau: float = TAU,
     threshold: float = 0.4,
     seed: int = 0,
-    comm: MPI.Intracomm = MPI.COMM_SELF,
+    comm: MPI.Comm | None = None,
     progress: bool = True,
 ) -> Summary:
     """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
@@ -99,7 +99,7 @@ def generate(
     """
     from distconv.jobs.mesh.production.datafile import assemble
     from distconv.jobs.mesh.production.parts import Parts, streams
-    from distconv.jobs.mesh.production.production import produce
+    from distconv.jobs.mesh.production.production import collectively, produce
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
@@ -107,15 +107,15 @@ def generate(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
-    there = try_on_rank_0(comm, lambda: existing(target, recipe), DataError)
+    there = collectively(comm, lambda: existing(target, recipe))
     if there is not None:
         return there
-    session = try_on_rank_0(comm, lambda: prepare(target, recipe), DataError)
+    session = collectively(comm, lambda: prepare(target, recipe))
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = Parts(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
     produce(parts, wanted, size=size, seed=seed, criteria=criteria, comm=comm, progress=progress)
-    summary = try_on_rank_0(comm, lambda: assemble(target, recipe, parts, wanted), DataError)
+    summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
 
 

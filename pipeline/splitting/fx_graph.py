@@ -125,7 +125,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def modes() -> tuple[bool | torch.dtype, ...]:
-    """Whether autograd is on, and the dtype of each device's autocast, False where that is off."""
+    """Return whether autograd is on and, for the CPU and CUDA, the autocast dtype, or False without autocast."""
     autocast = (torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda"))
     return torch.is_grad_enabled(), *autocast
 

@@ -1,4 +1,4 @@
-"""What calls cost: the bytes that ranks send and sum, what autograd keeps, and buffers that are let go of."""
+"""Cost of calls: bytes sent and reduced, memory saved for the backward pass, and buffers that must be freed."""
 
 from __future__ import annotations
 

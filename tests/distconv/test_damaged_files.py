@@ -1,4 +1,4 @@
-"""Whatever is in the place of a file: one error of distconv with its name, on all ranks, for each that reads one."""
+"""Readers given a damaged file, or something else at its path, raise one error with the path on all ranks."""
 
 from __future__ import annotations
 

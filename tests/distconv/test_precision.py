@@ -76,7 +76,7 @@ ONCE: dict[str, Callable[[Any], Any]] = {
 
 
 OF_PRODUCTS = ("convolution", "transposed convolution", "linear", "product")
-"""What each rank computes of a sum of products has been rounded by torch's own kernel."""
+"""Operators whose partial sums are rounded on each rank by torch's kernel, before ranks add them."""
 
 
 def bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

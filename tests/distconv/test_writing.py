@@ -233,7 +233,7 @@ def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp
 
 
 ENDS = {(0, 4, 5): (4, 5, 11), (0, 1, 1): (1, 9, 11), (0, 6, 3, 5): (6, 8, 5, 11), (0, 10, 10): (10, 11, 11)}
-"""Of rows that are written one after the other, by where they begin."""
+"""First rows of several writes, in order, and for each the row after its last."""
 
 
 @pytest.mark.ranks(1, 2, 3)

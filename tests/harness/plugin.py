@@ -118,7 +118,7 @@ class RankSession:
         self.in_job = self.rank is not None
         self.only = config.getoption("--only") or ("ranks" if self.in_job and world().size > 1 else None)
         self.has_one_rank = self.only == "serial" and config.getoption("--share") is not None
-        """Whether a job without ranks has the tests of one rank, too."""
+        """True if this process, started without mpiexec, also runs the tests for one rank."""
         folder = config.getoption("--results")
         self.judged_by_files = folder is not None
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)

@@ -13,7 +13,7 @@ TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
 """Rank counts that cases are run on, by a hash of their names; on 3, which divides least, most of them."""
 
 FEW = 3
-"""Of each test the short run has so many cases, from the first to the last."""
+"""Number of cases of each test in the short run, evenly spaced from the first to the last."""
 
 MANY = {6: 0, 8: 1}
 """Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
@@ -38,7 +38,7 @@ def share(items: list[pytest.Item], ranks: int, which: str) -> list[pytest.Item]
 
 
 def _short(items: Iterable[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Return the items of the short run: on few ranks, ``FEW`` cases of each test that is not long nor starts jobs."""
+    """Return ``FEW`` cases of each test that is not marked ``long`` and starts no jobs; none on 6 and 8 ranks."""
     return [
         case
         for cases in by_test(items).values()

@@ -44,7 +44,7 @@ AXIS_KEYWORDS = {"dim", "dims", "axis", "axes", "root", "source", "dest", "start
 INDEXED_BY_AXIS = {"shape", "axes", "dims", "strides", "coords"}
 RETURNS = {"bool": "not ({})", "int": "({}) + 1", "float": "({}) * 2", "Tensor": "({}) * 2", "str": '""'}
 RETURNS |= {"tuple": "()", "list": "[]", "dict": "{{}}", "set": "set()"}
-"""What is returned instead, by the annotation; None otherwise."""
+"""Replacement for a returned value, by the return annotation of the function; None for other annotations."""
 NO_ERROR = "ArithmeticError"
 """An exception that nothing raises or catches, in place of another one."""
 KEPT_DECORATORS = {"overload", "abstractmethod", "wraps", "final", "override", "kernel"}

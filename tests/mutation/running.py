@@ -17,7 +17,7 @@ from tests.mutation.drawing import Mutation
 ARGUMENTS = ("-x", "--full")
 """Each case runs on one rank count, as when the test command runs all tests."""
 SIGNS = re.compile(r"^FAILED, |behind the test that stopped the job", re.MULTILINE)
-"""What tests/run.py prints when a test has failed. The rest of the run is not needed."""
+"""Text that tests/run.py prints at a failure. The run is stopped there."""
 RANKS = re.compile(r"^== (serial|\d+)", re.MULTILINE)
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:(?:::|:\d+: in )(test_\w+))?")
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "_build")
@@ -123,4 +123,4 @@ def run(copy: Path, arguments: tuple[str, ...], limit_s: float) -> Failure | Non
         return Failure("a job ended", arguments)
     test = "::".join(filter(None, found.groups()))
     hung = "time: " if "still running after" in output else ""
-    return Failure(f"{hung}{test}", ("--ranks", RANKS.findall(output, 0, sign.end())[-1], test))
+    return Failure(f"{hung}{test}", ("--full", "--ranks", RANKS.findall(output, 0, sign.end())[-1], test))

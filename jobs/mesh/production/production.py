@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from distconv.communication.agreement import together, try_on_rank_0
 from distconv.errors import DataError
 from distconv.jobs import progress as progress_bars
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
@@ -19,16 +19,44 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from tqdm import tqdm
 
-__all__ = ["produce", "warm_up"]
+__all__ = ["collectively", "produce", "warm_up"]
+
+Result = TypeVar("Result")
 
 # How long a rank without work waits before it looks again what the others have finished.
 PATIENCE_S = 0.1
 
 
-def warm_up(comm: MPI.Intracomm) -> None:
+def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
+    """Run ``action`` on rank 0 and return its result on all ranks. Collective over ``comm``.
+
+    Unlike ``agreement.try_on_rank_0`` the wait of the other ranks has no time limit: to assemble a large file may take
+    longer than ``DISTCONV_TIMEOUT_S``.
+
+    Raises
+    ------
+    DataError
+        On all ranks with the same text.
+    """
+    if comm is None or comm.size == 1:
+        return action()
+    result: Result | None = None
+    failure: str | None = None
+    if comm.rank == 0:
+        try:
+            result = action()
+        except DataError as error:
+            failure = str(error)
+    result, failure = comm.bcast((result, failure), root=0)
+    if failure is not None:
+        raise DataError(failure)
+    return result
+
+
+def warm_up(comm: MPI.Comm | None) -> None:
     """Compile the kernels on rank 0 first, so that the other ranks find them in the cache."""
     criteria = Criteria(tau=0.002, least_labelled=0.0, last_time=0.003)
-    try_on_rank_0(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)), DataError)
+    collectively(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
 
 
 def produce(
@@ -38,7 +66,7 @@ def produce(
     size: int,
     seed: int,
     criteria: Criteria,
-    comm: MPI.Intracomm,
+    comm: MPI.Comm | None,
     progress: bool,
 ) -> None:
     """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
@@ -49,18 +77,19 @@ def produce(
         On all ranks, if one cannot write or a stream never meets its quota.
     """
     warm_up(comm)
-    shown = comm.rank if progress else -1
+    rank = 0 if comm is None else comm.rank
+    failure: str | None = None
     total = sum(stream.quota for stream in wanted)
-
-    def share() -> None:
-        with progress_bars.bar(rank=shown, total=total, unit="sample", desc=f"{size} x {size}") as bar:
-            try:
-                work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
-            except Exception:
-                parts.alarm_file.touch()
-                raise
-
-    together(comm, share, DataError)
+    with progress_bars.bar(rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}") as bar:
+        try:
+            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
+        except DataError as error:
+            failure = str(error)
+            parts.alarm_file.touch()
+    failures = [failure] if comm is None else comm.allgather(failure)
+    for text in failures:
+        if text is not None:
+            raise DataError(text)
 
 
 def work(parts: Parts, wanted: list[Stream], *, size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:

@@ -52,7 +52,7 @@ def test_waits_are_seen_while_they_last(monkeypatch):
 
 @pytest.mark.ranks(2, 3)
 def test_messages_of_a_replay_are_persistent(comm):
-    """Of halos and redistributions of up to 1 MiB, and sums of two ranks; those of more are started each time."""
+    """So are halo exchanges and redistributions up to 1 MiB and sums over two ranks. Others start anew each time."""
     for grid in grids(comm, "hc"):
         model = dc.parallelize(network(), grid)
         step = dc.capture(step_of(model), *batches(grid, 1, shape=(4, 2, 9, 250))[0])
