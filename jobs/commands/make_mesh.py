@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
+from tqdm import tqdm
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
 from distconv.jobs.mesh import dataset
-from distconv.jobs.mesh.recipe import TAU
+from distconv.jobs.mesh.picture import draw_sample
+from distconv.jobs.mesh.recipe import CHANNELS, TAU
+
+if TYPE_CHECKING:
+    from distconv.jobs.mesh.production.run import Labelled
 
 EXAMPLES = """\
 examples:
@@ -66,10 +73,22 @@ def run(options: argparse.Namespace) -> int:
         threshold=options.threshold,
         seed=options.seed,
         comm=comm,
+        on_first_sample=lambda family, sample: _show_first(options.out.with_suffix(".png"), family, sample),
     )
     if comm.rank == 0:
         print(summary)
     return 0
+
+
+def _show_first(path: Path, family: str, sample: Labelled) -> None:
+    """Draw a sample and print the file name, while other ranks still simulate. A failure does not end the job."""
+    channel = CHANNELS.index("minimum Jacobian")
+    try:
+        draw_sample(path, sample.channels[channel], sample.label, CHANNELS[channel], family)
+        text = f"picture of the first sample: {path}"
+    except (ImportError, OSError) as error:
+        text = f"no picture of the first sample: {error}"
+    tqdm.write(text, file=sys.stderr)
 
 
 def _measure(options: argparse.Namespace) -> int:

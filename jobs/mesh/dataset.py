@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from distconv.jobs.mesh.production.cost import StepCost
+    from distconv.jobs.mesh.production.run import Labelled
 
 __all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost", "transpose"]
 
@@ -85,12 +87,14 @@ def generate(
     seed: int = 0,
     comm: MPI.Comm | None = None,
     progress: bool = True,
+    on_first_sample: Callable[[str, Labelled], None] | None = None,
 ) -> Summary:
     """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
 
     ``samples`` are for training, ``heldout`` more (default: a third as many) come from other runs. The ranks need a
     common file system. Finished runs are kept in the folder ``<path>.parts`` until the file is complete; called again
     after an interruption, generation goes on from there. A file that already holds this data set is left as it is.
+    Rank 0 passes the family and the sample of its first run to ``on_first_sample``, long before the file is complete.
 
     Raises
     ------
@@ -114,7 +118,16 @@ def generate(
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = Parts(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
-    produce(parts, wanted, size=size, seed=seed, criteria=criteria, comm=comm, progress=progress)
+    produce(
+        parts,
+        wanted,
+        size=size,
+        seed=seed,
+        criteria=criteria,
+        comm=comm,
+        progress=progress,
+        on_first_sample=on_first_sample,
+    )
     summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
 

@@ -1,4 +1,7 @@
-"""The picture at the end of training: input, label and prediction of held-out samples; loss; precision by recall."""
+"""Pictures of mesh samples: the first one of a new data set, and the result of training.
+
+The result of training shows input, label and prediction of held-out samples, the loss, and precision by recall.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +67,39 @@ def draw(
     write_picture(path, figure, dpi=110)
 
 
-def _draw_example(figure: Any, row: Any, example: Example, channel: str, threshold: float) -> None:
-    # Rows of a sample go upwards.
-    low, high = np.percentile(example.channel, (1, 99))
-    shown = row[0].imshow(example.channel, origin="lower", cmap="viridis", vmin=low, vmax=high)
+def draw_sample(path: str | os.PathLike[str], channel: Map, label: Map, name: str, family: str) -> None:
+    """Write a picture of one channel of a sample and its label, both of shape (H, W).
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    row = figure.subplots(1, 2)
+    _draw_maps(figure, row, channel, label, f"{family}: {name}")
+    for axis in row:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    write_picture(path, figure, dpi=110)
+
+
+def _draw_maps(figure: Any, row: Any, channel: Map, label: Map, title: str) -> None:
+    """Draw a channel and the label on the first two axes of a row. Row 0 of the maps is at the bottom."""
+    low, high = np.percentile(channel, (1, 99))
+    shown = row[0].imshow(channel, origin="lower", cmap="viridis", vmin=low, vmax=high)
     figure.colorbar(shown, ax=row[0], shrink=0.8)
-    row[0].set_title(f"{example.title}: {channel}", fontsize=9)
-    row[1].imshow(example.label, origin="lower", cmap="gray_r", vmin=0, vmax=1)
-    row[1].set_title(f"label: {100 * example.label.mean():.1f} % of the cells", fontsize=9)
+    row[0].set_title(title, fontsize=9)
+    row[1].imshow(label, origin="lower", cmap="gray_r", vmin=0, vmax=1)
+    row[1].set_title(f"label: {100 * label.mean():.1f} % of the cells", fontsize=9)
+
+
+def _draw_example(figure: Any, row: Any, example: Example, channel: str, threshold: float) -> None:
+    _draw_maps(figure, row, example.channel, example.label, f"{example.title}: {channel}")
     shown = row[2].imshow(example.probability, origin="lower", cmap="magma_r", vmin=0, vmax=1)
     figure.colorbar(shown, ax=row[2], shrink=0.8)
     row[2].set_title("predicted probability", fontsize=9)

@@ -13,7 +13,7 @@ from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
 from distconv.jobs.mesh.hydro.solver import Hydro
 
 from .parts import Parts, Stream
-from .run import Criteria, perform_run, run_seed
+from .run import Criteria, Labelled, perform_run, run_seed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,8 +68,11 @@ def produce(
     criteria: Criteria,
     comm: MPI.Comm | None,
     progress: bool,
+    on_first_sample: Callable[[str, Labelled], None] | None = None,
 ) -> None:
     """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
+
+    Rank 0 passes the family and the last sample of the first run that gives it one to ``on_first_sample``.
 
     Raises
     ------
@@ -82,7 +85,8 @@ def produce(
     total = sum(stream.quota for stream in wanted)
     with progress_bars.bar(rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}") as bar:
         try:
-            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
+            callback = on_first_sample if rank == 0 else None
+            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback)
         except DataError as error:
             failure = str(error)
             parts.alarm_file.touch()
@@ -92,7 +96,16 @@ def produce(
             raise DataError(text)
 
 
-def work(parts: Parts, wanted: list[Stream], *, size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:
+def work(
+    parts: Parts,
+    wanted: list[Stream],
+    *,
+    size: int,
+    seed: int,
+    criteria: Criteria,
+    bar: tqdm[NoReturn],
+    on_first_sample: Callable[[str, Labelled], None] | None,
+) -> None:
     """One rank's share of the runs: claim, run, store, until nothing is missing or another rank gives up."""
     while not parts.alarm_file.exists():
         parts.check(wanted)
@@ -106,7 +119,11 @@ def work(parts: Parts, wanted: list[Stream], *, size: int, seed: int, criteria: 
         else:
             family = list(FAMILIES)[run.family]
             watch = partial(show, bar, run.name)
-            parts.store(run, perform_run(family, size, run.seed(seed), criteria, watch))
+            result = perform_run(family, size, run.seed(seed), criteria, watch)
+            parts.store(run, result)
+            if on_first_sample is not None and result.samples:
+                on_first_sample(family, result.samples[-1])
+                on_first_sample = None
 
 
 def show(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:

@@ -20,11 +20,26 @@ def test_it_makes_the_folder_writes_the_file_and_says_what_is_in_it(
     path = shared_tmp_path / "new" / "mesh.h5"
     options = ["--size", "32", "--samples", "2", "--heldout", "1", "--tau", "0.05", "--seed", "3", "--out", str(path)]
     assert cli.main(["data", "mesh", *options]) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    picture = path.with_suffix(".png")
+    assert (f"picture of the first sample: {picture}" in progress) == (comm.rank == 0 and picture.exists())
+    if comm.size == 1:
+        assert picture.read_bytes()[:4] == b"\x89PNG"
     assert (f"{path}: 2 training and 1 held-out samples of 32 x 32 cells" in printed) == (comm.rank == 0)
     with h5py.File(path, "r", locking=False) as file:
         assert (len(file["train/input"]), len(file["heldout/input"])) == (2, 1)
         assert (file.attrs["tau"], file["train/seed"][0]) == (0.05, 3)
+
+
+@pytest.mark.ranks(1)
+def test_a_picture_of_the_first_sample_that_cannot_be_written_does_not_end_the_job(
+    comm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mesh.png").mkdir()
+    options = ["--size", "32", "--samples", "1", "--heldout", "0", "--tau", "0.05", "--out", str(tmp_path / "mesh.h5")]
+    assert cli.main(["data", "mesh", *options]) == 0
+    assert "no picture of the first sample: " in capsys.readouterr().err
+    assert (tmp_path / "mesh.h5").exists()
 
 
 @pytest.mark.ranks(1, 2)
