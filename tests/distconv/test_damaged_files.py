@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from torch import nn
 import distconv as dc
 from distconv.data.opening import open_source
 from distconv.parameters.weight_files import read_weights
-from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.profiles.layer_profile import Profile
-from distconv.pipeline.runtime.pipeline_plan import PipelinePlan
+from tests.distconv.damaged_files import STATES, check_rejected
 from tests.distconv.layouts import raises_everywhere
 
 pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.time_limit(20)]
@@ -30,29 +27,7 @@ READERS: dict[str, tuple[str, Callable[[Path, Any], object]]] = {
     "zarr": ("a.zarr", lambda path, comm: open_source(path, ["x"], comm)),
     "list": ("a.h5", lambda path, comm: open_source([path, path], ["x"], comm)),
     "plan": ("p.json", dc.Plan.load),
-    "pipeline plan": ("p.json", PipelinePlan.load),
-    "machine": ("m.yaml", lambda path, comm: Machine.load(path)),
-    "profile": ("p.json", lambda path, comm: Profile.load(path)),
     "checkpoint": ("checkpoints", lambda path, comm: dc.load_checkpoint(path, nn.Linear(2, 2), comm=comm)),
-}
-
-
-def link(path: Path) -> None:
-    path.symlink_to(path.with_name("nothing"))
-
-
-STATES: dict[str, Callable[[Path], object]] = {
-    "nothing": lambda path: None,
-    "a folder": lambda path: path.mkdir(),
-    "an empty file": lambda path: path.touch(),
-    "text": lambda path: path.write_text("once upon a time\n"),
-    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
-    "zeros": lambda path: path.write_bytes(bytes(5000)),
-    "a number": lambda path: path.write_text("3"),
-    "a list": lambda path: path.write_text("[1, 2]"),
-    "a link to nothing": link,
-    "a link to itself": lambda path: path.symlink_to(path),
-    "a pipe": os.mkfifo,
 }
 
 
@@ -60,11 +35,7 @@ STATES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_such_file_is_rejected(comm: Any, shared_tmp_path: Path, reader: str, state: str) -> None:
     name, read = READERS[reader]
-    path = shared_tmp_path / name
-    if comm.rank == 0:
-        STATES[state](path)
-    comm.Barrier()
-    raises_everywhere(comm, dc.DistconvError, name.partition(".")[0], lambda: read(path, comm))
+    check_rejected(comm, shared_tmp_path / name, state, read)
 
 
 WRITERS: dict[str, Callable[[Path, Any], object]] = {

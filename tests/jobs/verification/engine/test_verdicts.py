@@ -38,6 +38,13 @@ def test_the_tolerance_is_that_of_the_dtype():
     assert difference({"y": ones}, {"y": ones + 1e-4}, condition=100) == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_whole_numbers_are_counted_where_they_differ(dtype):
+    expected = torch.tensor([0, 1, 1]).to(dtype)
+    assert difference({"y": expected}, {"y": expected.clone()}) == ""
+    assert difference({"y": expected}, {"y": torch.tensor([1, 1, 0]).to(dtype)}) == "y differs in 2 of 3"
+
+
 def test_blocks_are_compared_where_they_are(comm):
     grid = grid_over(comm, n=comm.size)
     whole = torch.arange(17.0).double()
