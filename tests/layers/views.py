@@ -1,0 +1,43 @@
+"""Checks of an operator whose result is a view in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.distconv.layouts import grids, normal
+from tests.layers.compare import same_as_one_process
+
+SHAPE = (3, 4, 6, 5)
+
+View = Callable[[Any], Any]
+
+
+def check_changed_through(comm: Any, view: View, recording: bool = True) -> None:
+    """A change in place of the view reaches its source, with the gradients of one process if they are recorded."""
+
+    def run(x: Any) -> Any:
+        with torch.set_grad_enabled(recording):
+            y = x * 2
+            view(y).mul_(3)
+            return y * x
+
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, run, normal(*SHAPE))
+
+
+def check_follows(comm: Any, view: View, recording: bool = True) -> None:
+    """The view, which is made first, shows a change of its source."""
+
+    def run(x: Any) -> Any:
+        with torch.set_grad_enabled(recording):
+            y = x * 2
+            seen = view(y)
+            y.add_(1)
+            y[:, :, 1].mul_(2)
+            return seen * 3
+
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, run, normal(*SHAPE))
