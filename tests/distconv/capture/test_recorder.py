@@ -166,6 +166,13 @@ def _printed_in_a_hook(model, x, t):
     y.sum().backward()
 
 
+@torch.library.custom_op("distconv_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+OUTSIDE = torch.ones(1, requires_grad=True) * 2
+
 VALUE, SHAPE = "a value is read", "a shape that depends on values"
 REFUSED = {
     "item": (lambda model, x, t: model(x).sum().item(), VALUE),
@@ -178,6 +185,8 @@ REFUSED = {
     "masked": (lambda model, x, t: x[x > 0], SHAPE),
     "unique": (lambda model, x, t: torch.unique(t), SHAPE),
     "sparse": (lambda model, x, t: torch.ones(3, 3).to_sparse() @ torch.ones(3, 2), "layout torch.sparse_coo"),
+    "operator of the user's own": (lambda model, x, t: doubled(torch.ones(3)), "distconv_tests::doubled is not one of"),
+    "graph from before": (lambda model, x, t: torch.ones(3) * OUTSIDE, "a graph from outside of the step: call detach"),
     "memory": (_memory, "other memory"),
     "graph": (lambda model, x, t: model(x), "needs a backward pass"),
 }
