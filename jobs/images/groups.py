@@ -90,6 +90,8 @@ def open_groups(
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
     train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
+    # What follows depends on the files, and must be the same on all ranks.
+    agree(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
     if test == train and not has_group(test.paths[0], "test", comm):
@@ -174,4 +176,6 @@ def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intr
     if not count:
         raise DataError(f"{path}: {image!r} has no images")
     labels = together(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
+    digest = hashlib.blake2b(labels.data, digest_size=8).hexdigest()
+    agree(comm, f"{path} as each rank sees it", f"digest of {label!r} {digest}")
     return Group(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)
