@@ -37,6 +37,27 @@ def test_data_assigned_to_a_plain_tensor_is_refused_where_nothing_is_gathered(co
     assert torch.equal(p, torch.zeros(1))
 
 
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(2, 3)
+def test_memory_and_parts_of_a_plain_tensor_become_the_full_values(comm: Any) -> None:
+    t, z = torch.zeros(5, 3, 7, 9, dtype=torch.float64), torch.zeros(5, 3, 7, 9, dtype=torch.complex128)
+    assert type(t.set_(_images(comm))) is torch.Tensor
+    assert torch.equal(t, normal(5, 3, 7, 9))
+    z.real, z.imag = _images(comm), _images(comm) * 2
+    assert torch.equal(z, torch.complex(normal(5, 3, 7, 9), normal(5, 3, 7, 9) * 2))
+
+
+@pytest.mark.ranks(2, 3)
+def test_parts_of_a_distributed_complex_tensor_are_assigned_with_their_gradients(comm: Any) -> None:
+    z = torch.complex(_images(comm), _images(comm))
+    x = (_images(comm) * 3).requires_grad_()
+    z.real, z.imag = x * 2, normal(5, 3, 7, 9)
+    assert torch.equal(dc.gather(z.detach()), torch.complex(normal(5, 3, 7, 9) * 6, normal(5, 3, 7, 9)))
+    (z.real**2).sum().backward()
+    torch.testing.assert_close(dc.gather(x.grad), 24 * normal(5, 3, 7, 9))
+
+
 def test_plain_tensors_keep_torchs_own_attributes() -> None:
     for name in ("data", "real", "imag"):
         assert getattr(torch.Tensor, name) is vars(torch._C.TensorBase)[name]

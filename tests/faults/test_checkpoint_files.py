@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -152,21 +151,6 @@ def intact(comm: Any, folder: Path, first: Path) -> None:
     assert not list(folder.rglob("*.partial"))
 
 
-@pytest.mark.fault(59)
-@on_ranks
-def test_a_limit_of_the_size_of_files_is_an_error_like_others(comm: Any, shared_tmp_path: Path) -> None:
-    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"[Errno {errno.EFBIG}]" in text
-    assert not list(shared_tmp_path.rglob("*.partial"))
-    intact(comm, shared_tmp_path, first)
-
-
 @pytest.mark.fault(60)
 @on_ranks
 @pytest.mark.parametrize("who", ["one rank", "all ranks"])
@@ -180,25 +164,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_step(
     given, trainer = options(place), StandIn(comm)
     raises_everywhere(comm, DataError, r"\[Errno 17\] File exists", lambda: prepare(given, trainer))  # type: ignore[arg-type]
     assert trainer.step_count == 0
-
-
-@pytest.mark.long
-@pytest.mark.fault(61, 62)
-@on_ranks
-@pytest.mark.parametrize("target", ["state", "manifest"])
-def test_each_of_many_flipped_bits_and_cuts_is_found(comm: Any, shared_tmp_path: Path, target: str) -> None:
-    folder = checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm)
-    path = only_file(folder) if target == "state" else folder / MANIFEST
-    content = path.read_bytes()
-    comm.Barrier()
-    damaged = [content[: cut * len(content) // 10] for cut in range(10)]
-    for place in range(200):
-        flipped = bytearray(content)
-        flipped[place * len(content) // 200] ^= 1 << (place % 8)
-        damaged.append(bytes(flipped))
-    for number, each in enumerate(damaged):
-        on_rank_0(comm, lambda each=each: path.write_bytes(each))
-        assert "is damaged" in refused(comm, lambda: checkpoint.load(folder, comm)), number
 
 
 @pytest.mark.fault(63)

@@ -24,6 +24,17 @@ def test_the_gradient_at_an_edge_is_the_tensors(comm: Any) -> None:
         assert torch.equal(dc.gather(by_edge), dc.gather(by_tensor))
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_seed_at_an_edge_is_the_gradient_of_its_tensor(comm: Any) -> None:
+    x, seed = (dc.scatter(normal(5, 3, 7, 4, seed=s), grid_over(comm, h=comm.size)) for s in (0, 1))
+    x.requires_grad_()
+    y = x * 2
+    (by_edge,) = torch.autograd.grad(get_gradient_edge(y), x, seed, retain_graph=True)
+    assert torch.equal(dc.gather(by_edge), 2 * normal(5, 3, 7, 4, seed=1))
+    torch.autograd.backward(get_gradient_edge(y), dc.gather(seed))
+    assert torch.equal(dc.gather(x.grad), 2 * normal(5, 3, 7, 4, seed=1))
+
+
 @pytest.mark.ranks(2)
 def test_a_seed_of_another_shape_than_its_edge_is_refused_alike(comm: Any) -> None:
     x = dc.scatter(normal(5, 3, 6, 4), grid_over(comm, h=comm.size)).requires_grad_()

@@ -212,6 +212,18 @@ def test_every_way_to_recompute_equals_one_process(comm, way):
     equals_one_process(comm, way)
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_gradient_taken_in_a_block_with_running_statistics_is_rejected(comm):
+    norm = nn.BatchNorm2d(3).double()
+
+    def block(x):
+        (slope,) = torch.autograd.grad(norm(x.sin()).square().sum(), x, create_graph=True)
+        return slope
+
+    x = dc.scatter(normal(4, 3, 7, 9), grid_over(comm, h=comm.size)).requires_grad_()
+    raises_everywhere(comm, dc.UnsupportedOperation, "take that gradient outside the block", lambda: again(block, x))
+
+
 @pytest.mark.ranks(2)
 def test_a_block_lets_go_of_its_input_with_the_backward_pass(comm):
     net = dc.parallelize(Net(None), grid_over(comm, h=2))

@@ -80,6 +80,22 @@ def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
     same(seen[1], seen[0])
 
 
+def test_a_hook_of_one_parameter_sees_the_full_gradients_of_later_layers(comm):
+    grid = grid_over(comm, h=comm.size)
+    seen = []
+    for model, x, labels in (
+        (build(Pooled), IMAGES, LABELS),
+        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
+    ):
+        weight, head = model.body.first.weight, model.head.weight
+        weight.register_post_accumulate_grad_hook(lambda _, head=head: seen.append(head.grad.clone()))
+        for _ in range(2):
+            classify(model, x, labels).backward()
+    assert len(seen) == 4
+    for expected, found in zip(seen[:2], seen[2:], strict=True):
+        same(found, expected)
+
+
 def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
     grid = grid_over(comm, h=comm.size)
     model, reference = dc.parallelize(build(Tied), grid), build(Tied)

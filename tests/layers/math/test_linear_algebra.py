@@ -144,6 +144,14 @@ def test_the_gradient_of_plain_quantiles_is_summed_over_ranks(comm, function):
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_a_quantile_of_all_elements_is_that_of_one_process(comm, fallback):
+    x = normal(7, 4, 5)
+    found = dc.scatter(x, grid_over(comm, n=comm.size), dims="n--").quantile(0.3)
+    torch.testing.assert_close(dc.gather(found), x.quantile(0.3))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.parametrize("options", [("tol",), ("atol", "rtol"), ("position",)])
 def test_tolerances_of_each_matrix(comm, options, fallback):
     """Computed whole on every rank: they broadcast over the batch."""

@@ -121,6 +121,24 @@ def test_samples_that_divide_stay_where_they_are_attended_to(comm):
     assert y.dist == x.dist and not sum(traffic.sent.values())
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_in_evaluation_puts_zeros_where_torch_does(comm, norm):
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(6) if norm else None).double().eval()
+    x, padding = normal(5, 7, 6), torch.arange(7)[None] >= torch.tensor([7, 3, 5, 1, 6])[:, None]
+    later = torch.triu(torch.ones(7, 7), 1).bool()
+    calls = [(None, padding), (later, padding), (None, padding.flip(1)), (None, None)]
+    for grid in (grid_over(comm, **{axis: comm.size}) for axis in "nh"):
+        spread, given = dc.parallelize(copy.deepcopy(encoder), grid), dc.scatter(x, grid, dims="nh-")
+        for mask, padded in calls:
+            with torch.no_grad():
+                close(whole(spread(given, mask, padded)), encoder(x, mask, padded), f"{norm} {mask} {padded}")
+        close(whole(spread(given, None, padding)), encoder(x, None, padding).detach(), "with gradients")
+
+
 def test_a_mask_is_left_aligned_if_no_place_is_kept_behind_a_gap(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, n=comm.size))
     for rows, aligned in (

@@ -34,6 +34,15 @@ def test_dropout_equals_one_process(comm, function, p):
         same_as_one_process(grid, seeded(lambda x: function(x, p, True)), normal(*SHAPE))
 
 
+@pytest.mark.parametrize("train", [True, False])
+@UP_TO_SIX_RANKS
+def test_native_dropout_gives_the_mask_of_one_process(comm, train):
+    for grid in grids(comm, "ch"):
+        for result in (0, 1):
+            call = seeded(lambda x, result=result: torch.native_dropout(x, 0.4, train)[result])
+            same_as_one_process(grid, call, normal(*SHAPE))
+
+
 @pytest.mark.parametrize("function", [F.dropout, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout])
 def test_dropout_in_place_equals_one_process(comm, function):
     def run(x):

@@ -107,6 +107,15 @@ def test_instance_norm_equals_one_process(comm, count, options):
         module_as_in_one_process(grid, module.eval(), normal(*SHAPES[count]))
 
 
+def test_the_instance_norm_of_aten_equals_one_process(comm):
+    mean, var = normal(6, seed=1), normal(6, seed=2).exp()
+    for grid in grids(comm, "nch"):
+        for own in (True, False):
+            running = (None, None) if own else (mean, var)
+            call = lambda x, w, b, own=own, r=running: torch.instance_norm(x, w, b, *r, own, 0.1, 1e-5, False)  # noqa: E731
+            same_as_one_process(grid, call, normal(*SHAPES[2]), plain=(normal(6, seed=3), normal(6, seed=4)))
+
+
 def test_instance_norm_with_fewer_rows_samples_or_channels_than_ranks(comm):
     module = with_parameters(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True))
     for grid in grids(comm, "nch"):

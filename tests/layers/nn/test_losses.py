@@ -38,6 +38,13 @@ def test_cross_entropy_equals_one_process(comm, count, reduction, weighted):
         assert reduction == "none" or not y.dist.split_axes
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_triplets_equal_one_process(comm, reduction):
+    loss = partial(F.triplet_margin_loss, margin=0.7, p=1.5, eps=1e-3, swap=True, reduction=reduction)
+    for grid in grids(comm, "nc"):
+        same_as_one_process(grid, loss, normal(7, 5), normal(7, 5, seed=1), normal(7, 5, seed=2), dims=["nc"] * 3)
+
+
 def test_a_mean_without_any_label_is_nan_as_in_one_process(comm):
     for grid in grids(comm, "nh"):
         target = torch.full((2, 7, 4), -100)

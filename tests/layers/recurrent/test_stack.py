@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import distconv as dc
 from distconv.layers.recurrent import ScanGRU
@@ -15,6 +16,18 @@ from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.recurrent.modules import KINDS, SMALL, gradients, twins
 
 RANKS = pytest.mark.ranks(at_most=6)
+
+
+class Packed(nn.Module):
+    """A layer that is given sequences of several lengths."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        y, last = self.layer(pack_padded_sequence(x, torch.tensor([7, 2, 5]), enforce_sorted=False))
+        return pad_packed_sequence(y)[0], last
 
 
 def as_in_one_process(grid, one, other, x, start, dims="wn-"):
@@ -54,6 +67,16 @@ def test_torchs_own_modules_work_on_distributed_tensors(comm, kind):
     for grid in grids(comm, "nw"):
         one, _ = twins(kind, 3, 4, num_layers=2, bidirectional=True)
         as_in_one_process(grid, one, copy.deepcopy(one), normal(7, 3, 3), None)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_sequences_of_distributed_data_equal_one_process(comm, bidirectional):
+    one, _ = twins("gru", 3, 4, bidirectional=bidirectional)
+    for grid in grids(comm, "nw"):
+        as_in_one_process(grid, Packed(one), Packed(copy.deepcopy(one)), normal(7, 3, 3), None)
 
 
 @RANKS

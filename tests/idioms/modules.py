@@ -1,50 +1,21 @@
-"""Modules called, hooked, converted and wrapped in unusual ways; results as Python takes them."""
+"""Modules that are hooked, wrapped, tied and converted, and results as Python takes them."""
 
 from __future__ import annotations
 
 import math
-from collections import namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tests.distconv.layouts import normal
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
 
-# -- modules ----------------------------------------------------------------------------------------------------------
 
-
-@idiom(quick=True)
-def a_model_is_converted_after_it_was_spread(b: Bench) -> Found:
-    """To single precision for a look, and back."""
-    model = b.model.eval().float()
-    head = model.head.weight
-    told = [head.dtype is torch.float32, head.element_size() == 4, head.nbytes == 4 * head.numel()]
-    y = model(b.images().float())
-    y.sum().backward()
-    told += [y.dtype is torch.float32, head.grad.dtype is torch.float32]
-    b.optimizer.zero_grad()
-    model.double().train()
-    b.step()
-    return b.state() | {"told": torch.tensor(told)}
-
-
-@idiom()
-def the_data_of_weights_is_converted(b: Bench) -> Found:
-    for convert in (torch.Tensor.bfloat16, torch.Tensor.double):
-        for p in b.model.parameters():
-            p.data = convert(p.data)
-    b.step()
-    return b.state()
-
-
-@idiom()
+@idiom
 def hooks_change_named_arguments(b: Bench) -> Found:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -66,7 +37,7 @@ def hooks_change_named_arguments(b: Bench) -> Found:
     return {"y": y} | b.gradients(net)
 
 
-@idiom()
+@idiom
 def weights_lie_in_lists_and_dicts(b: Bench) -> Found:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -90,7 +61,7 @@ def weights_lie_in_lists_and_dicts(b: Bench) -> Found:
     return b.state(net)
 
 
-@idiom()
+@idiom
 def a_weight_is_made_in_the_first_forward_pass(b: Bench) -> Found:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -113,7 +84,7 @@ def a_weight_is_made_in_the_first_forward_pass(b: Bench) -> Found:
     return b.state(net)
 
 
-@idiom()
+@idiom
 def a_head_was_never_spread(b: Bench) -> Found:
     torch.manual_seed(2)
     head = nn.Sequential(
@@ -128,19 +99,7 @@ def a_head_was_never_spread(b: Bench) -> Found:
     return b.state() | {f"head {name}": t for name, t in head.state_dict().items()}
 
 
-@idiom()
-def activations_are_exchanged_in_a_spread_model(b: Bench) -> Found:
-    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU()))
-    for name, module in list(net.named_children()):
-        if isinstance(module, nn.ReLU):
-            setattr(net, name, nn.Hardswish())
-    net.insert(1, nn.GroupNorm(2, 4).double())
-    y = net(b.images())
-    F.cross_entropy(y.mean((2, 3)), b.labels()).backward()
-    return {"y": y} | b.gradients(net)
-
-
-@idiom()
+@idiom
 def states_and_steps_have_hooks(b: Bench) -> Found:
     def halve(optimizer: Any, args: Any, named: Any) -> None:
         for group in optimizer.param_groups:
@@ -159,64 +118,7 @@ def states_and_steps_have_hooks(b: Bench) -> Found:
     return b.state() | {"sums": torch.stack([s.detach() for s in sums])}
 
 
-@idiom()
-def every_module_has_a_hook(b: Bench) -> Found:
-    seen: list[torch.Tensor] = []
-    hook = nn.modules.module.register_module_forward_hook(
-        lambda m, _, y: seen.append(y.detach().abs().mean()) if isinstance(m, nn.Conv2d) else None
-    )
-    try:
-        b.step()
-    finally:
-        hook.remove()
-    return b.state() | {"seen": torch.stack(seen)}
-
-
-@idiom()
-def results_are_dataclasses_and_named_tuples(b: Bench) -> Found:
-    @dataclass
-    class Output:
-        logits: torch.Tensor
-        features: Any
-
-    Features = namedtuple("Features", "low high")
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 5, 1)
-
-        def forward(self, batch: dict[str, torch.Tensor]) -> Output:
-            low = self.conv(batch["image"])
-            high = self.head(F.relu(low))
-            return Output(high.mean((2, 3)), Features(low, {"map": high}))
-
-    net = b.made(Net)
-    found = net({"image": b.images()})
-    (F.cross_entropy(found.logits, b.labels()) + found.features.high["map"].square().mean()).backward()
-    return {"logits": found.logits} | b.gradients(net)
-
-
-@idiom()
-def a_model_is_compiled_or_wrapped(b: Bench) -> Found:
-    found = {}
-    for name, wrapped in {"compiled": torch.compile(b.model), "parallel": nn.DataParallel(b.model)}.items():
-        b.optimizer.zero_grad()
-        F.cross_entropy(wrapped(b.images()), b.labels()).backward()
-        found |= {f"{name} {key}": gradient for key, gradient in b.gradients().items()}
-    return found
-
-
-@idiom(refused="call the Python function or module that it was made from")
-def a_function_is_a_script(b: Bench) -> Found:
-    @torch.jit.script
-    def swish(x: torch.Tensor) -> torch.Tensor:
-        return x * torch.sigmoid(x)
-
-    return {"y": swish(b.model.begin(b.images()))}
-
-
-@idiom()
+@idiom
 def modes_surround_a_step(b: Bench) -> Found:
     class Counting(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -227,10 +129,7 @@ def modes_surround_a_step(b: Bench) -> Found:
     return b.state()
 
 
-# -- Python's numbers and collections ---------------------------------------------------------------------------------
-
-
-@idiom()
+@idiom
 def losses_become_pythons_numbers(b: Bench) -> Found:
     losses = [b.loss(seed) for seed in range(3)]
     count, x = b.labels().max(), b.images()
@@ -244,16 +143,7 @@ def losses_become_pythons_numbers(b: Bench) -> Found:
     }  # fmt: skip
 
 
-@idiom()
-def scalars_fill_new_tensors(b: Bench) -> Found:
-    loss, count, x = b.loss().detach(), b.labels().max(), b.images()
-    return {
-        "full": torch.full((2,), loss), "like": torch.full_like(x, loss), "new": x.new_full((2,), loss),
-        "range": torch.arange(count), "line": torch.linspace(0, loss, 4),
-    }  # fmt: skip
-
-
-@idiom()
+@idiom
 def results_are_noted_in_plain_tensors(b: Bench) -> Found:
     history, queue = torch.zeros(4).double(), torch.ones(5, 3, 7, 9).double()
     history[1] = b.loss().detach()
@@ -267,15 +157,7 @@ def results_are_noted_in_plain_tensors(b: Bench) -> Found:
     return {"history": history, "queue": queue, "sums": sums, "marks": marks, "table": table}
 
 
-@idiom()
-def elements_go_through_python(b: Bench) -> Found:
-    x, y = b.images().clone(), b.images().clone()
-    x.apply_(lambda value: 2 * value if value > 0 else 0.0)
-    y.map_(b.images(1), lambda mine, other: mine * other)
-    return {"x": x, "y": y}
-
-
-@idiom()
+@idiom
 def weights_are_keys(b: Bench) -> Found:
     sums = {p: torch.zeros_like(p) for p in b.model.parameters()}
     b.loss().backward()
@@ -288,8 +170,101 @@ def weights_are_keys(b: Bench) -> Found:
     return b.state() | {f"sum of {names[id(p)]}": total for p, total in sums.items()}
 
 
-@idiom()
-def tensors_are_a_dataset(b: Bench) -> Found:
-    batches = [*DataLoader(TensorDataset(b.images(), b.labels()), batch_size=2)]
-    collated = default_collate([{"image": b.images()[i], "number": i} for i in range(3)])
-    return {"x": batches[1][0], "y": batches[2][1], "image": collated["image"], "number": collated["number"]}
+def trained(b: Bench, steps: int = 2) -> None:
+    for seed in range(steps):
+        b.step(seed)
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 5))
+    net[2].weight = net[0].weight
+    return net
+
+
+@idiom
+def two_layers_share_a_weight(b: Bench) -> Found:
+    net = b.made(tied)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for seed in range(2):
+        x = torch.cat([b.images(seed).mean((2, 3))] * 2, 1)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), b.labels()).backward()
+        optimizer.step()
+    return b.state(net)
+
+
+@idiom
+def masks_of_weights_are_kept_by_hand(b: Bench) -> Found:
+    """Lottery tickets: the smallest share over all layers is held at zero."""
+    trained(b, 1)
+    weights = [p for p in b.model.parameters() if p.dim() > 1]
+    least = torch.cat([p.detach().abs().flatten() for p in weights]).kthvalue(100).values
+    masks = [(p.detach().abs() > least).double() for p in weights]
+    for seed in range(2):
+        b.optimizer.zero_grad()
+        b.loss(seed).backward()
+        for p, m in zip(weights, masks, strict=True):
+            p.grad.mul_(m)
+        b.optimizer.step()
+        with torch.no_grad():
+            for p, m in zip(weights, masks, strict=True):
+                p.mul_(m)
+    return b.state()
+
+
+@idiom
+def parameters_of_ones_own_are_added(b: Bench) -> Found:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3, padding=1)
+            self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5).view(1, 5, 1, 1))
+            self.power = nn.Parameter(torch.tensor(2.0))
+            self.register_buffer("mean", torch.zeros(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x) * self.scale
+            if self.training:
+                with torch.no_grad():
+                    self.mean.mul_(0.9).add_(y.mean((0, 2, 3)), alpha=0.1)
+            pooled = F.avg_pool2d(y.clamp(min=1e-6).pow(self.power), (7, 9)).pow(1.0 / self.power)
+            return pooled.flatten(1) - self.mean
+
+    net = b.made(Scaled)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for seed in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(net(b.images(seed)), b.labels()).backward()
+        optimizer.step()
+    return b.state(net)
+
+
+@idiom
+def lazy_layers_take_their_sizes_from_data(b: Bench) -> Found:
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5)).double()
+    net(torch.zeros(2, 3, 7, 9, dtype=torch.float64))
+    b.parallel(net)
+    F.cross_entropy(net(b.images()), b.labels()).backward()
+    return b.gradients(net)
+
+
+class Centred(nn.Module):
+    """Subtracts a moving average that is assigned anew at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.slope = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.data = 0.9 * self.mean.data + 0.1 * x.mean((0, 2, 3))
+        return (x - self.mean[None, :, None, None]) * self.slope[None, :, None, None]
+
+
+@idiom
+def a_moving_average_is_assigned_to_data_of_a_buffer(b: Bench) -> Found:
+    layer = b.made(Centred)
+    for seed in range(2):
+        (layer(b.images(seed)) ** 2).mean().backward()
+    return {"mean": layer.mean, "dL/dslope": layer.slope.grad}

@@ -1,0 +1,192 @@
+"""Gradients that are changed, differentiated again and seen by hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.idioms.bench import Bench, Found, kept
+from tests.idioms.table import idiom
+
+
+def clipped(b: Bench, **options: Any) -> Found:
+    b.loss().backward()
+    norm = nn.utils.clip_grad_norm_(b.model.parameters(), 0.1, **options)
+    return b.gradients() | {"norm": norm}
+
+
+@idiom
+def gradients_are_clipped_by_the_units_weights(b: Bench) -> Found:
+    """Adaptive gradient clipping, as timm has it."""
+    b.loss().backward()
+
+    def unitwise(x: torch.Tensor) -> torch.Tensor:
+        return x.norm(2.0) if x.ndim <= 1 else x.norm(2.0, dim=tuple(range(1, x.ndim)), keepdim=True)
+
+    for p in b.model.parameters():
+        largest = unitwise(p.detach()).clamp_(min=1e-3).mul_(0.01)
+        norm = unitwise(p.grad.detach())
+        clipped = p.grad.detach() * (largest / norm.clamp(min=1e-6))
+        p.grad.detach().copy_(torch.where(norm < largest, p.grad.detach(), clipped))
+    return b.gradients()
+
+
+@idiom
+def conflicting_gradients_are_projected(b: Bench) -> Found:
+    """PCGrad: what one task's gradient has against another's is taken out."""
+    tasks = []
+    for seed in range(2):
+        b.optimizer.zero_grad()
+        b.loss(seed).backward()
+        tasks.append([p.grad.clone() for p in b.model.parameters()])
+    product = sum((x * y).sum() for x, y in zip(*tasks, strict=True))
+    square = sum((y * y).sum() for y in tasks[1])
+    for p, x, y in zip(b.model.parameters(), *tasks, strict=True):
+        p.grad = x - (product / square) * y + y
+    return b.gradients() | {"product": product}
+
+
+@idiom
+def class_activation_maps_weigh_the_features(b: Bench) -> Found:
+    """Grad-CAM."""
+    maps = b.model.features(b.images())
+    maps.retain_grad()
+    scores = b.model.head(F.relu(b.model.hidden(maps.mean((2, 3)))))
+    scores.max(1).values.sum().backward()
+    cam = F.relu((maps.grad.mean((2, 3), keepdim=True) * maps).sum(1, keepdim=True))
+    low, high = cam.amin((2, 3), keepdim=True), cam.amax((2, 3), keepdim=True)
+    return {"map": F.interpolate((cam - low) / (high - low + 1e-6), size=(14, 18), mode="bilinear")}
+
+
+@idiom
+def an_image_is_attacked_in_several_projected_steps(b: Bench) -> Found:
+    """PGD with a random start."""
+    x = b.images()
+    torch.manual_seed(8)
+    delta = torch.zeros_like(x).uniform_(-0.1, 0.1).requires_grad_()
+    for _ in range(3):
+        F.cross_entropy(b.model(x + delta), b.labels()).backward()
+        delta.data = (delta.data + 0.05 * delta.grad.sign()).clamp(-0.1, 0.1)
+        delta.grad.zero_()
+    return {"delta": delta}
+
+
+@idiom
+def samples_have_gradients_one_by_one(b: Bench) -> Found:
+    b.model.eval()
+    losses = F.cross_entropy(b.model(b.images()), b.labels(), reduction="none")
+    norms = []
+    for index in range(len(losses)):
+        grads = torch.autograd.grad(losses[index], list(b.model.parameters()), retain_graph=True)
+        norms.append(torch.stack([g.norm() for g in grads]).norm())
+    return {"norms": torch.stack(norms)}
+
+
+@idiom
+def the_trace_of_the_hessian_is_estimated(b: Bench) -> Found:
+    weights = [b.model.second.weight, b.model.head.weight]
+    grads = torch.autograd.grad(b.loss(), weights, create_graph=True)
+    torch.manual_seed(5)
+    signs = [torch.randint_like(w, 2) * 2 - 1 for w in weights]
+    products = torch.autograd.grad(grads, weights, grad_outputs=signs)
+    return {"trace": sum((h * s).sum() for h, s in zip(products, signs, strict=True))}
+
+
+@idiom
+def a_residual_of_a_differential_equation_is_a_loss(b: Bench) -> Found:
+    """A physics-informed network: second derivatives for the inputs, then gradients of the weights."""
+    net = b.made(lambda: nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)))
+    points = b.place(torch.linspace(-1, 1, 14, dtype=torch.float64).view(7, 2), "n-").requires_grad_()
+    u = net(points)
+    (first,) = torch.autograd.grad(u, points, torch.ones_like(u), create_graph=True)
+    (second,) = torch.autograd.grad(first[:, :1], points, torch.ones_like(u), create_graph=True)
+    (first[:, 1:] + u * first[:, :1] - 0.01 * second[:, :1]).pow(2).mean().backward()
+    return b.gradients(net)
+
+
+@idiom
+def hooks_on_weights_scale_gradients(b: Bench) -> Found:
+    seen = {}
+    for name, p in b.model.named_parameters():
+        p.register_hook(lambda g, name=name: seen.__setitem__(name, kept(g)) or g * 0.5)
+    b.loss().backward()
+    return b.gradients() | {f"seen {n}": g for n, g in seen.items()}
+
+
+@idiom
+def weights_are_stepped_as_their_gradients_come(b: Bench) -> Found:
+    """An optimizer for each weight, stepped in the backward pass."""
+    optimizers = {p: torch.optim.Adam([p], 1e-2) for p in b.model.parameters()}
+
+    def step(p: torch.Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in b.model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    for seed in range(2):
+        b.loss(seed).backward()
+    return b.state()
+
+
+@idiom
+def a_fixed_point_has_an_implicit_gradient(b: Bench) -> Found:
+    """A deep equilibrium model: solved without a graph, with a hook that solves for the gradient."""
+    net, x = b.made(lambda: nn.Conv2d(3, 3, 3, padding=1)), b.images()
+
+    def step(z: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(0.3 * net(z) + x)
+
+    with torch.no_grad():
+        z, before = step(torch.zeros_like(x)), torch.zeros_like(x)
+        while (z - before).norm() / z.norm() > 1e-9:
+            z, before = step(z), z
+    y = step(z)
+    start = y.clone().detach().requires_grad_()
+    again = step(start)
+
+    def solve(gradient: torch.Tensor) -> torch.Tensor:
+        found = gradient
+        for _ in range(20):
+            found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + gradient
+        return found
+
+    y.register_hook(solve)
+    y.square().mean().backward()
+    return {"y": y} | b.gradients(net)
+
+
+@idiom
+def tasks_are_balanced_by_their_gradients(b: Bench) -> Found:
+    """GradNorm."""
+    weights = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    features = b.model.features(b.images())
+    answers = b.model.head(F.relu(b.model.hidden(features.mean((2, 3)))))
+    losses = torch.stack([features.square().mean(), F.cross_entropy(answers, b.labels())])
+    shared = b.model.second.weight
+    norms = torch.stack([
+        torch.norm(w * torch.autograd.grad(loss, shared, retain_graph=True, create_graph=True)[0])
+        for w, loss in zip(weights, losses, strict=True)
+    ])  # fmt: skip
+    target = (norms.mean() * (losses / losses.mean()) ** 0.12).detach()
+    (weights.grad,) = torch.autograd.grad((norms - target).abs().sum(), weights, retain_graph=True)
+    (weights.detach() * losses).sum().backward()
+    return {"of weights": weights.grad, "norms": norms} | b.gradients()
+
+
+@idiom
+def one_perturbation_fools_all_images(b: Bench) -> Found:
+    change = torch.zeros(1, 3, 7, 9, dtype=torch.float64, requires_grad=True)
+    own = nn.Parameter(torch.zeros_like(b.images()))
+    for seed in range(2):
+        F.cross_entropy(b.model(b.images(seed) + change + own), b.labels()).backward()
+        with torch.no_grad():
+            change += 0.1 * change.grad.sign()
+            change.clamp_(-0.1, 0.1)
+            own -= own.grad / own.grad.norm()
+        change.grad.detach_().zero_()
+        own.grad.detach_().zero_()
+    return {"change": change, "own": own}

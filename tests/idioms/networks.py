@@ -1,0 +1,435 @@
+"""Networks that combine operators as published ones do, trained for a step or two."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributions as td
+import torch.nn.functional as F
+from torch import nn
+
+from tests.distconv.layouts import normal
+from tests.idioms.bench import Bench, Found
+from tests.idioms.table import idiom
+
+
+def painter(channels: int = 3) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, padding=1, bias=False),
+        nn.InstanceNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 3, 3, padding=1),
+        nn.Tanh(),
+    )
+
+
+def judge(channels: int = 3) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, 1, 1)
+    )
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), 1e-2, betas=(0.5, 0.999))
+
+
+def states(b: Bench, **modules: Any) -> Found:
+    return {f"{m} {n}": t for m, module in modules.items() for n, t in b.state(module).items()}
+
+
+@idiom
+def two_networks_play_against_each_other(b: Bench) -> Found:
+    """DCGAN's loop: real, fake detached, and the generator through the critic."""
+    make, critic = b.made(painter), b.made(judge, 6)
+    first, second = adam(make), adam(critic)
+    bce = nn.BCEWithLogitsLoss()
+    for seed in range(2):
+        second.zero_grad()
+        real = critic(b.images(seed))
+        bce(real, torch.ones_like(real)).backward()
+        fake = make(b.images(seed + 5))
+        judged = critic(fake.detach())
+        bce(judged, torch.zeros_like(judged)).backward()
+        second.step()
+        first.zero_grad()
+        judged = critic(fake)
+        bce(judged, torch.full(judged.shape, 1.0, dtype=judged.dtype, device=judged.device)).backward()
+        first.step()
+    return states(b, make=make, critic=critic)
+
+
+@idiom
+def weights_of_a_critic_are_clipped(b: Bench) -> Found:
+    """WGAN, several critic steps to one of the generator, losses of opposite sign."""
+    make, critic = b.made(painter), b.made(judge, 6)
+    first = torch.optim.RMSprop(make.parameters(), 1e-2)
+    second = torch.optim.RMSprop(critic.parameters(), 1e-2)
+    one = torch.tensor(1.0, dtype=torch.float64)
+    for seed in range(2):
+        for p in critic.parameters():
+            p.requires_grad = True
+        for turn in range(2):
+            for p in critic.parameters():
+                p.data.clamp_(-0.05, 0.05)
+            critic.zero_grad()
+            with torch.no_grad():
+                fake = make(b.images(turn + seed))
+            critic(b.images(seed)).mean().backward(-one)
+            critic(fake).mean().backward(one)
+            second.step()
+        for p in critic.parameters():
+            p.requires_grad = False
+        make.zero_grad()
+        (-critic(make(b.images(7))).mean()).backward()
+        first.step()
+    return states(b, make=make, critic=critic)
+
+
+def trained(b: Bench, make: Callable[[], nn.Module], channels: int = 8) -> Found:
+    """Two steps of a layer between two convolutions: its results, weights and buffers."""
+    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), make(), nn.AdaptiveAvgPool2d(2)))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    torch.manual_seed(4)
+    for seed in range(2):
+        y = net(b.images(seed))
+        optimizer.zero_grad()
+        (y * y).mean().backward()
+        optimizer.step()
+    return b.state(net) | {"y": y}
+
+
+class Layer(nn.Module):
+    """A layer made of weights by name and a function of them and the features."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], **parts: nn.Module | torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+@idiom
+def spectral_convolutions_of_operators(b: Bench) -> Found:
+    """Fourier neural operators: low modes times complex weights."""
+
+    def spectral(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        modes = torch.fft.rfft2(x)
+        weights = torch.view_as_complex(m.weight)
+        out = torch.zeros(x.size(0), 8, 7, 5, dtype=torch.cdouble, device=x.device)
+        out[:, :, :2, :3] = torch.einsum("bixy,ioxy->boxy", modes[:, :, :2, :3], weights)
+        out[:, :, -2:, :3] = torch.einsum("bixy,ioxy->boxy", modes[:, :, -2:, :3], weights)
+        return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + m.skip(x))
+
+    return trained(b, lambda: Layer(spectral, weight=0.1 * normal(8, 8, 2, 3, 2), skip=nn.Conv2d(8, 8, 1)))
+
+
+@idiom
+def a_flow_warps_the_other_image(b: Bench) -> Found:
+    """VoxelMorph, PWC-Net: a grid of places plus a displacement, normalized."""
+
+    def warp(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = torch.meshgrid(torch.arange(7), torch.arange(9), indexing="ij")
+        place = torch.stack((columns, rows), 0).double().unsqueeze(0) + m.flow(x)
+        scaled = 2 * place / torch.tensor([8, 6]).view(1, 2, 1, 1) - 1
+        y = F.grid_sample(x, scaled.permute(0, 2, 3, 1), mode="bilinear", padding_mode="border", align_corners=True)
+        return y * (place.abs().amax(1, keepdim=True) < 6)
+
+    return trained(b, lambda: Layer(warp, flow=nn.Conv2d(8, 2, 3, padding=1)))
+
+
+@idiom
+def experts_are_routed_by_their_scores(b: Bench) -> Found:
+    def route(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.permute(0, 2, 3, 1).reshape(-1, 8)
+        weights, chosen = m.router(tokens).softmax(-1).topk(2, dim=-1)
+        out = torch.zeros_like(tokens)
+        for index, expert in enumerate(m.experts):
+            rows, slot = torch.where(chosen == index)
+            out[rows] += weights[rows, slot, None] * expert(tokens[rows])
+        return out.view(x.size(0), *x.shape[2:], 8).permute(0, 3, 1, 2)
+
+    return trained(
+        b, lambda: Layer(route, router=nn.Linear(8, 3), experts=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
+    )
+
+
+@idiom
+def statistics_of_styles_are_swapped(b: Bench) -> Found:
+    """AdaIN, and modulated convolutions with demodulation."""
+
+    def style(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        std, mean = torch.std_mean(x, dim=(2, 3), keepdim=True)
+        y = (x - mean) / (std + 1e-5) * std.roll(1, 0) + mean.roll(1, 0)
+        scales = m.affine(x.mean((2, 3)))
+        weight = m.weight.unsqueeze(0) * scales.view(-1, 1, 8, 1, 1)
+        weight = weight * torch.rsqrt(weight.square().sum((2, 3, 4), keepdim=True) + 1e-8)
+        return F.conv2d(y.view(1, -1, 7, 9), weight.flatten(0, 1), padding=1, groups=5).view(5, 8, 7, 9)
+
+    return trained(b, lambda: Layer(style, affine=nn.Linear(8, 8), weight=normal(8, 8, 3, 3)))
+
+
+@idiom
+def layers_made_by_torch_in_one_row(b: Bench) -> Found:
+    make = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv2d(8, 8, 3, padding="same", padding_mode="reflect", groups=4), nn.GroupNorm(2, 8), nn.PReLU(8),
+        nn.ReplicationPad2d(1), nn.LPPool2d(2, 2, 1), nn.InstanceNorm2d(8, affine=True), nn.GELU("tanh"),
+        nn.Dropout2d(0.2), nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, groups=2), nn.RMSNorm([16, 20]), nn.Hardswish(),
+        nn.Upsample(scale_factor=0.5), nn.Softmax2d(), nn.LocalResponseNorm(3), nn.FractionalMaxPool2d(2, (5, 5)),
+    )  # fmt: skip
+    return trained(b, make)
+
+
+@idiom
+def a_class_token_and_learned_places(b: Bench) -> Found:
+    """The vision transformer: patches, a token, embedded places, the token's result."""
+
+    def encode(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tokens = m.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat((m.token.expand(x.size(0), -1, -1), tokens), dim=1) + m.places
+        tokens = F.dropout(tokens, 0.1)
+        y, _ = m.attention(tokens, tokens, tokens, need_weights=False)
+        return (tokens + y)[:, 0].view(-1, 8, 1, 1) * x
+
+    return trained(
+        b,
+        lambda: Layer(
+            encode, patches=nn.Conv2d(8, 8, 2, 2), token=0.1 * normal(1, 1, 8), places=0.1 * normal(1, 13, 8),
+            attention=nn.MultiheadAttention(8, 4, batch_first=True),
+        ),
+    )  # fmt: skip
+
+
+@idiom
+def windows_shifted_by_rolls(b: Bench) -> Found:
+    """Swin: pad, roll, partition, attend with a table of biases and a mask, and all of it back."""
+
+    def attend(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = x.shape
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, 3, 0, 1)).roll((-2, -2), (1, 2))
+        windows = x.view(n, 2, 4, 3, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+        q, k, v = m.qkv(windows).view(-1, 16, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+        place = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")).flatten(1)
+        apart = place[:, :, None] - place[:, None, :] + 3
+        bias = m.table[(apart[0] * 7 + apart[1]).view(-1)].view(16, 16, 2).permute(2, 0, 1)
+        scores = q @ k.transpose(-2, -1) + bias.unsqueeze(0)
+        region = torch.zeros(1, 8, 12, 1)
+        region[:, -4:-2], region[:, -2:], region[:, :, -2:] = 1, 2, 3
+        region = region.view(1, 2, 4, 3, 4, 1).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16)
+        mask = (region[:, None] != region[:, :, None]).double() * -100.0
+        scores = (scores.view(n, 6, 2, 16, 16) + mask.view(1, 6, 1, 16, 16)).view(-1, 2, 16, 16)
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, 16, c)
+        y = y.view(n, 2, 3, 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(n, 8, 12, c).roll((2, 2), (1, 2))
+        return y[:, :h, :w].permute(0, 3, 1, 2).contiguous()
+
+    return trained(b, lambda: Layer(attend, qkv=nn.Linear(8, 24), table=0.1 * normal(49, 2)))
+
+
+@idiom
+def queries_read_the_features(b: Bench) -> Found:
+    """A decoder with learned queries, as DETR's, and masks by products, as MaskFormer's."""
+
+    def decode(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        queries = m.queries.unsqueeze(0).repeat(x.size(0), 1, 1)
+        read = m.decoder(queries, x.flatten(2).transpose(1, 2))
+        return torch.einsum("bqc,bchw->bqhw", read, x)
+
+    return trained(
+        b,
+        lambda: Layer(
+            decode, queries=normal(4, 8), decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True)
+        ),
+    )
+
+
+@idiom
+def weights_and_activations_are_quantized(b: Bench) -> Found:
+    """Quantization-aware training with learned steps."""
+    step = nn.Parameter(torch.tensor(0.07, dtype=torch.float64))
+
+    def quantized(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+        x = (x / step).clamp(low, high)
+        return ((x.round() - x).detach() + x) * step
+
+    weight = quantized(b.model.second.weight, -8, 7)
+    maps = F.conv2d(quantized(b.model.begin(b.images()), 0, 15), weight, b.model.second.bias, 2, 1)
+    maps.square().mean().backward()
+    return b.gradients() | {"dL/dstep": step.grad}
+
+
+@idiom
+def a_codebook_replaces_vectors(b: Bench) -> Found:
+    """VQ-VAE: the nearest of the codebook, with the commitment loss and a straight-through gradient."""
+    book = b.made(lambda: nn.Embedding(8, 6))
+    z = b.model.features(b.images())
+    flat = z.permute(0, 2, 3, 1).reshape(-1, 6)
+    apart = flat.pow(2).sum(1, keepdim=True) + book.weight.pow(2).sum(1) - 2 * flat @ book.weight.t()
+    nearest = apart.argmin(1)
+    n, _, h, w = z.shape
+    q = book(nearest).view(n, h, w, 6).permute(0, 3, 1, 2)
+    loss = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())
+    q = z + (q - z).detach()
+    shares = F.one_hot(nearest, 8).double().mean(0)
+    perplexity = torch.exp(-torch.sum(shares * torch.log(shares + 1e-10)))
+    (loss + q.square().mean()).backward()
+    return b.gradients() | b.gradients(book) | {"perplexity": perplexity, "q": q}
+
+
+def features(b: Bench) -> torch.Tensor:
+    return b.model.begin(b.images()) + b.model.first.weight.mean()
+
+
+@idiom
+def a_variational_autoencoder_is_a_normal_distribution(b: Bench) -> Found:
+    torch.manual_seed(2)
+    mean, log = features(b)[:, :6].chunk(2, 1)
+    posterior = td.Normal(mean, log.exp())
+    prior = td.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+    z = posterior.rsample()
+    loss = td.kl_divergence(posterior, prior).sum((1, 2, 3)).mean() - posterior.log_prob(z).mean()
+    (loss + z.square().mean()).backward()
+    return b.gradients() | {"z": z, "entropy": posterior.entropy().mean()}
+
+
+@idiom
+def keys_wait_in_a_queue(b: Bench) -> Found:
+    """MoCo: a queue in a buffer that each batch overwrites in part."""
+    slow = copy.deepcopy(b.model)
+    queue, place = F.normalize(normal(5, 12, seed=3), dim=0), 0
+    for seed in range(3):
+        q = F.normalize(b.model(b.images(seed)), dim=1)
+        with torch.no_grad():
+            for k, p in zip(slow.parameters(), b.model.parameters(), strict=True):
+                k.data.mul_(0.9).add_(p.data, alpha=0.1)
+            order = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
+            k = F.normalize(slow(b.images(seed)[order]), dim=1)[torch.argsort(order)]
+        positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
+        negative = torch.einsum("nc,ck->nk", q, queue.clone().detach())
+        logits = torch.cat([positive, negative], dim=1) / 0.2
+        b.optimizer.zero_grad()
+        F.cross_entropy(logits, torch.zeros(5, dtype=torch.long)).backward()
+        b.optimizer.step()
+        width = min(5, 12 - place)
+        queue[:, place : place + width] = k.T[:, :width]
+        place = (place + width) % 12
+    return b.state() | {"queue": queue}
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.down, self.up = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(16, 8, 3, 1, 1)
+        self.time, self.out = nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 16)), nn.Conv2d(8, 3, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        steps = torch.exp(torch.arange(3, device=x.device) * -(math.log(10000) / 2)).to(x.dtype)
+        embedded = t.to(x.dtype)[:, None] * steps[None, :]
+        scale, shift = self.time(torch.cat((embedded.sin(), embedded.cos()), dim=-1))[:, :, None, None].chunk(2, dim=1)
+        x = self.into(x)
+        y = F.silu(F.group_norm(self.down(x), 4) * (scale + 1) + shift)
+        y = F.interpolate(y, size=x.shape[2:], mode="nearest")
+        return self.out(F.silu(self.up(torch.cat((x, y), dim=1))))
+
+
+def schedule() -> torch.Tensor:
+    return torch.cumprod(1.0 - torch.linspace(1e-3, 0.3, 10, dtype=torch.float64), dim=0)
+
+
+@idiom
+def noise_of_a_random_time_is_predicted(b: Bench) -> Found:
+    """DDPM's loss: times and noise are drawn, the schedule is a plain buffer indexed by times."""
+    net, kept = b.made(Denoiser), schedule()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    torch.manual_seed(2)
+    for seed in range(2):
+        x = b.images(seed)
+        t = torch.randint(0, 10, (x.shape[0],), device=x.device).long()
+        noise = torch.randn_like(x)
+        noisy = kept.sqrt().gather(-1, t).reshape(-1, 1, 1, 1) * x + (1 - kept).sqrt()[t][:, None, None, None] * noise
+        loss = F.mse_loss(net(noisy, t), noise, reduction="none").mean((1, 2, 3))
+        optimizer.zero_grad()
+        (loss * (kept[t] / (1 - kept[t])).clamp(max=5)).mean().backward()
+        optimizer.step()
+    return b.state(net)
+
+
+@idiom
+def a_latent_is_optimized_by_itself(b: Bench) -> Found:
+    """Inversion, style transfer: an optimizer of an image, the network frozen."""
+    net = b.made(painter).eval().requires_grad_(False)
+    x = b.images().clone().requires_grad_()
+    target = b.images(1).tanh()
+    optimizer = torch.optim.Adam([x], 0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(net(x), target).backward()
+        optimizer.step()
+    second = torch.optim.LBFGS([x], 0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        second.zero_grad()
+        loss = F.mse_loss(net(x), target)
+        loss.backward()
+        return loss
+
+    second.step(closure)
+    return {"x": x}
+
+
+def through(b: Bench, draw: Callable[[torch.Tensor], torch.Tensor]) -> Found:
+    """``draw(x)`` of features that gradients flow through, and one more number, which shows what was drawn."""
+    x = b.model.begin(b.images())
+    torch.manual_seed(6)
+    y = draw(x)
+    last = torch.rand(3)
+    (y * y).sum().backward()
+    return b.gradients() | {"y": y, "last": last}
+
+
+@idiom
+def patches_are_masked_at_random(b: Bench) -> Found:
+    """Masked autoencoders: a random order for each sample, kept and restored."""
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(2).transpose(1, 2)
+        n, length, width = tokens.shape
+        order = torch.argsort(torch.rand(n, length), dim=1)
+        back = torch.argsort(order, dim=1)
+        kept = torch.gather(tokens, 1, order[:, :20].unsqueeze(-1).repeat(1, 1, width))
+        blank = torch.zeros(1, 1, width, dtype=x.dtype)
+        filled = torch.cat([kept * 2, blank.expand(n, length - 20, -1)], dim=1)
+        return torch.gather(filled, 1, back[..., None].expand(-1, -1, width))
+
+    return through(b, draw)
+
+
+@idiom
+def dropout_stays_on_for_uncertainty(b: Bench) -> Found:
+    """Monte Carlo dropout."""
+    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)))
+    net.eval()
+    for m in net.modules():
+        if isinstance(m, nn.Dropout):
+            m.train()
+    with torch.no_grad():
+        drawn = torch.stack([net(b.images()).softmax(1) for _ in range(4)])
+    mean = drawn.mean(0)
+    return {"std": drawn.std(0), "entropy": -(mean * mean.log()).sum(1)}
+
+
+@idiom
+def text_is_read_from_columns(b: Bench) -> Found:
+    """Convolutions, a recurrence over columns, and CTC."""
+    conv, head = b.made(lambda: nn.Conv2d(3, 6, 3, padding=1)), b.made(lambda: nn.Linear(8, 5))
+    recurrence = b.made(lambda: nn.LSTM(6, 4, bidirectional=True))
+    columns, _ = recurrence(conv(b.images()).mean(2).permute(2, 0, 1))
+    words = torch.tensor([[1, 2], [3, 1], [4, 4], [2, 1], [1, 1]])
+    loss = F.ctc_loss(head(columns).log_softmax(-1), words, torch.full((5,), 9), torch.full((5,), 2))
+    loss.backward()
+    return {"loss": loss} | b.gradients(conv) | {f"recurrence {n}": g for n, g in b.gradients(recurrence).items()}
