@@ -331,8 +331,9 @@ def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
 def _training(options: argparse.Namespace) -> str:
     if not predicts_classes(graph_of(options, 2)):
         return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
-    width = "" if options.width is None else f" --width {options.width}"
+    width = f" --width {options.width}" if options.width else ""
+    classes = f" --classes {options.classes}" if options.classes else ""
     return (
-        f"mpiexec -n {options.ranks} distconv train classify --data PATH --model {options.model}{width} "
+        f"mpiexec -n {options.ranks} distconv train classify --data PATH --model {options.model}{width}{classes} "
         f"--batch {options.batch} --pipeline-plan {options.out}"
     )

@@ -101,7 +101,8 @@ def pairs(*options: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Line]:
     An option is a list of its words and what is expected of them. It may always be left out.
     """
     choices = [[NOTHING, *values] for values in options]
-    rows = [[0] * len(choices), *AllPairs([range(len(values)) for values in choices])]
+    rows = [list(row) for row in AllPairs([range(len(values)) for values in choices])]
+    rows += [] if [0] * len(choices) in rows else [[0] * len(choices)]
     lines = []
     for row in rows:
         chosen = [values[index] for values, index in zip(choices, row, strict=True)]
