@@ -305,9 +305,10 @@ def _over_kinds(options: argparse.Namespace) -> None:
     for line in mixed_devices.lines(setting, method, stages):
         print(line)
     plan = mixed_devices.plan_of(stages, options.model, options.batch)
+    there = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices ...")
+        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices {there}")
 
 
 def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
