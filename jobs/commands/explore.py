@@ -305,9 +305,10 @@ def _over_kinds(options: argparse.Namespace) -> None:
     for line in mixed_devices.lines(setting, method, stages):
         print(line)
     plan = mixed_devices.plan_of(stages, options.model, options.batch)
+    there = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices ...")
+        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices {there}")
 
 
 def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
@@ -331,8 +332,9 @@ def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
 def _training(options: argparse.Namespace) -> str:
     if not predicts_classes(graph_of(options, 2)):
         return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
-    width = "" if options.width is None else f" --width {options.width}"
+    width = f" --width {options.width}" if options.width else ""
+    classes = f" --classes {options.classes}" if options.classes else ""
     return (
-        f"mpiexec -n {options.ranks} distconv train classify --data PATH --model {options.model}{width} "
+        f"mpiexec -n {options.ranks} distconv train classify --data PATH --model {options.model}{width}{classes} "
         f"--batch {options.batch} --pipeline-plan {options.out}"
     )

@@ -76,11 +76,11 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _recorded(options: argparse.Namespace) -> Recording:
     """What the network does to the first clouds."""
-    chosen = {name: getattr(options, name) for name in ("model", "width", "batch", "resolution", "points", "keep")}
-    settings = Settings(**chosen)
+    names = ("model", "width", "batch", "resolution", "points", "keep", "varied")
+    settings = Settings(**{name: getattr(options, name) for name in names})
     with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:
         clouds = samples.groups["train"]
-        recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
+        recipe = Recipe(settings.resolution, settings.points, settings.keep, settings.varied, seed=settings.seed)
         voxels = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
         x = SparseTensor(voxels.coords, voxels.features, batch_size=len(voxels.labels))
         return record(network(settings, samples), x)
@@ -102,5 +102,6 @@ def _settings(options: argparse.Namespace) -> str:
     data = f"--data {options.data} " if options.data else ""
     return (
         f"{data}--model {options.model} --width {options.width} --batch {options.batch} "
-        f"--resolution {options.resolution} --points {options.points}"
+        f"--resolution {options.resolution} --points {options.points} --keep {options.keep}"
+        f"{' --varied' if options.varied else ''}"
     )

@@ -97,7 +97,8 @@ def predicts_classes(graph: LayerGraph) -> bool:
 def training(options: argparse.Namespace, graph: LayerGraph) -> str:
     """The command, or the line of Python, that trains with the plan."""
     width = f" --width {options.width}" if options.width else ""
-    rest = f"--model {options.model}{width} --batch {options.batch} --plan {options.out}"
+    classes = f" --classes {options.classes}" if options.classes else ""
+    rest = f"--model {options.model}{width}{classes} --batch {options.batch} --plan {options.out}"
     rest += " --shard-optimizer" if options.shard_optimizer else ""
     mesh = options.model in MESH_MODELS
     if mesh and options.input[0] == len(CHANNELS) and not options.classes:
@@ -105,6 +106,5 @@ def training(options: argparse.Namespace, graph: LayerGraph) -> str:
     if not mesh and predicts_classes(graph):
         return f"mpiexec -n {options.ranks} distconv train classify --data PATH {rest}"
     if not options.shard_optimizer and len(graph.operations[-1].y.shape) == 1 + len(options.input):
-        classes = f" --classes {options.classes}" if options.classes else ""
-        return f"mpiexec -n {options.ranks} distconv train segmentation --data PATH{classes} {rest}"
+        return f"mpiexec -n {options.ranks} distconv train segmentation --data PATH {rest}"
     return f"dc.parallelize(model, dc.Plan.load({str(options.out)!r})) on {options.ranks} ranks"

@@ -264,7 +264,7 @@ def test_what_is_chosen_for_kinds_is_printed_beside_other_methods(tmp_path: Path
     said = capsys.readouterr().out
     assert "resnet20, 4 samples of 3 x 8 x 8, by sparsepipe" in said and "stage 0, the input to " in said
     assert "\npipedream: stages of " in said and "\nexact: stages of " in said
-    assert f"--pipeline-plan {out} --devices ..." in said
+    assert f"--pipeline-plan {out} --devices old:2,new:2" in said
     assert sorted(PipelinePlan.load(out, MPI.COMM_SELF).kinds) == ["new", "new", "old", "old"]
 
 

@@ -28,7 +28,7 @@ def test_it_ranks_grids_and_says_how_to_train(comm: Any, capsys: pytest.CaptureF
     assert times == sorted(times)
     assert printed.splitlines()[-1] == (
         "train with it: mpiexec -n 2 distconv train pointcloud --model resnet --width 2 --batch 4 --resolution 16 "
-        f"--points 64 --grid {rows[0][0]}"
+        f"--points 64 --keep 1.0 --grid {rows[0][0]}"
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
 
-from distconv.jobs.planning.halo_picture import Side, draw_halo, largest_halo
+from distconv.jobs.planning.halo_picture import Halo, Side, draw_halo, largest_halo
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.plan import Plan
@@ -43,11 +44,36 @@ def test_a_kernel_of_one_needs_no_neighbour():
     assert halo_of(nn.Conv2d(4, 4, 1), (1, 4, 20, 12), {"h": 4}) is None
 
 
-def test_the_diagram_has_each_block_and_says_what_the_halo_is():
+def rectangle(patch):
+    """Left, top, width, height."""
+    return pytest.approx((*patch.get_xy(), patch.get_width(), patch.get_height()))
+
+
+def test_the_diagram_has_each_block_the_halo_around_one_and_its_rows():
+    # 21 rows and 12 columns over 2 x 3: blocks of 11 and 10 rows, and of 4 columns. A kernel of 5 needs 2 on each side.
+    shown = Halo("conv", (Side("h", 21, 2, 0, 0, 2), Side("w", 12, 3, 1, 2, 1)), 12345)
     axis = Figure().add_subplot()
-    draw_halo(axis, halo_of(nn.Conv2d(2, 1, 3, padding=1), (1, 2, 20, 12), {"h": 2, "w": 2}))
-    assert len(axis.patches) == 4 + 2  # the halo around one of the blocks, and that block again
+    draw_halo(axis, shown)
+    *blocks, halo, block = axis.patches
+    expected = [(4 * j, down, 4, rows) for down, rows in ((0, 11), (11, 10)) for j in range(3)]
+    assert len(blocks) == 6 and all(each == rectangle(patch) for each, patch in zip(expected, blocks, strict=True))
+    assert rectangle(block) == (4, 0, 4, 11)
+    assert rectangle(halo) == (4 - 2, 0, 2 + 4 + 1, 11 + 2)
+    assert [to_hex(patch.get_facecolor()) for patch in (blocks[0], halo, block)] == ["#f2f2f2", "#fdae6b", "#9ecae1"]
+    assert halo.zorder < block.zorder and all(each.zorder < halo.zorder for each in blocks)
+    assert (axis.get_xlim(), axis.get_ylim()) == ((0, 12), (21, 0))
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("w", "h")
+    (text,) = axis.texts
+    assert text.get_text() == "11 x 4\nh: 0 before, 2 after\nw: 2 before, 1 after"
+    assert text.get_position() == (6, 5.5)
+    assert axis.get_title() == "largest halo: conv, 12,345 elements a sample\n(not to scale)"
+
+
+def test_a_halo_is_drawn_as_wide_as_can_be_seen_and_an_axis_that_is_not_split_is_not_named():
+    shown = Halo("conv", (Side("h", 2000, 2, 1, 1, 0), Side("w", 12, 1)), 12)
+    axis = Figure().add_subplot()
+    draw_halo(axis, shown)
     halo, block = axis.patches[-2:]
-    assert (block.get_height(), block.get_width()) == (10, 6)
-    assert halo.get_height() == pytest.approx(10 + 1) and halo.get_width() == pytest.approx(6 + 1)
-    assert "10 x 6" in axis.texts[0].get_text() and "h: 0 before, 1 after" in axis.texts[0].get_text()
+    assert rectangle(block) == (0, 1000, 12, 1000)
+    assert rectangle(halo) == (0, 1000 - 80, 12, 1080)
+    assert axis.texts[0].get_text() == "1000 x 12\nh: 1 before, 0 after"

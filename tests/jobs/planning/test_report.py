@@ -75,7 +75,7 @@ def test_the_heading_says_what_is_planned_for_what() -> None:
             "unet",
             (18, 16, 16),
             {"classes": 5},
-            "mpiexec -n 4 distconv train segmentation --data PATH --classes 5 --model unet --batch 4 --plan p.json"),
+            "mpiexec -n 4 distconv train segmentation --data PATH --model unet --classes 5 --batch 4 --plan p.json"),
         (
             "unet",
             (3, 16, 16),

@@ -1,0 +1,22 @@
+"""Approved printed text: each file ``NAME.txt`` in this folder is the whole output that a test expects.
+
+python -m tests.jobs.approved      write the files anew; read the difference before you commit it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+update = False
+"""True writes the files instead of comparing them."""
+
+
+def assert_approved(name: str, text: str) -> None:
+    """Compare ``text`` with the approved one, line by line."""
+    path = FOLDER / f"{name}.txt"
+    found = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    if update:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(found)
+    assert found.splitlines() == path.read_text().splitlines(), f"not as in {path}; see tests/jobs/approved"

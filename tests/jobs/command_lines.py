@@ -1,0 +1,111 @@
+"""Command lines of ``distconv``: all options of a command as text, their documented defaults, and pairs of options."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allpairspy import AllPairs
+
+from distconv import cli
+
+TESTS = Path(__file__).parents[1]
+
+
+def commands_in(file: str) -> list[str]:
+    """The commands whose modules lie in the folder that the folder of a test file mirrors."""
+    folder = ".".join(("distconv", *Path(file).parent.relative_to(TESTS).parts))
+    return [" ".join(words) for words, command in cli.COMMANDS.items() if command.module.rpartition(".")[0] == folder]
+
+
+def parser_of(command: str) -> cli.Parser:
+    """The parser of ``distconv COMMAND``."""
+    module = importlib.import_module(cli.COMMANDS[tuple(command.split())].module)
+    return cli.parser_of(f"distconv {command}", module)
+
+
+def parsed(command: str, *arguments: str) -> argparse.Namespace:
+    """The options of a command line."""
+    return parser_of(command).parse_args(arguments)
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """All options but ``--help``."""
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def listed(command: str) -> Iterator[str]:
+    """Each option with what it reads, its default, and its help."""
+    parser = parser_of(command)
+    for action in actions_of(parser):
+        name = "/".join(action.option_strings) or action.dest
+        kind = getattr(action.type, "__name__", None) or type(action).__name__.strip("_")
+        shape = f"{kind}{'' if action.nargs is None else f' nargs={action.nargs}'}{' required' * action.required}"
+        choices = "" if action.choices is None else f" of {', '.join(map(str, action.choices))}"
+        const = "" if action.const is None else f" const={action.const!r}"
+        text = (action.help or "") % {"default": action.default} if action.help != argparse.SUPPRESS else "hidden"
+        yield f"{name} {action.metavar or ''}: {shape}{choices}{const} = {action.default!r}\n    {text}"
+    for group in parser._mutually_exclusive_groups:
+        names = " or ".join(action.option_strings[0] for action in group._group_actions)
+        yield f"at {'least and ' * group.required}most one of {names}"
+
+
+def on_any_machine(text: str) -> str:
+    """Without what depends on this machine."""
+    names = {platform.node(): "NODE", tempfile.gettempdir(): "TEMPORARY", shutil.which("mpiexec"): "MPIEXEC"}
+    for found, name in names.items():
+        text = re.sub(rf"{re.escape(found)}(?![\w/])", name, text) if found else text
+    return text.replace(str(TESTS.parent), "CHECKOUT")
+
+
+def assert_documented_defaults(command: str) -> None:
+    """The numbers and the word behind ``default:`` in the help of an option are what it has without the option."""
+    for action in actions_of(parser_of(command)):
+        said = re.search(r"default: ([^);]*)", (action.help or "") % {"default": action.default})
+        if said is None or action.default is None:
+            continue
+        values = action.default if isinstance(action.default, (list, tuple)) else [action.default]
+        words = re.split(r"[ ,]+", said[1])
+        if all(re.fullmatch(r"[-+\d.e]+", word) for word in words):
+            assert [float(word) for word in words] == [float(value) for value in values], action.dest
+        elif len(words) == 1 and isinstance(action.default, (str, Path)):
+            assert words == [str(action.default)], action.dest
+
+
+@dataclass(frozen=True)
+class Line:
+    """Words of a command line, and what is expected of them beside what holds without them."""
+
+    words: tuple[str, ...]
+    expected: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return " ".join(self.words) or "(no options)"
+
+
+NOTHING: tuple[str, Mapping[str, Any]] = ("", {})
+
+
+def pairs(*options: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Line]:
+    """Command lines in which each pair of values of two options occurs, and the one without options.
+
+    An option is a list of its words and what is expected of them. It may always be left out.
+    """
+    choices = [[NOTHING, *values] for values in options]
+    rows = [list(row) for row in AllPairs([range(len(values)) for values in choices])]
+    rows += [] if [0] * len(choices) in rows else [[0] * len(choices)]
+    lines = []
+    for row in rows:
+        chosen = [values[index] for values, index in zip(choices, row, strict=True)]
+        words = [word for text, _ in chosen for word in shlex.split(text)]
+        lines.append(Line(tuple(words), {key: value for _, expected in chosen for key, value in expected.items()}))
+    return lines

@@ -1,0 +1,162 @@
+"""Every pair of options of a training command: the settings, the place and the run that they come to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from distconv.plan import Plan
+from tests.jobs.command_lines import Line, pairs
+from tests.jobs.training.observed_training import observed
+
+DEFAULTS: dict[str, Any] = {
+    "model": "lenet5",
+    "width": None,
+    "batch": 128,
+    "epochs": 4,
+    "steps": None,
+    "optimizer": "sgd",
+    "optimizer_args": {},
+    "scheduler": "",
+    "scheduler_args": {},
+    "clip_norm": None,
+    "accumulate": 1,
+    "ema": None,
+    "lr": 0.05,
+    "warm_up": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "dtype": "float32",
+    "precision": "full",
+    "batch_norm": "global",
+    "shard_optimizer": False,
+    "seed": 0,
+    "drop_last": False,
+    "augment": "",
+}
+"""Settings of ``distconv train classify`` without options."""
+
+RUN: dict[str, Any] = {
+    "out": "runs/classify",
+    "resume": None,
+    "overwrite": False,
+    "track": None,
+    "every": 200,
+    "replicas": None,
+    "trace": None,
+    "device": None,
+    "init_from": None,
+}
+
+SETTINGS = (
+    [("--width 3", {"width": 3})],
+    [("--batch 96", {"batch": 96}), ("--batch 20", {"batch": 20})],
+    [("--epochs 7", {"epochs": 7})],
+    [("--steps 9", {"steps": 9})],
+    [("--optimizer adamw", {"optimizer": "adamw"})],
+    [("--optimizer-args '{eps: 0.5}'", {"optimizer_args": {"eps": 0.5}})],
+    [("--scheduler StepLR", {"scheduler": "StepLR"})],
+    [("--scheduler-args '{gamma: 0.25}'", {"scheduler_args": {"gamma": 0.25}})],
+    [("--clip-norm 2.5", {"clip_norm": 2.5})],
+    [("--accumulate 4", {"accumulate": 4})],
+    [("--ema 0.75", {"ema": 0.75}), ("--ema 0", {"ema": 0.0})],
+    [("--lr 0.3", {"lr": 0.3})],
+    [("--warm-up 0.6", {"warm_up": 0.6}), ("--warm-up 1", {"warm_up": 1.0})],
+    [("--momentum 0.4", {"momentum": 0.4})],
+    [("--weight-decay 0.02", {"weight_decay": 0.02})],
+    [("--dtype float64", {"dtype": "float64"})],
+    [("--precision bf16", {"precision": "bf16"})],
+    [("--batch-norm spatial", {"batch_norm": "spatial"}), ("--batch-norm local", {"batch_norm": "local"})],
+    [("--shard-optimizer", {"shard_optimizer": True})],
+    [("--seed 11", {"seed": 11})],
+    [("--drop-last", {"drop_last": True})],
+    [("--out elsewhere", {"out": "elsewhere"})],
+    [("--overwrite", {"overwrite": True}), ("--resume", {"resume": "newest"}), ("--resume whole", {"resume": "whole"})],
+    [("--track tensorboard", {"track": "tensorboard"})],
+    [("--checkpoint-every 0", {"every": 0}), ("--checkpoint-every 13", {"every": 13})],
+    [("--check-replicas-every 5", {"replicas": 5})],
+    [
+        ("--capture on", {"capture": "on"}),
+        ("--capture off", {"capture": "off"}),
+        ("--capture auto", {"capture": "auto"}),
+    ],
+    [("--trace 3:5", {"trace": range(3, 5)})],
+    [("--device cpu", {"device": "cpu"})],
+    [("--init-from w.pt", {"init_from": "w.pt"})],
+    [("--grid h=2,w=3", {"grid": {"h": 2, "w": 3}}), ("--plan plan.json", {"plan": "local"})],
+)
+RANKS = 6
+
+
+@pytest.mark.parametrize("line", pairs(*SETTINGS), ids=str)
+def test_settings_place_and_run_follow_from_each_pair_of_options(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict(line.expected)
+    plan = Plan({"*": {"h": RANKS}}, RANKS, batch_norm="local")
+    found = observed(monkeypatch, "classify", ["--data", "x", *line.words], ranks=RANKS, plan=plan)
+    settings = DEFAULTS | {name: value for name, value in given.items() if name in DEFAULTS}
+    if "plan" in given and "batch_norm" not in given:
+        settings["batch_norm"] = "local"
+    part = settings["batch"] // settings["accumulate"]
+    along_n = math.gcd(RANKS, part)
+    place = plan if "plan" in given else given.get("grid", {"n": along_n, "h": RANKS // along_n})
+    run = RUN | {name: value for name, value in given.items() if name in RUN}
+    if run["resume"]:
+        run["init_from"] = None
+    capture = given.get("capture", "off" if "trace" in given else "auto")
+    assert found["settings"] == settings
+    assert (found["place"], found["part"], found["capture"]) == (place, part, capture)
+    assert {name: found[name] for name in RUN} == run
+    assert found["metrics"] == run["out"] and found["trainer"] == "grid"
+
+
+PIPELINE = (
+    [("--replicas 2", {"replicas": 2})],
+    [("--microbatches 5", {"microbatches": 5})],
+    [("--weights newest", {"weights": "newest"})],
+    [("--vertical-sync", {"vertical_sync": True})],
+    [("--running-statistics deferred", {"batch_norm": "deferred"})],
+    [("--switch-after 40", {"switch_after": 40})],
+    [("--ppv 2", {"ppv": (2,)}), ("--stages 2", {"stages": 2}), ("--stages 3", {"stages": 3})],
+    [("--model vgg16_bn", {})],
+    [("--batch 90", {})],
+)
+
+
+@pytest.mark.parametrize(("schedule", "updates_each"), [("1f1b-so", False), ("pipedream", True), ("gpipe", False)])
+@pytest.mark.parametrize("line", pairs(*PIPELINE), ids=str)
+def test_pipelining_follows_from_each_pair_of_options(
+    line: Line, schedule: str, updates_each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict(line.expected)
+    replicas = given.get("replicas", 1)
+    stages = 2 if "ppv" in given else given.get("stages", 6 // replicas)
+    ranks = stages * replicas
+    found = observed(monkeypatch, "classify", ["--data", "x", "--pipeline", schedule, *line.words], ranks=ranks)[
+        "place"
+    ]
+    assert found == {
+        "schedule": schedule,
+        "replicas": (replicas,) * stages,
+        "chunks": 1,
+        "ppv": given.get("ppv"),
+        "microbatches": given.get("microbatches", 1 if updates_each else stages),
+        "weights": given.get("weights"),
+        "vertical_sync": given.get("vertical_sync", False),
+        "batch_norm": given.get("batch_norm", "micro"),
+        "switch_after": given.get("switch_after"),
+        "cuts": None,
+        "plans": None,
+        "kinds": (),
+        "kind": None,
+    }
+
+
+@pytest.mark.parametrize(("task", "axis"), [("classify", "h"), ("segmentation", "h"), ("sequence", "w")])
+@pytest.mark.parametrize(("batch", "accumulate", "along_n"), [(12, 1, 6), (12, 4, 3), (12, 6, 2), (10, 5, 2)])
+def test_without_a_grid_ranks_divide_what_is_taken_at_a_time(
+    task: str, axis: str, batch: int, accumulate: int, along_n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--data", "x", "--batch", str(batch), "--accumulate", str(accumulate)]
+    assert observed(monkeypatch, task, words, ranks=6)["place"] == {"n": along_n, axis: 6 // along_n}
