@@ -80,6 +80,8 @@ class PackedRegions:
         self._move(Action.ADD, tensors, buffer)
 
     def _move(self, action: Action, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+        if not self._elements:
+            return  # CUDA rejects a launch of no blocks
         table = self._on.get(buffer.device)
         if table is None:
             table = self._on[buffer.device] = torch.as_tensor(self._table, device=buffer.device)

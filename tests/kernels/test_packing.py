@@ -159,6 +159,17 @@ def test_sums_of_half_precision_round_as_those_of_torch(dtype):
         assert same_numbers(torchs, kernels)
 
 
+def test_boxes_without_elements_launch_nothing(monkeypatch):
+    def compiled(text):
+        raise AssertionError("a launch of no blocks, which CUDA rejects")
+
+    monkeypatch.setattr(packing, "compiled", compiled)
+    regions = packing.PackedRegions([(Region(0, (1, 0), (2, 0)), 0)], [(4, 1)])
+    regions.pack([torch.ones(3, 4)], torch.empty(0))
+    regions.unpack([torch.ones(3, 4)], torch.empty(0))
+    regions.add([torch.ones(3, 4)], torch.empty(0))
+
+
 def test_cells_of_overlapping_boxes_share_no_element_and_cover_them():
     """Three windows of one row, and a box apart.
 
