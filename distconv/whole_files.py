@@ -248,7 +248,23 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     with _named(Path(path)):
         descriptor = os.open(path, how)
     _check_regular(Path(path), descriptor)
-    return os.fdopen(descriptor, "rb")
+    return io.BufferedReader(_NamedFile(Path(path), descriptor))
+
+
+class _NamedFile(io.FileIO):
+    """A file whose read errors name its path. The system's own, such as an input/output error, do not."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        super().__init__(descriptor, "rb")
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int | None:
+        with _named(self._path):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with _named(self._path):
+            return super().readall()
 
 
 def _check_regular(path: Path, descriptor: int) -> None:

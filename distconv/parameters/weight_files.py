@@ -175,6 +175,6 @@ def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
         raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
     try:
         weights: Mapping[str, torch.Tensor] = load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     return weights

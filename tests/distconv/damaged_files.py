@@ -27,6 +27,8 @@ STATES: dict[str, Callable[[Path], object]] = {
     "a link to nothing": link,
     "a link to itself": lambda path: path.symlink_to(path),
     "a pipe": os.mkfifo,
+    "a file that cannot be read": lambda path: path.symlink_to("/proc/self/mem"),  # EIO, for root as well
+    "a device": lambda path: path.symlink_to("/dev/full"),
 }
 
 
