@@ -23,13 +23,6 @@ def _number_of_dimensions(self, x):
     return self.c(F.relu(self.b(x)))
 
 
-def _shape_handed_on(self, x):
-    n, c, h, w = x.shape
-    x = self.a(x).flatten(2)
-    x = self.b(x.transpose(1, 2).reshape(n, h, w, c).permute(0, 3, 1, 2))
-    return self.c(x).view(n, c * h, w)
-
-
 def _heads(self, x):
     x = self.a(x)
     n, c, h, w = x.size()
@@ -42,12 +35,6 @@ def _modules_on_the_fly(self, x):
     x = nn.Upsample(scale_factor=2, mode="nearest")(self.a(x))
     x = nn.Sequential(nn.ReLU(), nn.Dropout(0.3))(self.b(x))
     return nn.AdaptiveAvgPool2d(3)(self.c(x))
-
-
-def _padding_from_shapes(self, x):
-    x = F.max_pool2d(self.a(x[..., :5]), 2)
-    x = F.pad(x, [0, 6 - x.shape[-1], 0, max(6 - x.shape[-2], 0)])
-    return self.c(self.b(x) + x)
 
 
 def _decided_by_the_batch(self, x):
@@ -108,13 +95,6 @@ def _moving_average(self, x):
             self.average.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
             self.count += 1
     return self.c(self.b(x - self.average[:, None, None].detach()) * len(x.shape))
-
-
-def _without_gradient(self, x):
-    x = self.a(x)
-    with torch.no_grad():
-        target = self.d(x).tanh()
-    return self.c(self.b(x) + x.detach() * target)
 
 
 class _Square(torch.autograd.Function):
@@ -187,12 +167,6 @@ def _with_constants():
     return made
 
 
-def _lambda():
-    made = model_of(lambda self, x: self.c(self.middle(self.a(x))), **convolutions(2, c=nn.Conv2d(4, 4, 1)))
-    made.middle = lambda x: F.relu(made.b(x)) * x.dim()
-    return made
-
-
 def _gradient_hook(self, x):
     x = self.a(x) * len(x.shape)
     if x.requires_grad:
@@ -214,28 +188,14 @@ def _parametrized():
     return made
 
 
-def _nested():
-    block = model_of(_in_place, **convolutions())
-    inner = nn.ModuleList([model_of(_functional_dropout, **convolutions()), block])
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x * self.scale * len(x.shape)
-
-    return model_of(forward, layers=inner, scale=nn.Parameter(torch.ones(4, 1, 1)))
-
-
 def written(forward, count=3, **more):
     return lambda: model_of(forward, **convolutions(count, **more))
 
 
 IDIOMS = {
     "number of dimensions": written(_number_of_dimensions),
-    "a shape handed on": written(_shape_handed_on),
     "heads": lambda: model_of(_heads, a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 12, 1), c=nn.Conv2d(4, 2, 3)),
     "modules on the fly": written(_modules_on_the_fly),
-    "padding from shapes": written(_padding_from_shapes),
     "decided by the batch": written(_decided_by_the_batch),
     "functional dropout": written(_functional_dropout),
     "random draws": written(_random_draws),
@@ -247,7 +207,6 @@ IDIOMS = {
     "a moving average": lambda: model_of(
         _moving_average, **convolutions(), average=torch.zeros(4), count=torch.tensor(0)
     ),
-    "without gradient": written(_without_gradient, 4),
     "an own function": written(_own_function),
     "checkpointed": written(_checkpointed),
     "checkpointed, reentrant": written(_checkpointed_reentrant),
@@ -255,7 +214,6 @@ IDIOMS = {
     "containers and keywords": lambda: model_of(_containers_and_keywords, a=_Block(), b=_Block(), c=_Block()),
     "called twice": written(_called_twice, 4),
     "constants": _with_constants,
-    "a lambda": _lambda,
     "a gradient hook": written(_gradient_hook),
     "recurrent": lambda: model_of(
         _recurrent,
@@ -264,9 +222,8 @@ IDIOMS = {
         attention=nn.MultiheadAttention(36, 3, dropout=0.1, batch_first=True),
     ),
     "parametrized": _parametrized,
-    "nested": _nested,
 }
 """Makers of networks, by what is special about them."""
 
-CUTS = {"nested": ["layers.0.c", "layers.1.b"], "recurrent": ["lstm", "attention"]}
+CUTS = {"recurrent": ["lstm", "attention"]}
 """Where, if not at ``b`` and ``c``."""
