@@ -37,6 +37,35 @@ def test_a_measured_time_is_not_compared_with_an_estimate_for_fewer_ranks(at_mos
     assert "estimated by the roofline on 1" in remark and "0.5" not in remark
 
 
+@pytest.mark.parametrize(
+    ("estimated", "at_most", "count", "text"),
+    [
+        ({1: False, 2: False, 4: False}, False, 4, "fewer ranks are faster: 2000.000 ms on 2, 3000.000 ms on 4"),
+        ({1: True, 2: True, 4: True}, True, 2, ""),
+        ({1: True, 2: True, 4: False}, False, 4, "are measured on 4 and estimated by the roofline on 2"),
+        ({1: False, 2: False, 4: True}, False, 4, "are estimated by the roofline on 4 and measured on 2"),
+        ({1: False, 2: False, 4: True}, True, 4, "fewer ranks than 4 were not compared"),
+    ],
+)
+def test_ranks_are_halved_as_long_as_that_is_faster_by_times_of_one_kind(
+    estimated: dict[int, bool], at_most: bool, count: int, text: str
+) -> None:
+    seconds = {1: 2.5, 2: 2.0, 4: 3.0}
+    found, best, remark = fastest(lambda ranks: Timed(seconds[ranks], estimated[ranks]), Ranks(4, at_most))
+    assert (found, best.time) == (count, seconds[count])
+    assert text in remark and bool(text) == bool(remark)
+
+
+def test_fewer_ranks_that_do_not_fit_or_take_as_long_are_not_taken() -> None:
+    def plan(ranks: int) -> Timed:
+        if ranks < 2:
+            raise PlanError("does not fit")
+        return Timed(2.0 if ranks > 2 else 1.0, False)
+
+    assert fastest(plan, Ranks(4, at_most=True)) == (2, Timed(1.0, False), "")
+    assert fastest(lambda ranks: Timed(1.0, False), Ranks(4, at_most=True)) == (4, Timed(1.0, False), "")
+
+
 def test_what_the_first_rank_finds_all_ranks_get(comm) -> None:
     assert on_rank_0(comm, lambda: ("found", comm.rank)) == ("found", 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import distconv as dc
 from distconv.errors import CheckpointError
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import Trainer
+from distconv.jobs.prediction import network
 from distconv.jobs.prediction.network import build, on_grid, trained
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
@@ -65,3 +67,62 @@ def test_what_is_neither_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     dc.save_checkpoint(shared_tmp_path / "own", 1, torch.nn.Linear(2, 2), comm=comm)
     with pytest.raises(CheckpointError, match="does not say what it was trained for"):
         trained(shared_tmp_path / "own", comm)
+
+
+@pytest.mark.parametrize("batch_norm", ["global", "local"])
+def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
+    comm: Any, shared_tmp_path: Path, batch_norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    settings = replace(SMALL, ema=0.5, batch_norm=batch_norm)
+    trainer = Trainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
+    for batch in trainer.loader.epoch(0):
+        trainer.step(*batch.tensors)
+    trainer.save(str(shared_tmp_path / "run"))
+    of = trained(shared_tmp_path / "run", comm)
+    scopes = []
+    parallelize = network.parallelize
+    monkeypatch.setattr(
+        network,
+        "parallelize",
+        lambda *given, **named: scopes.append(named["batch_norm"]) or parallelize(*given, **named),
+    )
+    plain = build(of, comm, channels=18, options=argparse.Namespace())
+    model = on_grid(of, plain, trainer.grid, "cpu", torch.float64)
+    average, newest = dict(trainer.evaluated.named_parameters()), dict(trainer.model.named_parameters())
+    assert scopes == [batch_norm]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(dc.gather(parameter), dc.gather(average[name]), rtol=0, atol=0)
+    assert any(not torch.equal(dc.gather(average[name]), dc.gather(newest[name])) for name in newest)
+    samples.close()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("task", ["classify", "segmentation"])
+def test_a_network_of_a_run_is_built_with_what_the_run_says(
+    comm: Any, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    for each in ("classify", "segmentation"):
+        name = {"classify": "build_classifier", "segmentation": "build_segmenter"}[each]
+        monkeypatch.setattr(network, name, lambda model, comm, each=each, **more: made.append((each, model, more)))
+    of = network.Trained(
+        Path("run"), task, {"model": "net", "width": 6, "seed": 3, "loss": "x"}, {"classes": 5}, "digest"
+    )
+    build(of, comm, channels=2, options=argparse.Namespace(model="other", classes=9, width=8))
+    assert made == [(task, "net", {"seed": 3, "in_channels": 2, "classes": 5, "width": 6})]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("task", "notes", "names"),
+    [
+        ("mesh", {}, ("input", "label")),
+        ("classify", {}, ("image", "label")),
+        ("segmentation", {"names": ["volume", "organ"]}, ("volume", "organ")),
+    ],
+)
+def test_datasets_have_the_names_of_the_run(
+    comm: Any, task: str, notes: dict[str, Any], names: tuple[str, str]
+) -> None:
+    assert network.Trained(Path("run"), task, {}, notes, "digest").names == names

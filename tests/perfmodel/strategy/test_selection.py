@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.selection import pure, select
+from distconv.perfmodel.strategy.selection import Strategy, pure, select
 from tests.perfmodel.networks import RandomNetwork, machine
 
 MOST_COMBINATIONS = 700
@@ -153,3 +154,34 @@ def test_the_tightest_layer_of_a_limit_that_nothing_fits_is_the_one_with_most_me
     graph = trace(network, (4, 3, 16, 16))
     with pytest.raises(dc.PlanError, match=r"tightest layer '1' \("):
         select(graph, machine(), 2, memory=10.0, memory_model="keep-all")
+
+
+@pytest.mark.parametrize(
+    ("known", "proven"),
+    [
+        ({"optimal": True, "bound": 1.0}, "proven the best"),
+        ({"optimal": False, "bound": 1.0, "gap": 0.125}, "at most 12.50% above the best possible"),
+        ({"optimal": False, "bound": 0.0}, "nothing proven"),
+    ],
+)
+def test_a_strategy_is_explained_by_the_sums_of_its_layers(known, proven):
+    layers = {
+        name: SimpleNamespace(parts=parts, fp=1e-3 * i, bpx=2e-3, bpw=3e-3, bpa=4e-3, halo=5e-3, shuffle=6e-3)
+        for i, (name, parts) in enumerate([("a", {"n": 2}), ("b", {"n": 2}), ("c", {"n": 2}), ("d", {"h": 2})], 1)
+    }
+    prediction = SimpleNamespace(layers=layers, hidden=7e-3, unknown=["digamma", "i0"])
+    spatial = SimpleNamespace(time=0.06, memory=3e9)
+    strategy = Strategy(
+        **{"plan": None, "time": 0.04, "memory": 2e9, "gap": 0.0, "method": "exact", "prediction": prediction} | known,
+        uniform={"sample": None, "spatial": spatial},
+        impossible={"sample": "1 samples for 2 ranks"},
+    )
+    assert strategy.explain().splitlines() == [
+        f"40.000 ms per step (exact: {proven}), 2.000 GB per rank, 7.000 ms of communication hidden",
+        "  pure sample parallelism: not possible, 1 samples for 2 ranks",
+        "  pure spatial parallelism: 60.000 ms (1.500 x), 3.000 GB",
+        f"  {'layers':<44} {'distribution':<18}       FP      BPx      BPw      BPa     halo  shuffle  ms",
+        f"  {'a ... c (3)':<44} {'n=2':<18}    6.000    6.000    9.000   12.000   15.000   18.000",
+        f"  {'d':<44} {'h=2':<18}    4.000    2.000    3.000    4.000    5.000    6.000",
+        "  priced by the memory they touch (see register_cost): digamma, i0",
+    ]

@@ -9,7 +9,7 @@ import pytest
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step, one
-from distconv.perfmodel.strategy.solver import Infeasible, smallest_memory, solve
+from distconv.perfmodel.strategy.solver import Infeasible, Smallest, Solution, smallest_memory, solve
 from tests.perfmodel.strategy.problems import brute_force, close, plain_memory, plain_time, random_problem
 
 NONE = 0
@@ -200,3 +200,21 @@ def test_a_memory_limit_on_a_large_network_is_met_with_a_small_gap():
     limit = (smallest.memory + fastest.memory) / 2
     found = solve(problem, limit)
     assert found.memory <= limit and found.time >= fastest.bound and found.gap <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("bound", "proof"),
+    [(2.5e9, ""), (2e9, ", though one of 2e+09 is not ruled out"), (1e9, ", though one of 1e+09 is not ruled out")],
+)
+def test_a_limit_that_nothing_fits_is_named_with_the_smallest_and_what_is_not_ruled_out(bound, proof):
+    error = Infeasible(2e9, Smallest((1, 0), time=3.0, memory=4e9, bound=bound, optimal=False))
+    assert str(error) == (
+        "no strategy was found that fits into 2e+09 bytes on each rank: the smallest known takes 4e+09"
+        f"{proof}; give each rank more memory, or use more ranks or a smaller mini-batch"
+    )
+    assert (error.choices, error.smallest, error.bound) == ((1, 0), 4e9, bound)
+
+
+def test_a_gap_is_of_the_time_or_of_the_memory_over_its_bound():
+    assert Solution((0,), time=3.0, memory=8.0, bound=2.0, optimal=False).gap == pytest.approx(0.5)
+    assert Smallest((0,), time=3.0, memory=8.0, bound=2.0, optimal=False).gap == pytest.approx(3.0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from distconv.pipeline import FAMILIES, ScheduleError, schedule, simulate
-from distconv.pipeline.simulation.gantt import draw_spans
+from distconv.pipeline.simulation.gantt import COLOURS, draw_spans
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -51,3 +52,19 @@ def test_where_passes_share_a_rank_backward_is_the_lower_half():
 def test_later_chunks_are_darker():
     found, _ = bars(simulate(schedule("interleaved", 1, 1, chunks=2), 2, 4))
     assert found == [(0, 0, 1, 0.5), (0, 1, 2, 1), (0, 2, 4, 1), (0, 4, 6, 0.5)]
+
+
+def test_time_begins_at_nought_and_the_legend_names_the_kinds_that_are_drawn():
+    timeline = simulate(schedule("1f1b-sno", 2, 2), 1, 1, weight=1.5, update=0.5)
+    axis = Figure().add_subplot()
+    draw_spans(axis, timeline.schedule, timeline.spans, timeline.replicas)
+    assert axis.get_xlim() == (0, max(span.end for span in timeline.spans))
+    kinds = {span.action.kind for span in timeline.spans if span.end > span.start}
+    legend = axis.get_legend()
+    assert {text.get_text() for text in legend.get_texts()} == {str(kind) for kind in kinds}
+    shown = {patch.get_label(): to_hex(patch.get_facecolor()) for patch in legend.get_patches()}
+    assert shown == {str(kind): colour for kind, colour in COLOURS.items() if kind in kinds}
+    numbers = sorted((text.get_position(), text.get_text()) for text in axis.texts)
+    rows = [(span, span.action.stage) for span in timeline.spans if span.action.microbatch is not None]
+    middles = sorted((((span.start + span.end) / 2, row), str(span.action.microbatch)) for span, row in rows)
+    assert numbers == middles

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from distconv import cli
+from tests.jobs.approved import assert_approved
 
 
-def test_a_table_is_printed_with_its_error(capsys):
-    assert cli.main(["reproduce", "dryden", "--tables", "I"]) == 0
+def test_a_table_is_printed_with_its_error_and_single_layers_after_it(capsys):
+    assert cli.main(["reproduce", "dryden", "--tables", "I", "VI-A"]) == 0
     out = capsys.readouterr().out
+    assert_approved("dryden", out)
     # The paper's Table I, row N=4: 403 ms on one GPU per sample, 66 ms on 16: 6.1 times as fast.
     (row,) = re.findall(r"^\| 4 \| (403 .*)\|$", out, re.M)
     assert [cell.split(" / ")[0] for cell in row.strip().split(" | ")] == ["403", "200", "121", "90.6", "66"]
