@@ -1,0 +1,39 @@
+"""Cases of the conformance table: their layouts on four ranks and their results in one process, as approved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distconv.jobs.verification.conformance.families import TABLE
+from distconv.jobs.verification.conformance.table import Case
+from distconv.jobs.verification.engine.worlds import World
+from tests.jobs.approved import assert_approved
+
+RANKS = 4
+
+
+def text_of(case: Case) -> str:
+    """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result."""
+    layouts = case.layouts(RANKS)
+    kinds = ", ".join(dict.fromkeys(layout.kind for layout in layouts))
+    world = World(layouts[0])
+    try:
+        case.compute(world)
+    except Exception as error:  # some cases are of calls that torch rejects
+        found = f"raises {type(error).__name__}"
+    else:
+        found = ", ".join(f"{name} {size_of(value)}" for name, value in world.results.items())
+    return f"{case.operator}, {case.option} [{kinds}]\n    {found}"
+
+
+def size_of(value: torch.Tensor) -> str:
+    size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
+
+
+@pytest.mark.filterwarnings("ignore")  # some are of calls that torch warns of
+@pytest.mark.parametrize("family", TABLE)
+def test_cases_are_as_approved(family: str) -> None:
+    torch.manual_seed(0)
+    assert_approved(f"conformance/{family}", "\n".join(map(text_of, TABLE[family])))
