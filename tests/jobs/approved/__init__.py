@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 FOLDER = Path(__file__).parent
 update = False
 """True writes the files instead of comparing them."""
@@ -20,3 +22,9 @@ def assert_approved(name: str, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(found)
     assert found.splitlines() == path.read_text().splitlines(), f"not as in {path}; see tests/jobs/approved"
+
+
+def size_of(value: torch.Tensor) -> str:
+    """Return dtype, shape and the sum of the absolute values."""
+    size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"

@@ -8,7 +8,7 @@ import torch
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.table import Case
 from distconv.jobs.verification.engine.worlds import World
-from tests.jobs.approved import assert_approved
+from tests.jobs.approved import assert_approved, size_of
 
 RANKS = 4
 
@@ -25,11 +25,6 @@ def text_of(case: Case) -> str:
     else:
         found = ", ".join(f"{name} {size_of(value)}" for name, value in world.results.items())
     return f"{case.operator}, {case.option} [{kinds}]\n    {found}"
-
-
-def size_of(value: torch.Tensor) -> str:
-    size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
 
 
 @pytest.mark.filterwarnings("ignore")  # some are of calls that torch warns of
