@@ -85,7 +85,7 @@ def _views_of_one_rank(source: Any, result: Any) -> bool:
     """Whether ``result`` is views of ``source`` on a grid of one rank, which get the strides that their blocks have."""
     if not hasattr(source, "_strides") or source.dist.grid.size > 1 or not has_own_strides(source):
         return False
-    views = list(_tensors(result))
+    views = [tensor for tensor in _tensors(result) if hasattr(tensor, "_strides")]
     memory = source._local.untyped_storage().data_ptr()
     if any(view is source or view._local.untyped_storage().data_ptr() != memory for view in views):
         return False
