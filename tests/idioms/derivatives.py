@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tests.idioms.bench import Bench, Found, kept
 from tests.idioms.table import idiom
-
-
-def clipped(b: Bench, **options: Any) -> Found:
-    b.loss().backward()
-    norm = nn.utils.clip_grad_norm_(b.model.parameters(), 0.1, **options)
-    return b.gradients() | {"norm": norm}
-
-
-@idiom
-def gradients_are_clipped_by_the_units_weights(b: Bench) -> Found:
-    """Adaptive gradient clipping, as timm has it."""
-    b.loss().backward()
-
-    def unitwise(x: torch.Tensor) -> torch.Tensor:
-        return x.norm(2.0) if x.ndim <= 1 else x.norm(2.0, dim=tuple(range(1, x.ndim)), keepdim=True)
-
-    for p in b.model.parameters():
-        largest = unitwise(p.detach()).clamp_(min=1e-3).mul_(0.01)
-        norm = unitwise(p.grad.detach())
-        clipped = p.grad.detach() * (largest / norm.clamp(min=1e-6))
-        p.grad.detach().copy_(torch.where(norm < largest, p.grad.detach(), clipped))
-    return b.gradients()
 
 
 @idiom

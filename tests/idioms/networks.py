@@ -187,26 +187,6 @@ def layers_made_by_torch_in_one_row(b: Bench) -> Found:
 
 
 @idiom
-def a_class_token_and_learned_places(b: Bench) -> Found:
-    """The vision transformer: patches, a token, embedded places, the token's result."""
-
-    def encode(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        tokens = m.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat((m.token.expand(x.size(0), -1, -1), tokens), dim=1) + m.places
-        tokens = F.dropout(tokens, 0.1)
-        y, _ = m.attention(tokens, tokens, tokens, need_weights=False)
-        return (tokens + y)[:, 0].view(-1, 8, 1, 1) * x
-
-    return trained(
-        b,
-        lambda: Layer(
-            encode, patches=nn.Conv2d(8, 8, 2, 2), token=0.1 * normal(1, 1, 8), places=0.1 * normal(1, 13, 8),
-            attention=nn.MultiheadAttention(8, 4, batch_first=True),
-        ),
-    )  # fmt: skip
-
-
-@idiom
 def windows_shifted_by_rolls(b: Bench) -> Found:
     """Swin: pad, roll, partition, attend with a table of biases and a mask, and all of it back."""
 

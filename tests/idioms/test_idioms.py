@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from tests.distconv.layouts import grid_over
-from tests.idioms import derivatives, loops, losses, modules, networks
+from tests.idioms import derivatives, loops, losses, modules, networks  # noqa: F401  (each fills the list)
 from tests.idioms.table import IDIOMS, Scenario, differences, results
-
-MODULES = [derivatives, loops, losses, modules, networks]
-"""Importing a module puts its idioms on the list."""
 
 GRIDS: dict[int, list[dict[str, int]]] = {
     2: [{"c": 2}, {"h": 2}, {"n": 2}],

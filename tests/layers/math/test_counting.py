@@ -25,6 +25,7 @@ def test_counts_are_those_of_one_process(comm: Any) -> None:
         torch.testing.assert_close(dc.gather(weighted), LABELS.view(-1).bincount(x[:, 0].reshape(-1)))
         for options in ((7,), (5, -1, 1), (3, 0, 0)):
             torch.testing.assert_close(dc.gather(torch.histc(d, *options)), torch.histc(x, *options))
+        torch.testing.assert_close(dc.gather(torch.histc(d * 0 + 3, 4)), torch.histc(x * 0 + 3, 4))
         assert torch.equal(dc.gather(t[:, :0].flatten().bincount()), LABELS[:, :0].flatten().bincount())
 
 

@@ -84,6 +84,13 @@ def test_dropout_outside_training_is_the_identity(comm):
         assert module.eval()(x) is x
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_rrelu_equals_one_process(comm, training):
+    for grid in grids(comm, "ch"):
+        for call in (F.rrelu, lambda x, *options: F.rrelu_(x * 2, *options)):
+            same_as_one_process(grid, seeded(lambda x, call=call: call(x, 0.1, 0.4, training)), normal(*SHAPE))
+
+
 def test_any_layout_will_do_and_ranks_without_elements_take_part(comm):
     for dist in twenty_layouts(comm, (5, 7, 3))[::2]:
         same_as_one_process(dist, seeded(lambda x: F.dropout(x, 0.4)), normal(5, 7, 3))

@@ -70,6 +70,11 @@ def test_unfold_and_fold_equal_one_process(comm, call):
         same_as_one_process(grid, call, normal(2, 7, 9), dims=["chw"])
 
 
+def test_fold_of_split_rows_equals_one_process(comm):
+    for grid in grids(comm, "nch"):
+        same_as_one_process(grid, lambda x: F.fold(x, (4, 5), (2, 3)), normal(3, 18, 9), dims=["nch"])
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [

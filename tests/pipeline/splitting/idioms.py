@@ -97,6 +97,13 @@ def _moving_average(self, x):
     return self.c(self.b(x - self.average[:, None, None].detach()) * len(x.shape))
 
 
+def _without_gradient(self, x):
+    x = self.a(x)
+    with torch.no_grad():
+        target = self.d(x).tanh()
+    return self.c(self.b(x) + x.detach() * target)
+
+
 class _Square(torch.autograd.Function):
     """x^2 with a gradient of its own."""
 
@@ -207,6 +214,7 @@ IDIOMS = {
     "a moving average": lambda: model_of(
         _moving_average, **convolutions(), average=torch.zeros(4), count=torch.tensor(0)
     ),
+    "without gradient": written(_without_gradient, 4),
     "an own function": written(_own_function),
     "checkpointed": written(_checkpointed),
     "checkpointed, reentrant": written(_checkpointed_reentrant),
