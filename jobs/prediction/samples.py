@@ -165,6 +165,8 @@ class Prediction:
             "window": None if self.window is None else list(self.window),
             "overlap": options.overlap,
             "raw": options.raw,
+            "model": options.model,
+            "normalise_as": None if options.normalise_as is None else str(options.normalise_as),
         }
 
     @property

@@ -62,7 +62,7 @@ own = torch.compile
 grid = dc.ProcessGrid(n=2)
 assert torch.compile is not own
 x = dc.scatter(torch.tensor([3.0, 6.0, 9.0]), grid)
-print(half(x).tolist())
+print(f"{half(x).tolist()}\\n", end="")  # one write: lines of ranks do not mix
 """
 
 

@@ -273,7 +273,7 @@ if __name__ == "__main__":
     context = multiprocessing.get_context(method)
     ranks = dc.ProcessGrid(h=MPI.COMM_WORLD.size)
     if what == "loader":
-        batches = torch.utils.data.DataLoader(Samples(), batch_size=2, num_workers=2, multiprocessing_context=context)
+        batches = torch.utils.data.DataLoader(Samples(), batch_size=2, num_workers=1, multiprocessing_context=context)
         print([dc.scatter(batch, ranks).sum().item() for batch in batches])
     else:
         with ProcessPoolExecutor(2, mp_context=context) as pool:

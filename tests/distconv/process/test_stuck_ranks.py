@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from tests.harness.launch import Job
 pytestmark = pytest.mark.mpi
 
 LIMIT_S = 120.0
+
+Ended = dict[str, tuple[subprocess.CompletedProcess[str], Path]]
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
@@ -97,6 +100,17 @@ print("finished", flush=True)
 """
 
 
+NO_GRID = """
+import time
+from mpi4py import MPI
+import distconv as dc
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(60)
+dc.ProcessGrid(n=2)
+"""
+
+
 def line_of(what: str) -> int:
     return next(number for number, line in enumerate(PROGRAM.splitlines(), 1) if f"cause of {what}" in line)
 
@@ -110,6 +124,17 @@ def start(folder: Path, *causes: str, ranks: int = 2) -> Job:
 def run(folder: Path, cause: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     with start(folder, cause, ranks=ranks) as job:
         return job.wait(LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Jobs that end by themselves, by their cause, with their folders; all at once, as they wait more than compute."""
+    folders = {cause: tmp_path_factory.mktemp(cause) for cause in ("save", "barrier", "layers", "evaluate")}
+    with ExitStack() as stack:
+        jobs = {cause: stack.enter_context(start(folder, cause)) for cause, folder in folders.items()}
+        first_grid = stack.enter_context(Job(2, NO_GRID, env={"DISTCONV_TIMEOUT_S": "6"}))
+        found = {cause: (job.wait(LIMIT_S), folders[cause]) for cause, job in jobs.items()}
+        return found | {"no grid": (first_grid.wait(LIMIT_S), Path())}
 
 
 def reports(text: str) -> list[str]:
@@ -132,11 +157,11 @@ def check_report(report: str, folder: Path, cause: str, call: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "call"), [("save", "save_checkpoint"), ("barrier", "user code"), ("layers", "sum of Net")]
 )
-def test_a_rank_that_makes_another_call_is_named_with_its_line_and_the_job_ends(tmp_path, cause, call):
-    ended = run(tmp_path, cause)
+def test_a_rank_that_makes_another_call_is_named_with_its_line_and_the_job_ends(ended, cause, call):
+    ended, folder = ended[cause]
     assert ended.returncode == watchdog.ABORT_CODE, ended.stderr
     first, last = reports(ended.stderr)[0], reports(ended.stderr)[-1]
-    check_report(first, tmp_path, cause, call)
+    check_report(first, folder, cause, call)
     assert "(the job ends when a rank has waited DISTCONV_TIMEOUT_S=6 seconds)" in first
     assert "rank 0 in" in last
     for rank in (0, 1):
@@ -163,8 +188,8 @@ def test_a_rank_that_was_only_slow_is_named_with_its_line_and_the_training_goes_
         check_report(report, tmp_path, cause, SLOW[cause])
 
 
-def test_a_rank_that_evaluates_alone_ends_the_job_at_once(tmp_path):
-    ended = run(tmp_path, "evaluate")
+def test_a_rank_that_evaluates_alone_ends_the_job_at_once(ended):
+    ended, _ = ended["evaluate"]
     assert ended.returncode == DISAGREEMENT, ended.stderr
     assert (
         "forward pass of Net: ranks disagree: in train(), under no_grad on rank 0; in train() on rank 1" in ended.stderr
@@ -192,20 +217,8 @@ def test_a_rank_that_cannot_answer_is_named(tmp_path, what, why):
     assert "    rank 0 no answer: " in reports(ended.stderr)[0] and why in reports(ended.stderr)[0]
 
 
-NO_GRID = """
-import time
-from mpi4py import MPI
-import distconv as dc
-MPI.COMM_WORLD.Barrier()
-if MPI.COMM_WORLD.rank == 1:
-    time.sleep(60)
-dc.ProcessGrid(n=2)
-"""
-
-
-def test_a_first_grid_that_other_ranks_do_not_make_is_reported():
-    with Job(2, NO_GRID, env={"DISTCONV_TIMEOUT_S": "6"}) as job:
-        ended = job.wait(LIMIT_S)
+def test_a_first_grid_that_other_ranks_do_not_make_is_reported(ended):
+    ended, _ = ended["no grid"]
     assert ended.returncode == watchdog.ABORT_CODE, ended.stderr
     first = ended.stderr.partition("ending the job")[0]
     assert re.search(r"rank 0 has waited \d+ s in the start of distconv on 2 ranks, for", first)

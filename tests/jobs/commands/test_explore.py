@@ -184,7 +184,8 @@ def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.Captu
     assert "resnet20, samples of 3 x 8 x 8, cut at some of 38 places" in said
     assert said.index("best: ") < said.index("\ndp ") and "\n1f1b-so " in said and "combinations" in said
     assert "stage 0, the input to " in said
-    assert f"distconv train classify --data PATH --model resnet20 --width 2 --batch 4 --pipeline-plan {out}" in said
+    network = f"--model resnet20 --width 2 --classes {CLASSES} --batch 4"
+    assert f"distconv train classify --data PATH {network} --pipeline-plan {out}" in said
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 

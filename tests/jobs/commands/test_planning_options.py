@@ -16,6 +16,7 @@ from distconv.jobs.commands import explore, make_mesh, make_pointcloud, plan, pl
 from distconv.jobs.planning import report
 from distconv.jobs.planning.options import Ranks, traced
 from distconv.perfmodel import Machine
+from distconv.perfmodel.strategy.selection import select
 from tests.jobs.command_lines import Line, pairs, parsed
 from tests.jobs.planning.planned_files import MACHINE
 
@@ -87,6 +88,24 @@ def test_a_plan_is_for_all_that_the_options_say(line: Line, monkeypatch: pytest.
     assert tuple(graph.operations[0].x.shape[1:]) == (18, 16, 12) and graph.operations[-1].y.shape[1] == classes
     assert width is None or graph.operations[0].y.shape[1] == width
     assert {name: value for name, value in call.named.items() if name in expected} == expected
+
+
+def test_a_figure_of_a_plan_is_titled_and_drawn_with_plans_for_fewer_ranks(monkeypatch: Any) -> None:
+    words = "--model lenet5 --input 1,28,28 --machine ./tiny.yaml --batch 8 --ranks 4 --memory 70MB --workspace 3MB"
+    asked: list[Any] = []
+
+    def strategies(graph: Any, machine: Any, counts: Any, memory: float, method: str, **assumptions: Any) -> Any:
+        asked.append((machine.name, list(counts), memory, method, assumptions["workspace"]))
+        return {ranks: select(graph, machine, ranks, memory=memory, **assumptions) for ranks in counts}
+
+    monkeypatch.setattr(plan, "strategies", strategies)
+    options = parsed("plan", *words.split(), "--plot", "plan.png")
+    call = handed_on(monkeypatch, plan.picture, "draw", lambda: plan._plan(options))
+    path, strategy, scaling = call.given
+    assert asked == [("tiny", [1, 2], 7e7, "exact", 3e6)]
+    assert (path, strategy.plan.ranks, sorted(scaling.curves["planned"])) == (Path("plan.png"), 4, [1, 2, 4])
+    assert call.named["memory"] == 7e7
+    assert call.named["title"] == "lenet5, 8 samples, on 4 ranks of tiny (exact)"
 
 
 # --- explore ---

@@ -115,48 +115,6 @@ def test_settings_place_and_run_follow_from_each_pair_of_options(line: Line, mon
     assert found["metrics"] == run["out"] and found["trainer"] == "grid"
 
 
-PIPELINE = (
-    [("--replicas 2", {"replicas": 2})],
-    [("--microbatches 5", {"microbatches": 5})],
-    [("--weights newest", {"weights": "newest"})],
-    [("--vertical-sync", {"vertical_sync": True})],
-    [("--running-statistics deferred", {"batch_norm": "deferred"})],
-    [("--switch-after 40", {"switch_after": 40})],
-    [("--ppv 2", {"ppv": (2,)}), ("--stages 2", {"stages": 2}), ("--stages 3", {"stages": 3})],
-    [("--model vgg16_bn", {})],
-    [("--batch 90", {})],
-)
-
-
-@pytest.mark.parametrize(("schedule", "updates_each"), [("1f1b-so", False), ("pipedream", True), ("gpipe", False)])
-@pytest.mark.parametrize("line", pairs(*PIPELINE), ids=str)
-def test_pipelining_follows_from_each_pair_of_options(
-    line: Line, schedule: str, updates_each: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = dict(line.expected)
-    replicas = given.get("replicas", 1)
-    stages = 2 if "ppv" in given else given.get("stages", 6 // replicas)
-    ranks = stages * replicas
-    found = observed(monkeypatch, "classify", ["--data", "x", "--pipeline", schedule, *line.words], ranks=ranks)[
-        "place"
-    ]
-    assert found == {
-        "schedule": schedule,
-        "replicas": (replicas,) * stages,
-        "chunks": 1,
-        "ppv": given.get("ppv"),
-        "microbatches": given.get("microbatches", 1 if updates_each else stages),
-        "weights": given.get("weights"),
-        "vertical_sync": given.get("vertical_sync", False),
-        "batch_norm": given.get("batch_norm", "micro"),
-        "switch_after": given.get("switch_after"),
-        "cuts": None,
-        "plans": None,
-        "kinds": (),
-        "kind": None,
-    }
-
-
 @pytest.mark.parametrize(("task", "axis"), [("classify", "h"), ("segmentation", "h"), ("sequence", "w")])
 @pytest.mark.parametrize(("batch", "accumulate", "along_n"), [(12, 1, 6), (12, 4, 3), (12, 6, 2), (10, 5, 2)])
 def test_without_a_grid_ranks_divide_what_is_taken_at_a_time(

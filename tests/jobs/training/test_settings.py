@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -56,3 +57,31 @@ def test_decay_is_part_of_the_gradient_of_adam() -> None:
     weight.grad = torch.full_like(weight, -0.2)
     make_optimizer(common.Settings(optimizer="adam", lr=0.1, weight_decay=0.2), [weight]).step()
     assert weight.item() == pytest.approx(1.9, abs=1e-5)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_training_samples_are_shuffled_and_whole_batches_if_asked_for(drop_last: bool) -> None:
+    settings = common.Settings(dtype="float64", drop_last=drop_last)
+    read = {"dtype": torch.float64, "device": "cpu"}
+    assert settings.evaluating("cpu") == read
+    assert settings.loading("cpu") == {**read, "shuffle": True, "drop_last": drop_last}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "expected"),
+    [
+        ({"optimizer": "sgd"}, torch.optim.SGD, {"lr": 0.3, "momentum": 0.4, "weight_decay": 0.2}),
+        ({"optimizer": "adam"}, torch.optim.Adam, {"lr": 0.3, "betas": (0.9, 0.999), "weight_decay": 0.2}),
+        ({"optimizer": "RMSprop"}, torch.optim.RMSprop, {"lr": 0.3, "momentum": 0, "weight_decay": 0}),
+        (
+            {"optimizer": "adamw", "optimizer_args": {"lr": 0.7, "eps": 0.5}},
+            torch.optim.AdamW,
+            {"lr": 0.7, "eps": 0.5, "weight_decay": 0.2},
+        ),
+    ],
+)
+def test_an_optimizer_has_the_numbers_of_the_settings(given: dict[str, Any], kind: type, expected: Any) -> None:
+    settings = common.Settings(lr=0.3, momentum=0.4, weight_decay=0.2, **given)
+    made = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
+    assert type(made) is kind
+    assert {name: made.param_groups[0][name] for name in expected} == expected
