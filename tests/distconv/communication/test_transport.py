@@ -21,7 +21,9 @@ from tests.layers.compare import same_as_one_process
 def ring(comm, sent, received):
     """Send to the next rank, receive from the one before."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    Exchange(comm, [(after, sent)], [(before, received)], "a ring").wait()
+    exchange = Exchange(comm, [(after, sent)], [(before, received)], "a ring")
+    exchange.wait()
+    assert [buffer.data_ptr() for buffer in exchange.received] == [received.data_ptr()]
 
 
 @pytest.mark.fault(21)
