@@ -9,10 +9,11 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
+from distconv import recording
 from distconv.capture import messages
 from distconv.capture.entries import Post, Sum
 from distconv.capture.messages import Persistent, Posting, Summing, wait
-from distconv.communication.transport import allreduce
+from distconv.communication.transport import Exchange, allreduce
 from distconv.process import watchdog
 from tests.distconv.capture.trained import batches, network, step_of
 from tests.distconv.layouts import grids
@@ -48,6 +49,23 @@ def test_waits_are_seen_while_they_last(monkeypatch):
     with pytest.raises(TypeError):
         wait([None], lambda: "halo exchange")
     assert seen == ["halo exchange"] and thread not in watchdog.waits
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+def test_messages_and_sums_in_a_pause_are_not_recorded(comm):
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def step(x):
+        with recording.paused():
+            Exchange(comm, [(after, torch.ones(2))], [(before, torch.zeros(2))], "a ring").wait()
+            allreduce(comm, torch.ones(2), "a sum")
+        return x * 2
+
+    x = dc.scatter(torch.ones(6), grids(comm, "h")[0], dims="h")
+    captured = dc.capture(step, x)
+    (replay,) = captured._replays.values()
+    assert [type(entry).__name__ for entry in replay.run.recording.entries] == ["Operator"]
 
 
 @pytest.mark.ranks(2, 3)
@@ -87,6 +105,7 @@ import torch
 from mpi4py import MPI
 from torch import nn
 import distconv as dc
+from distconv import recording
 from distconv.capture import messages
 
 MPI.COMM_WORLD.Barrier()  # imports may take longer on one rank than the timeout
