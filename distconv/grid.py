@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
 from distconv.communication import agreement, exclusive
-from distconv.communication.agreement import agree, check_running
+from distconv.communication.agreement import check_mpi_running, check_same_on_all_ranks
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import device_transport
 from distconv.errors import CommunicatorError, GridError
@@ -55,7 +55,7 @@ class ProcessGrid(Arrangement):
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, **axes: int) -> None:
-        check_running()
+        check_mpi_running()
         comm = MPI.COMM_WORLD if comm is None else comm
         if comm == MPI.COMM_NULL:
             raise CommunicatorError(
@@ -63,7 +63,7 @@ class ProcessGrid(Arrangement):
             )
         startup.start(comm)
         exclusive.fresh_holders()
-        agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
+        check_same_on_all_ranks(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:
             raise GridError(
@@ -97,7 +97,7 @@ class ProcessGrid(Arrangement):
         key = self.split_axes((axes,) if isinstance(axes, str) and axes in AXES else axes)
         comm = self._comms.get(key)
         if comm is None:
-            check_running()
+            check_mpi_running()
             if not self.world:
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
             rest = {name: index for name, index in self.coords.items() if name not in key}

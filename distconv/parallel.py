@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from distconv import recording
 from distconv.batch_norm_scope import BATCH_NORM, take
 from distconv.communication import agreement, gradient_reduction
-from distconv.communication.agreement import agree
+from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
@@ -75,7 +75,7 @@ def parallelize(
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {_described(tensor)}" for name, tensor in state.items())
     # Before the checks: one rank alone may have another model.
-    agree(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
+    check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
     if over not in BATCH_NORM:
         raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
     _check_initialized(model)
@@ -197,7 +197,9 @@ class _SameOnAllRanks:
             others = [name for name, module in model.named_modules() if module.training is not model.training]
             modes += f" but for {', '.join(others)}" if others else ""
         gradients = "" if torch.is_grad_enabled() else ", under no_grad"
-        agree(given.grid.compared, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE)
+        check_same_on_all_ranks(
+            given.grid.compared, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE
+        )
         # A replay on a GPU would have to wait for it.
         if not (recording.active is not None and given.is_cuda):
             trains = model.training and torch.is_grad_enabled()
@@ -208,11 +210,11 @@ class _SameOnAllRanks:
             return
         # Unless weights are gathered one rank may be alone, such as the one that writes them.
         if any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
-            agree(_worlds[model], f"{prefix}state_dict", type(model).__name__)
+            check_same_on_all_ranks(_worlds[model], f"{prefix}state_dict", type(model).__name__)
 
     def load_state_dict(self, model: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
         if model in _worlds:  # otherwise it is a copy that has not been parallelized
-            agree(_worlds[model], "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
+            check_same_on_all_ranks(_worlds[model], "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
 
     def __deepcopy__(self, memo: object) -> _SameOnAllRanks:
         return _SameOnAllRanks()

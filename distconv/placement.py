@@ -94,7 +94,7 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
         said = _described(tensor, dist) + _grad_mode() + (_values(tensor) if compares else "")
     except DistributionError as error:
         wrong, said = error, str(error)
-    agreement.agree(grid.world, "scatter", said, _WAY_OUT)
+    agreement.check_same_on_all_ranks(grid.world, "scatter", said, _WAY_OUT)
     if wrong is not None:
         raise wrong
     return dist
@@ -139,7 +139,7 @@ def _grad_mode() -> str:
 
 def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
     grid = _grid(target)
-    agreement.agree(grid.world, "scatter", f"root={root}{_grad_mode()}")
+    agreement.check_same_on_all_ranks(grid.world, "scatter", f"root={root}{_grad_mode()}")
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
@@ -179,7 +179,7 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
         On every rank, if a rank's block has the wrong shape.
     """
     grad = ", requires_grad" if local.requires_grad else ""
-    agreement.agree(
+    agreement.check_same_on_all_ranks(
         dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}"
     )
 
@@ -191,6 +191,6 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
                 f"{tuple(shape)}"
             )
 
-    agreement.together(dist.grid.world, check, DistributionError)
+    agreement.try_on_all_ranks(dist.grid.world, check, DistributionError)
     device_transport.offer(dist.grid.world, local)
     return DistTensor(local.contiguous(), dist, shape)

@@ -29,7 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from distconv.arrangement import AXES
 from distconv.batch_norm_scope import BATCH_NORM
-from distconv.communication.agreement import agree, alike
+from distconv.communication.agreement import check_same_on_all_ranks, try_for_same_result
 from distconv.communication.derived import Derived
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
@@ -112,7 +112,7 @@ class Plan:
         MismatchError
             If the ranks find different plans.
         """
-        return alike(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "plan")
+        return try_for_same_result(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "plan")
 
     @classmethod
     def _read(cls, path: Path) -> Plan:
@@ -163,7 +163,7 @@ class Plan:
         PlanError
             On all ranks, if the plan does not fit the model or the ranks of ``comm``.
         """
-        agree(comm, "plan", repr(self))
+        check_same_on_all_ranks(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
         of_parts = self._grids.setdefault(Derived.of(comm), {})

@@ -20,7 +20,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint.files import file_of
-from distconv.communication.agreement import agree, together, try_on_rank_0
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.formats.zarr_groups import UNFINISHED
 from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
@@ -75,7 +75,7 @@ def open_output(
     """
     place = Path(path)
     described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
-    agree(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
+    check_same_on_all_ranks(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
     if not shape:
         raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
     if not isinstance(name, str) or not name.strip("/"):
@@ -122,10 +122,10 @@ class Output(ABC):
         self, path: Path, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, comm: MPI.Intracomm, note: Any
     ) -> None:
         self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
-        rows = together(comm, lambda: self._begun() if comm.rank == 0 else None, DataError)
+        rows = try_on_all_ranks(comm, lambda: self._begun() if comm.rank == 0 else None, DataError)
         self.rows = int(comm.bcast(rows, root=0))
         """How many are written."""
-        together(comm, self._open, DataError)
+        try_on_all_ranks(comm, self._open, DataError)
 
     @property
     def whole(self) -> str:
@@ -178,7 +178,7 @@ class Output(ABC):
             alone = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
             mine = box if alone and placed.local.numel() else None
             block = placed.local.to("cpu", self.dtype).contiguous()
-            together(self.comm, lambda: None if mine is None else self._put(mine, block), DataError)
+            try_on_all_ranks(self.comm, lambda: None if mine is None else self._put(mine, block), DataError)
         boxes = self.comm.gather(mine, root=0)
         self.rows = begin + len(tensor)
 
@@ -186,7 +186,7 @@ class Output(ABC):
             if boxes is not None:
                 self._note_rows(self.rows, boxes)
 
-        together(self.comm, note, DataError)
+        try_on_all_ranks(self.comm, note, DataError)
 
     def finish(self) -> None:
         """Say that it is complete. Collective.
@@ -198,7 +198,7 @@ class Output(ABC):
         """
         if self.rows < self.shape[0]:
             raise DataError(f"{self.path}: {self.rows} of {self.shape[0]} rows are written")
-        together(self.comm, lambda: self._complete() if self.comm.rank == 0 else None, DataError)
+        try_on_all_ranks(self.comm, lambda: self._complete() if self.comm.rank == 0 else None, DataError)
 
 
 class _Zarr(Output):

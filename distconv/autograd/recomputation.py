@@ -129,7 +129,7 @@ class _Record:
         """Let the marks stand where the last of the ranks had saved what it needs."""
         for mark in self.marks:
             if not mark.agreed:
-                mark.step, mark.agreed = agreement.largest(self.world, mark.step, "recomputation"), True
+                mark.step, mark.agreed = agreement.allreduce_max(self.world, mark.step, "recomputation"), True
 
 
 class _Block(checkpoint._checkpoint_hook):

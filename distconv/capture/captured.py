@@ -119,8 +119,8 @@ class Captured:
         if self._world.size == 1:
             return number >= 0
         # With DISTCONV_CHECK=off, too: ranks that record again send other messages than those that replay.
-        agreement.check_usable(self._world, "a captured step")
-        apart = agreement.apart(self._world, np.array([number]), lambda: "agreement on a captured step")
+        agreement.check_communicator(self._world, "a captured step")
+        apart = agreement.find_mismatches(self._world, np.array([number]), lambda: "agreement on a captured step")
         return number >= 0 and not apart[0]
 
     def _check_recording_allowed(self, change: str, may_record: bool) -> None:
@@ -137,7 +137,7 @@ class Captured:
     def _add(self, args: Sequence[Any]) -> int:
         """Record the step for ``args``; return the number of the recording, which is the same on all ranks."""
         replay = _Replay(self._record(args), args)
-        agreement.together(self._world, lambda: self._on_gpu(replay, args), CaptureError)
+        agreement.try_on_all_ranks(self._world, lambda: self._on_gpu(replay, args), CaptureError)
         if len(self._replays) >= _KEPT:
             del self._replays[min(self._replays)]
         self._recorded += 1
@@ -159,7 +159,7 @@ class Captured:
             if reasons:
                 raise CaptureError(f"this step cannot be captured: {reasons[0]}")
 
-        agreement.together(self._world, check, CaptureError)
+        agreement.try_on_all_ranks(self._world, check, CaptureError)
         return run
 
     def _checked(self, number: int, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -172,7 +172,7 @@ class Captured:
         outcome = Outcome(replay.run, blocks, result)
         wrong = outcome.difference(expected)
         varies = replay.run.recording.gpu is not None and not torch.are_deterministic_algorithms_enabled()
-        if agreement.largest(self._world, int(varies and bool(wrong)), "check of a captured step"):
+        if agreement.allreduce_max(self._world, int(varies and bool(wrong)), "check of a captured step"):
             before.put_back()
             again = Outcome(replay.run, blocks, self.__wrapped__(*args))
             before.put_back()
@@ -190,7 +190,7 @@ class Captured:
                 )
 
         try:
-            agreement.together(self._world, check, CaptureError)
+            agreement.try_on_all_ranks(self._world, check, CaptureError)
         except CaptureError:
             before.put_back()  # The caller may take the step eagerly.
             raise
@@ -241,7 +241,7 @@ class _Replay:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         for comm in self._comms:
-            agreement.check_usable(comm, "the replay of a step")
+            agreement.check_communicator(comm, "the replay of a step")
         blocks, run = _blocks(leaves), self.run
         with torch.no_grad(), below_autograd():
             tensors = [tensor.detach() for tensor in self._take(blocks, self._given_gradients(blocks))]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.communication.gpu.nccl import Channel, Launch
 from distconv.communication.transport import buffers, mpi_type
 from distconv.errors import NumericalError
@@ -134,4 +134,4 @@ def raise_together(world: MPI.Intracomm, failure: BaseException | None) -> None:
         if failure is not None:
             raise failure
 
-    together(world, attempt, NumericalError)
+    try_on_all_ranks(world, attempt, NumericalError)

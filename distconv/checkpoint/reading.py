@@ -19,7 +19,7 @@ from distconv.checkpoint.pieces import box_of, copy_piece, is_needed, whole
 from distconv.checkpoint.schema import dtype_of
 from distconv.checkpoint.values import PREFIX, filled, from_json
 from distconv.checkpoint.verification import AT_ONCE, listed, note_whole, open_file
-from distconv.communication.agreement import agree, together, try_on_rank_0
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
 from distconv.parameters.weight_files import added_prefix, without_prefix
@@ -78,7 +78,7 @@ def load(
     CheckpointError
         On all ranks, if on any it is incomplete, damaged or of a newer format.
     """
-    agree(comm, "checkpoint to load", str(folder))
+    check_same_on_all_ranks(comm, "checkpoint to load", str(folder))
     place = Path(folder)
     # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
     newest = try_on_rank_0(comm, lambda: listed(place), CheckpointError)
@@ -88,8 +88,8 @@ def load(
         from_json(newest["values"]),
     )
     if check is not None:
-        together(comm, lambda: check(contents), _UnfitCheckpointError)
-    read = together(comm, lambda: _Reading(place, newest, comm, layout_of).read(contents), CheckpointError)
+        try_on_all_ranks(comm, lambda: check(contents), _UnfitCheckpointError)
+    read = try_on_all_ranks(comm, lambda: _Reading(place, newest, comm, layout_of).read(contents), CheckpointError)
     if comm.rank == 0:
         note_whole(place)
     return read

@@ -22,7 +22,7 @@ from distconv.checkpoint.optimizers import (
 )
 from distconv.checkpoint.reading import Checkpoint, Contents, LayoutOf, compare, load_newest
 from distconv.checkpoint.writing import save
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
 from distconv.parallel import ranks_of
@@ -95,8 +95,8 @@ def save_checkpoint(
         intact.
     """
     comm = comm or ranks_of(model)
-    agree(comm, "save_checkpoint", f"step {step} in {directory}")
-    together(comm, lambda: _check_values(values), CheckpointError)
+    check_same_on_all_ranks(comm, "save_checkpoint", f"step {step} in {directory}")
+    try_on_all_ranks(comm, lambda: _check_values(values), CheckpointError)
     tensors, own = capture(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
@@ -141,7 +141,9 @@ def load_checkpoint(
         On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
     comm = comm or ranks_of(model)
-    agree(comm, "load_checkpoint", f"{directory}, {strict=}, {convert_dtype=}, {fallback=}, {missing_ok=}")
+    check_same_on_all_ranks(
+        comm, "load_checkpoint", f"{directory}, {strict=}, {convert_dtype=}, {fallback=}, {missing_ok=}"
+    )
 
     def check(contents: Contents) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
@@ -223,7 +225,7 @@ def restore(
         beside = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
         return beside, _random_numbers(checkpoint, model, comm)
 
-    beside, random = together(comm, converted, CheckpointError)
+    beside, random = try_on_all_ranks(comm, converted, CheckpointError)
     beside |= {name: value for name, value in saved_extra.items() if name in extra}
     model.load_state_dict(beside, strict=strict)
     unused = list(below("optimizer/", checkpoint.tensors))

@@ -28,7 +28,7 @@ from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, Commit, behind, commits, folder_of, text_of
 from distconv.checkpoint.values import to_json
 from distconv.checkpoint.verification import is_whole, note_whole
-from distconv.communication.agreement import agree, largest, together
+from distconv.communication.agreement import allreduce_max, check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
 from distconv.process import watchdog
@@ -59,16 +59,16 @@ class Saving:
         values: Mapping[str, Any],
         comm: MPI.Intracomm,
     ) -> None:
-        agree(comm, "checkpoint", f"step {step} in {directory}")
+        check_same_on_all_ranks(comm, "checkpoint", f"step {step} in {directory}")
         number = _step_of(step)
         self.folder, self._comm = folder_of(directory, number).absolute(), comm
         self._manifest: Entry = {"format": FORMAT, "step": number}
-        tensors = {**tensors, **together(comm, lambda: self._begin(values), CheckpointError)}
-        together(comm, lambda: self._check_storable(tensors), CheckpointError)
+        tensors = {**tensors, **try_on_all_ranks(comm, lambda: self._begin(values), CheckpointError)}
+        try_on_all_ranks(comm, lambda: self._check_storable(tensors), CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # What all ranks need and what some need lie apart.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
-        self._parts = together(
+        self._parts = try_on_all_ranks(
             comm, lambda: [{name: _copied(tensors[name]) for name in part} for part in parts], CheckpointError
         )
         self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
@@ -151,12 +151,12 @@ class Saving:
         keep = checked_keep(keep)
         try:
             # No rank waits for long in one call: a disk may be slower than what the watchdog takes for a deadlock.
-            while largest(self._comm, int(self._still_writes()), "end of the writing of a checkpoint"):
+            while allreduce_max(self._comm, int(self._still_writes()), "end of the writing of a checkpoint"):
                 pass
-            together(self._comm, self._check_written, CheckpointError)
+            try_on_all_ranks(self._comm, self._check_written, CheckpointError)
             with watchdog.waiting(lambda: "names of what all ranks have written"):
                 written = self._comm.gather((self._files, self._entries), root=0)
-            together(
+            try_on_all_ranks(
                 self._comm, lambda: remarks.extend(self._commit(written, keep)) if written else None, CheckpointError
             )
         except CheckpointError:

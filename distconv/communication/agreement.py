@@ -1,6 +1,16 @@
-"""Agreement between ranks: find out that they differ before that becomes a hang or a wrong number.
+"""Agreement between ranks: a difference becomes an error on all ranks instead of a hang or a wrong result.
 
-``DISTCONV_CHECK`` chooses how much is compared.
+Four situations:
+
+- Ranks hold a value that must be identical, such as a shape or a file's checksum: :func:`check_same_on_all_ranks`, or
+  :func:`find_mismatches` for many numbers at once.
+- Ranks are about to exchange messages, which must belong to the same operation: :func:`check_order`.
+- An attempt may fail on some ranks alone, such as reading a file that one node cannot see: :func:`try_on_all_ranks`,
+  :func:`try_on_rank_0`, or :func:`try_for_same_result` if the results must be identical, too.
+- Ranks need the maximum of a number: :func:`allreduce_max`.
+
+All of them are collective: call them on every rank of the communicator, in the same order. Each costs one short
+allreduce as long as ranks agree. The environment variable ``DISTCONV_CHECK`` selects how much is compared.
 """
 
 from __future__ import annotations
@@ -23,29 +33,36 @@ from distconv.process.environment import CHECK
 
 T = TypeVar("T")
 
-LONGEST = 240
-"""Characters of a text that a message shows: a large model's description would hide where it differs."""
+level = CHECK.value_or_default()
+"""What ``DISTCONV_CHECK`` selects: ``"off"``, ``"plan"`` or ``"all"``."""
 
 ORDER_CHECKED = 200
-"""Operations with messages that are compared on each communicator unless ``DISTCONV_CHECK=all`` compares all of them.
+"""Operations with messages that are compared on each communicator, unless ``DISTCONV_CHECK=all`` compares all of them.
 
 They cover the first training steps. A model that calls its layers in a different order on each rank, such as the
 members of a set of strings, does so from the first step.
 """
 
+_EXCERPT_LENGTH = 240
+"""Characters of a value that an error shows. The rest of a long value would hide the place where ranks differ."""
+
+_SHOWN_RANKS = 8
+"""Ranks that an error lists before it abbreviates."""
+
 _process = os.getpid()
-"""A fork of it, such as a worker of a data loader, shares its memory but not its messages."""
-
-level = CHECK.value_or_default()
+"""The rank's process. A fork of it, such as a worker of a data loader, shares its memory but not its messages."""
 
 
-def check_running() -> None:
-    """Raise CommunicatorError before MPI is initialized, once it is finalized, and in processes that are no ranks.
+# -- the communicator -------------------------------------------------------------------------------------------------
+
+
+def check_mpi_running() -> None:
+    """Check that this process is a rank and that MPI is initialized and not finalized.
 
     Raises
     ------
     CommunicatorError
-        If no rank can be reached from here.
+        If no rank can be reached from this process.
     """
     if os.getpid() != _process or (not MPI.Is_initialized() and launchers.is_worker()):
         raise CommunicatorError(
@@ -56,42 +73,124 @@ def check_running() -> None:
         raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
 
 
-def check_usable(comm: MPI.Comm, what: str) -> None:
-    """Check that messages can go over ``comm``; ``what`` for, in the error's text.
+def check_communicator(comm: MPI.Comm, what: str) -> None:
+    """Check that messages can be sent over a communicator.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        The communicator.
+    what : str
+        What it is needed for; the error begins with it.
 
     Raises
     ------
     CommunicatorError
         If MPI is not running, or ``comm`` was freed.
     """
-    check_running()
+    check_mpi_running()
     if not comm:
         raise CommunicatorError(f"{what}: its communicator was freed, perhaps with its process grid; make a new one")
 
 
-def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the same on every rank") -> None:
-    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``. Collective.
+# -- values that must be identical ------------------------------------------------------------------------------------
 
-    One allreduce of 16 bytes when they agree; the texts travel only when they do not. ``way_out`` ends the error.
+
+def check_same_on_all_ranks(
+    comm: MPI.Intracomm, what: str, value: str, fix: str = "pass the same on every rank"
+) -> None:
+    """Check that all ranks are at the same operation with the same value.
+
+    Collective: call on every rank. One allreduce of 16 bytes; the strings are gathered only if they differ.
+    ``DISTCONV_CHECK=off`` skips the comparison.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks to compare.
+    what : str
+        The operation, such as ``"transfer plan"``. It is compared, too, so that a rank at another operation is found.
+    value : str
+        The value as the error shows it.
+    fix : str
+        The suggested fix, with which the error ends.
 
     Raises
     ------
+    CommunicatorError
+        If MPI is not running, or ``comm`` was freed.
     MismatchError
-        On every rank, with what each of them has.
+        On every rank, with the values of all ranks, if ``what`` or ``value`` differ.
     """
-    check_usable(comm, what)
+    check_communicator(comm, what)
     if comm.size == 1 or level == "off":
         return
-    # Ranks at different calls find out if both compare on one communicator, whichever duplicate each was given.
+    # With "all", ranks at different calls may pass different duplicates of one communicator. They must compare over the
+    # same one to find the difference.
     comm = Derived.compared(comm) if level == "all" else comm
-    # 7 bytes: the number and its negative must fit into an int64, for one MIN tells both extremes.
+    # 7 bytes, not 8: find_mismatches needs the negative of the digest as an int64, too.
     digest = hashlib.blake2b(f"{what}: {value}".encode(errors="surrogatepass"), digest_size=7).digest()
-    mine = np.array([int.from_bytes(digest, "little")])
-    if apart(comm, mine, lambda: f"agreement on {what}").any():
+    number = np.array([int.from_bytes(digest, "little")])
+    if find_mismatches(comm, number, lambda: f"agreement on {what}").any():
         values = comm.allgather((what, value))
-        error = MismatchError(_disagreement(values, comm.bcast(way_out)))
+        error = MismatchError(_describe_mismatch(values, comm.bcast(fix)))
         error.names_calls = len({operation for operation, _ in values}) > 1
         raise error
+
+
+def find_mismatches(comm: MPI.Intracomm, numbers: NDArray[np.int64], what: Callable[[], str]) -> NDArray[np.bool_]:
+    """Find the numbers that are not the same on all ranks.
+
+    Collective: call on every rank. One allreduce of 16 bytes for each number.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks to compare.
+    numbers : ndarray of int64, shape (n,)
+        This rank's numbers; not the smallest int64, which has no negative.
+    what : callable
+        Returns the description of the wait that the watchdog reports.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        True where the ranks' numbers differ, identical on all ranks.
+    """
+    # min(-x) = -max(x): one MIN finds both extremes, and the numbers are the same where the extremes are equal.
+    extremes = np.concatenate([numbers, -numbers]).astype(np.int64, copy=False)
+    with watchdog.waiting(what):
+        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    return np.asarray(extremes[: len(numbers)] != -extremes[len(numbers) :])
+
+
+def allreduce_max(comm: MPI.Intracomm, value: int, what: str) -> int:
+    """Return the maximum of an integer over all ranks.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    value : int
+        This rank's value; must fit into an int64.
+    what : str
+        What it is needed for: errors and the watchdog's report show it.
+
+    Returns
+    -------
+    int
+        The maximum, identical on all ranks.
+    """
+    check_communicator(comm, what)
+    values = np.array([value], dtype=np.int64)
+    with watchdog.waiting(lambda: what):
+        comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+    return int(values[0])
+
+
+# -- the order of operations ------------------------------------------------------------------------------------------
 
 
 def check_order(comm: MPI.Intracomm, what: str) -> None:
@@ -116,7 +215,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
     """
     if is_order_checked(comm):
         Record.of(comm).operations += 1
-        agree(comm, what + call_stack.layer_being_called(), "")
+        check_same_on_all_ranks(comm, what + call_stack.layer_being_called(), "")
 
 
 def is_order_checked(comm: MPI.Intracomm) -> bool:
@@ -127,102 +226,151 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
     CommunicatorError
         If MPI is not running.
     """
-    check_running()
+    check_mpi_running()
     if comm.size == 1 or level == "off":
         return False
     return level == "all" or Record.of(comm).operations < ORDER_CHECKED
 
 
-def apart(comm: MPI.Intracomm, numbers: NDArray[np.int64], what: Callable[[], str]) -> NDArray[np.bool_]:
-    """Which of ``numbers`` are not the same on all ranks. Collective: one allreduce of 16 bytes for each."""
-    extremes = np.concatenate([numbers, -numbers]).astype(np.int64, copy=False)
-    with watchdog.waiting(what):
-        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-    return np.asarray(extremes[: len(numbers)] != -extremes[len(numbers) :])
+# -- attempts that may fail on some ranks -----------------------------------------------------------------------------
 
 
-def _disagreement(values: list[tuple[str, str]], way_out: str) -> str:
+def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
+    """Call a function on every rank; if it fails on any of them, raise the same error on all.
+
+    Use it for whatever a single rank may notice, such as a file that its node cannot see. Without it the other ranks
+    would wait for the failed one. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks that call it.
+    attempt : callable
+        Called without arguments.
+    error : type
+        The class of the error to raise.
+
+    Returns
+    -------
+    T
+        What ``attempt`` returned on this rank.
+
+    Raises
+    ------
+    error
+        On every rank, with the message of the highest rank that failed.
+
+    Warnings
+    --------
+    If ``attempt`` communicates, a rank that fails in it leaves the others waiting for its messages. The wait for the
+    slowest rank counts against ``DISTCONV_TIMEOUT_S``.
+    """
+    check_mpi_running()
+    result: T | None = None
+    reason, broken_pipe = "", None
+    try:
+        result = attempt()
+    except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
+        reason = f"{failure}" or type(failure).__name__
+        broken_pipe = failure if isinstance(failure, BrokenPipeError) else None
+    # Of several ranks that fail, all report the highest one, so that every rank raises the same message.
+    failed = np.array([comm.rank if reason else -1], dtype=np.int64)
+    with watchdog.waiting(lambda: "agreement on an outcome"):
+        comm.Allreduce(MPI.IN_PLACE, failed, MPI.MAX)
+    if failed[0] >= 0:
+        message = comm.bcast(reason, root=int(failed[0]))
+        # A command whose output nobody reads any more (`distconv ... | head`) ends silently: it looks at the cause.
+        raise error(message if comm.size == 1 else f"{message} (on rank {failed[0]})") from broken_pipe
+    return result  # type: ignore[return-value]
+
+
+def try_on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
+    """Call a function on rank 0 and return its result on all ranks; if it fails, raise the same error on all.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm, attempt, error
+        As in :func:`try_on_all_ranks`. The result of ``attempt`` must be picklable.
+
+    Returns
+    -------
+    T
+        The result of rank 0.
+
+    Raises
+    ------
+    error
+        On every rank, with the message of rank 0.
+    """
+    result = try_on_all_ranks(comm, lambda: attempt() if comm.rank == 0 else None, error)
+    with watchdog.waiting(lambda: "a result of rank 0"):
+        received: T = comm.bcast(result)
+    return received
+
+
+def try_for_same_result(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError], what: str) -> T:
+    """Call a function on every rank as :func:`try_on_all_ranks` does, and check that the results are identical.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm, attempt, error
+        As in :func:`try_on_all_ranks`.
+    what : str
+        The name of the result in the error.
+
+    Returns
+    -------
+    T
+        The result. Results are identical if their ``repr`` is.
+
+    Raises
+    ------
+    error
+        On every rank, if ``attempt`` fails on any.
+    MismatchError
+        On every rank, if the results differ.
+    """
+    result = try_on_all_ranks(comm, attempt, error)
+    check_same_on_all_ranks(comm, what, repr(result))
+    return result
+
+
+# -- the message of a mismatch ----------------------------------------------------------------------------------------
+
+
+def _describe_mismatch(values: list[tuple[str, str]], fix: str) -> str:
+    """Return the message for ``values``, the operation and the value of each rank."""
     if len({what for what, _ in values}) > 1:
-        listed = "; ".join(
-            f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}".strip() for w, v in values)
-        )
+        groups = _group_ranks(f"{what} {value}".strip() for what, value in values)
+        listed = "; ".join(f"{text} on {_format_ranks(ranks)}" for text, ranks in groups)
         return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
-    groups = _grouped(v for _, v in values)
-    texts = [text for text, _ in groups]
-    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
-    place = sum(itertools.takewhile(bool, alike))
-    listed = "; ".join(f"{_from(text, place)} on {_ranks(ranks)}" for text, ranks in groups)
-    return f"{values[0][0]}: ranks disagree: {listed}; {way_out}"
+    groups = _group_ranks(value for _, value in values)
+    same = (len(set(characters)) == 1 for characters in zip(*(text for text, _ in groups), strict=False))
+    first_difference = sum(itertools.takewhile(bool, same))
+    listed = "; ".join(f"{_excerpt(text, first_difference)} on {_format_ranks(ranks)}" for text, ranks in groups)
+    return f"{values[0][0]}: ranks disagree: {listed}; {fix}"
 
 
-def _from(text: str, place: int) -> str:
-    """``text``, of a long one what is about ``place``."""
-    begin = max(0, place - LONGEST // 2) if len(text) > LONGEST else 0
-    end = begin + LONGEST
-    return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
-
-
-def _grouped(texts: Iterable[str]) -> list[tuple[str, list[int]]]:
+def _group_ranks(texts: Iterable[str]) -> list[tuple[str, list[int]]]:
+    """Return each different text with the ranks that have it."""
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         groups.setdefault(text, []).append(rank)
     return list(groups.items())
 
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+def _excerpt(text: str, position: int) -> str:
+    """Return ``text``, or the part around ``position`` of a long one."""
+    begin = max(0, position - _EXCERPT_LENGTH // 2) if len(text) > _EXCERPT_LENGTH else 0
+    end = begin + _EXCERPT_LENGTH
+    return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
+
+
+def _format_ranks(ranks: list[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 1, ...``."""
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (", ..." if len(ranks) > _SHOWN_RANKS else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def largest(comm: MPI.Intracomm, value: int, what: str) -> int:
-    """The largest of the ranks' ``value``. Collective."""
-    check_usable(comm, what)
-    values = np.array([value], dtype=np.int64)
-    with watchdog.waiting(lambda: what):
-        comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
-    return int(values[0])
-
-
-def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
-    """Run ``attempt`` on every rank; if it fails on any of them raise ``error`` with that rank's reason on all.
-
-    For what only one rank may notice, such as a file its node cannot see. Nobody who reads what it prints any more is
-    the error's cause there, which ends a command without a word. Collective over ``comm``.
-    """
-    check_running()
-    result: T | None = None
-    reason, unread = "", None
-    try:
-        result = attempt()
-    except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
-        reason = f"{failure}" or type(failure).__name__
-        unread = failure if isinstance(failure, BrokenPipeError) else None
-    # Of several that fail the highest rank's reason is shown: all raise the same text.
-    worst = np.array([comm.rank if reason else -1], dtype=np.int64)
-    with watchdog.waiting(lambda: "agreement on an outcome"):
-        comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
-    if worst[0] >= 0:
-        text = comm.bcast(reason, root=int(worst[0]))
-        raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})") from unread
-    return result  # type: ignore[return-value]
-
-
-def try_on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
-    """Run ``attempt`` on rank 0 and return its result on all ranks; errors are as in :func:`together`. Collective."""
-    result = together(comm, lambda: attempt() if comm.rank == 0 else None, error)
-    with watchdog.waiting(lambda: "a result of rank 0"):
-        received: T = comm.bcast(result)
-    return received
-
-
-def alike(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError], what: str) -> T:
-    """Run ``attempt`` on every rank as :func:`together` does, and return what all of them found. Collective.
-
-    Raises
-    ------
-    MismatchError
-        If the texts (``repr``) of what they found differ.
-    """
-    value = together(comm, attempt, error)
-    agree(comm, what, repr(value))
-    return value

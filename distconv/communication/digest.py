@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import apart
+from distconv.communication.agreement import find_mismatches
 from distconv.process import watchdog
 
 
@@ -55,7 +55,7 @@ def different(
     One message of 16 bytes for each. ``summary`` is :func:`digest` or :func:`checksum`.
     """
     digests = np.array([summary(tensor) for tensor in tensors.values()], dtype=np.int64)
-    differs = apart(comm, digests, lambda: what)
+    differs = find_mismatches(comm, digests, lambda: what)
     return {name: int(value) for name, value, wrong in zip(tensors, digests, differs, strict=True) if wrong}
 
 

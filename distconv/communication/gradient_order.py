@@ -181,7 +181,7 @@ class OrderedContributions(Generic[C]):
         """Check that all ranks have the same digest ``names``, and return True if they have the same ``order``, too."""
         # Over a communicator of its own: a rank may be here while another one has started more reductions.
         comm = Derived.of(self.comm).common(self.comm)
-        other_order, other_names = agreement.apart(
+        other_order, other_names = agreement.find_mismatches(
             comm, np.array([order, names]), lambda: "agreement on the order of gradients"
         )
         if other_names:

@@ -180,8 +180,8 @@ def _addressed(peers: Sequence[Peer], messages: Sequence[torch.Tensor]) -> list[
 @cached_on_grid
 def transfer_plan(src: GridLayout, dst: GridLayout, shape: tuple[int, ...], ghosts: bool = False) -> TransferPlan:
     """The cached plan for these layouts; its first use compares a digest over the ranks."""
-    agreement.agree(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
+    agreement.check_same_on_all_ranks(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
     plan = TransferPlan(src, dst, shape, ghosts=ghosts)
     if agreement.level != "off":
-        plan.crosses_ranks = bool(agreement.largest(plan.comm, not plan.silent, "transfer plan"))
+        plan.crosses_ranks = bool(agreement.allreduce_max(plan.comm, not plan.silent, "transfer plan"))
     return plan

@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import recording
-from distconv.communication.agreement import check_order, check_usable
+from distconv.communication.agreement import check_communicator, check_order
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
 from distconv.communication.packing import in_memory
@@ -98,7 +98,7 @@ class Exchange:
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         self._requests: list[MPI.Request] = []
-        check_usable(comm, what)
+        check_communicator(comm, what)
         _abandoned[:] = [exchange for exchange in _abandoned if not exchange.done()]
         self._comm, self._what = comm, what
         sends = [(peer, in_memory(tensor)) for peer, tensor in sends]
@@ -211,7 +211,7 @@ class Reduction:
     """A sum over the ranks of ``comm`` under way: ``tensor`` (contiguous) holds it after ``wait()``."""
 
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
-        check_usable(comm, what)
+        check_communicator(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
         self._wide = in_memory(tensor.to(widened(tensor.dtype)))
         for traffic in _counting:

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.formats.store import Computed, unknown
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
@@ -39,7 +39,7 @@ class BoxFunction:
         self.path = Path(getattr(read, "__name__", type(read).__name__))
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.store = Computed(self.path, read)
-        agree(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
+        check_same_on_all_ranks(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -64,10 +64,10 @@ class BoxFunction:
         DataError
             On all ranks, if the function fails.
         """
-        dtype = together(
+        dtype = try_on_all_ranks(
             self.comm, lambda: self.read(name, tuple(Interval(0, 1) for _ in self.shape(name))).dtype, DataError
         )
-        agree(self.comm, f"dtype of {name!r}", str(dtype))
+        check_same_on_all_ranks(self.comm, f"dtype of {name!r}", str(dtype))
         return dtype
 
     def chunks(self, name: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.source import Source
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
@@ -40,7 +40,7 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
         On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the text names
         the sample.
     """
-    agree(file.comm, "moments", f"{file.path}: {name!r}, {channels=}")
+    check_same_on_all_ranks(file.comm, "moments", f"{file.path}: {name!r}, {channels=}")
     shape = file.shape(name)
     if len(shape) < 1 + channels:
         raise DataError(f"moments: {file.path}: {name!r} is {shape} and has no channels. Pass channels=False.")
@@ -53,7 +53,7 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
         for sample in range(comm.rank, shape[0], comm.size):
             partial[sample] = _of_sample(file, name, sample, channels)
 
-    together(comm, measure, DataError)
+    try_on_all_ranks(comm, measure, DataError)
     # A rank has zeros where another has the sums: this allreduce only copies.
     comm.Allreduce(MPI.IN_PLACE, partial, MPI.SUM)
     bad = np.flatnonzero(~np.isfinite(partial).all(axis=(1, 2)))

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5File
 from distconv.data.formats.store import Store, Stored, unknown
@@ -67,12 +67,12 @@ class StoredSamples:
     ) -> None:
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
         layouts = [layouts] if isinstance(layouts, str) else layouts
-        agree(comm, self.kind, f"{path} with {sorted(layouts)}")
-        self.path = together(comm, lambda: place_of(path), DataError)
-        self.store = together(comm, lambda: open_store(list(layouts)), DataError)
+        check_same_on_all_ranks(comm, self.kind, f"{path} with {sorted(layouts)}")
+        self.path = try_on_all_ranks(comm, lambda: place_of(path), DataError)
+        self.store = try_on_all_ranks(comm, lambda: open_store(list(layouts)), DataError)
         try:
-            together(comm, lambda: self._check(layouts), DataError)
-            agree(comm, f"{self.path} as each rank sees it", self._described())
+            try_on_all_ranks(comm, lambda: self._check(layouts), DataError)
+            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", self._described())
         except BaseException:
             self.store.close()
             raise
@@ -125,7 +125,7 @@ class StoredSamples:
 
     def column(self, name: str) -> list[object] | None:
         """A small dataset with one value per sample (family, seed, ...), or None if it is not there. Collective."""
-        return together(self.comm, lambda: self.store.column(name), DataError)
+        return try_on_all_ranks(self.comm, lambda: self.store.column(name), DataError)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """The values in ``box``. Local; may run in another thread.
@@ -148,7 +148,7 @@ class StoredSamples:
                 if now != then:
                     raise DataError(f"{path} has been {then.change(now)} since it was opened; start again")
 
-        together(self.comm, check, DataError)
+        try_on_all_ranks(self.comm, check, DataError)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
         """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) to be read."""

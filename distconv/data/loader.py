@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.conversion import converted, default_dtype
 from distconv.data.source import Source
 from distconv.distribution import Distribution, Interval, default_axes
@@ -155,7 +155,7 @@ class Loader(Epochs):
             If ranks pass different options.
         """
         options = f"{batch=}, {seed=}, {shuffle=}, {drop_last=}, {mirror=}, {transpose=}, {crop=}"
-        agree(grid.world, "Loader", f"{list(fields)} of {file.path}, {options}")
+        check_same_on_all_ranks(grid.world, "Loader", f"{list(fields)} of {file.path}, {options}")
         if not fields:
             raise DataError(f"Loader: no fields of {file.path} are named. Give at least one Field.")
         samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
@@ -251,7 +251,7 @@ class Loader(Epochs):
             On all ranks: if the file has changed since it was opened, or, in the step that a batch belongs to, if any
             rank could not read its part.
         """
-        agree(self.grid.world, "epoch of a Loader", f"{number} from step {start} on")
+        check_same_on_all_ranks(self.grid.world, "epoch of a Loader", f"{number} from step {start} on")
         self.file.check_unchanged()
         batches = self.batches(number, start)
         waiting: deque[_Reading] = deque()
@@ -260,7 +260,7 @@ class Loader(Epochs):
                 for index, samples in enumerate(batches):
                     if not waiting:
                         waiting.append(self._begin(readers, number, samples))
-                    blocks = together(self.grid.world, waiting.popleft().result, DataError)
+                    blocks = try_on_all_ranks(self.grid.world, waiting.popleft().result, DataError)
                     for later in batches[index + 1 + len(waiting) : index + 1 + self.ahead]:
                         waiting.append(self._begin(readers, number, later))
                     tensors = (self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))

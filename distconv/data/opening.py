@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together, try_on_rank_0
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.address import Address, Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
 from distconv.data.formats.npy import NpyFiles, is_npy
@@ -60,16 +60,16 @@ def open_source(
     comm = MPI.COMM_WORLD if comm is None else comm
     layouts = [layouts] if isinstance(layouts, str) else layouts
     named = path if isinstance(path, _ONE) else [str(each) for each in path]
-    agree(comm, "open_source", f"{sorted(layouts)} of {named}, {one_each}, {readers}")
+    check_same_on_all_ranks(comm, "open_source", f"{sorted(layouts)} of {named}, {one_each}, {readers}")
     if not layouts:
         raise DataError(f"open_source: no datasets of {path} are named. Name at least one.")
-    files = together(comm, lambda: _files_of(path), DataError)
+    files = try_on_all_ranks(comm, lambda: _files_of(path), DataError)
     opened: StoredSamples
     if files is not None:
         opened = _files(place_of(_name_of(path)), files, layouts, comm, one_each)
     else:
         place = place_of(path)  # type: ignore[arg-type]  # a list has files
-        kind = together(comm, lambda: _kind_of(place), DataError)
+        kind = try_on_all_ranks(comm, lambda: _kind_of(place), DataError)
         opened = SampleFile(place, layouts, comm) if kind is Hdf5File else _store(kind, place, layouts, comm)
     return opened if readers == 1 else ReadByProcesses(opened, readers)
 
@@ -173,8 +173,8 @@ def _files(
     one_each: bool,
 ) -> StoredSamples:
     """A list: the ranks share the looking at its files."""
-    agree(comm, f"{path}: the files", str([str(each) for each in files]))
-    mine = together(
+    check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
+    mine = try_on_all_ranks(
         comm,
         lambda: [head_of(each, list(layouts), one_each, _kind_of(each)) for each in files[comm.rank :: comm.size]],
         DataError,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import Place
 from distconv.data.formats import reader_server
 from distconv.data.formats.reader_server import message, received, send
@@ -55,11 +55,11 @@ class ReadByProcesses:
     def __init__(self, source: Portable, readers: int) -> None:
         self.source, self.readers = source, readers
         self.path, self.comm = source.path, source.comm
-        agree(self.comm, "reading processes", str(readers))
+        check_same_on_all_ranks(self.comm, "reading processes", str(readers))
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._links: list[socket.socket] = []
         try:
-            together(self.comm, self._start, DataError)
+            try_on_all_ranks(self.comm, self._start, DataError)
         except BaseException:
             self._stop()
             raise
@@ -169,7 +169,7 @@ class ReadByProcesses:
     def column(self, name: str) -> list[object] | None:
         """A small dataset with one value per sample, or None if it is not there. Collective."""
         store = self.source.store
-        return together(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
+        return try_on_all_ranks(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree
+from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.data.source import Source
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
@@ -32,7 +32,7 @@ class Resized:
         self.source, self.path, self.comm, self.readers = source, source.path, source.comm, source.readers
         self._extents = {name: tuple(sizes) for name, sizes in extents.items()}
         self._nearest = frozenset(nearest)
-        agree(self.comm, "resizing", f"{sorted(self._extents.items())}, {sorted(self._nearest)}")
+        check_same_on_all_ranks(self.comm, "resizing", f"{sorted(self._extents.items())}, {sorted(self._nearest)}")
         for name, sizes in self._extents.items():
             shape = source.shape(name)
             if len(sizes) >= len(shape) or min(sizes, default=1) < 1 or 0 in shape:

@@ -27,7 +27,7 @@ import torch
 from mpi4py import MPI
 from torch.optim import LBFGS, Optimizer
 
-from distconv.communication.agreement import agree
+from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.communication.digest import different
 from distconv.communication.transport import Exchange
 from distconv.errors import MismatchError, UnsupportedOperation
@@ -60,7 +60,9 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     comm = comm or MPI.COMM_WORLD
     kind = type(optimizer)
     parameters = _parameters(optimizer)
-    agree(comm, "shard_optimizer", f"{kind.__name__} of {[(tuple(p.shape), str(p.dtype)) for p in parameters]}")
+    check_same_on_all_ranks(
+        comm, "shard_optimizer", f"{kind.__name__} of {[(tuple(p.shape), str(p.dtype)) for p in parameters]}"
+    )
     if isinstance(optimizer, LBFGS) or not kind.step.__module__.startswith("torch.optim."):
         raise UnsupportedOperation(
             f"shard_optimizer: {kind.__module__}.{kind.__qualname__} may look at several parameters at once, of which "

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from distconv.arrangement import AXES
 from distconv.communication import gradient_reduction
-from distconv.communication.agreement import largest, together
+from distconv.communication.agreement import allreduce_max, try_on_all_ranks
 from distconv.communication.digest import checksum, difference, digest
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.process import watchdog
@@ -68,12 +68,12 @@ def check_tensors(
                 "torch.distributed.checkpoint, or pass the full tensors (tensor.full_tensor())"
             )
     names = list(tensors)
-    if largest(comm, len(names), what) != -largest(comm, -len(names), what):
+    if allreduce_max(comm, len(names), what) != -allreduce_max(comm, -len(names), what):
         # Rank 0 of a pipeline has the optimizer state of all stages when it saves.
         with watchdog.waiting(lambda: what):
             on_all = set.intersection(*map(set, comm.allgather(names)))
         tensors = {name: tensors[name] for name in names if name in on_all}
-    together(comm, lambda: _check(tensors, comm, what, summary), MismatchError)
+    try_on_all_ranks(comm, lambda: _check(tensors, comm, what, summary), MismatchError)
 
 
 def _check(

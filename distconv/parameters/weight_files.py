@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.communication.digest import checksum
 from distconv.errors import CheckpointError, DistconvError
 from distconv.whole_files import open_regular, write_file
@@ -34,8 +34,10 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     MismatchError
         If ranks see different files.
     """
-    weights = together(comm, lambda: _read(path), CheckpointError)
-    agree(comm, f"weights in {path}", ", ".join(f"{name} {_described(x)}" for name, x in weights.items()))
+    weights = try_on_all_ranks(comm, lambda: _read(path), CheckpointError)
+    check_same_on_all_ranks(
+        comm, f"weights in {path}", ", ".join(f"{name} {_described(x)}" for name, x in weights.items())
+    )
     return weights
 
 
@@ -97,7 +99,7 @@ def load_weights(
                 reason = without_prefix(prefix)
             raise unfit(f"{path}: the weights do not fit {of}: {reason}") from error
 
-    together(comm, load, unfit)
+    try_on_all_ranks(comm, load, unfit)
 
 
 def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:

@@ -27,7 +27,7 @@ import torch
 from mpi4py import MPI
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from distconv.communication.agreement import agree, check_usable, together
+from distconv.communication.agreement import check_communicator, check_same_on_all_ranks, try_on_all_ranks
 from distconv.errors import DataError
 from distconv.process import watchdog
 from distconv.tracing import breakdown, chrome
@@ -70,10 +70,10 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
         If the ranks name different folders.
     """
     comm = comm or MPI.COMM_WORLD
-    check_usable(comm, "trace")
-    agree(comm, "trace", str(folder))
+    check_communicator(comm, "trace")
+    check_same_on_all_ranks(comm, "trace", str(folder))
     traced = Traced(Path(folder))
-    together(comm, lambda: _make(traced.folder) if comm.rank == 0 else None, DataError)
+    try_on_all_ranks(comm, lambda: _make(traced.folder) if comm.rank == 0 else None, DataError)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as profiler:
         profiler.add_metadata_json("distributedInfo", _distributed(comm))
@@ -85,11 +85,11 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
             torch.cuda.synchronize()
         with record_function(breakdown.END):
             pass
-    mine = together(comm, lambda: _exported(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
+    mine = try_on_all_ranks(comm, lambda: _exported(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
     with watchdog.waiting(lambda: "the traces of all ranks"):
         traced.ranks = comm.allgather(breakdown.breakdown(mine, comm.rank))
         traces = comm.gather(mine)
-    together(comm, lambda: _write_merged(traced.folder, traces), DataError)
+    try_on_all_ranks(comm, lambda: _write_merged(traced.folder, traces), DataError)
 
 
 def _make(folder: Path) -> None:

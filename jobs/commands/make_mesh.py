@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 from tqdm import tqdm
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError
 from distconv.jobs.mesh import dataset
 from distconv.jobs.mesh.picture import draw_sample
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             "data mesh needs --out PATH, for example: distconv data mesh --size 128 --samples 48 --out mesh.h5"
         )
     folder = Path(options.out).parent
-    together(comm, lambda: os.makedirs(folder, exist_ok=True), DataError)
+    try_on_all_ranks(comm, lambda: os.makedirs(folder, exist_ok=True), DataError)
     summary = dataset.generate(
         options.out,
         size=options.size,

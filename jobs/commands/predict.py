@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.prediction import labelled
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
-        drawn = together(
+        drawn = try_on_all_ranks(
             comm, lambda: picture(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "", DataError
         )
         _conclude(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
@@ -125,4 +125,4 @@ def _conclude(
         write_file(options.out / SUMMARY, json.dumps(summary, indent=1) + "\n")
         print("\n".join(lines))
 
-    together(comm, conclude, DataError)
+    try_on_all_ranks(comm, conclude, DataError)

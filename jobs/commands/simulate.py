@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DistconvError
 from distconv.pipeline import FAMILIES, Timeline, schedule, simulate, validate
 from distconv.pipeline.schedules.memory import peak_memory, staleness
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     )
     validate(timeline.schedule)
     comm = MPI.COMM_WORLD
-    together(comm, lambda: _write(timeline, options) if comm.rank == 0 else None, DistconvError)
+    try_on_all_ranks(comm, lambda: _write(timeline, options) if comm.rank == 0 else None, DistconvError)
     if comm.rank == 0:
         print(_report(timeline))
         for path in filter(None, (options.plot, options.trace)):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.baselines import perceptron
 from distconv.jobs.pointcloud.classification.picture import PICTURE
@@ -96,7 +96,7 @@ def _baselines(trainer: Trainer | PipelineTrainer) -> dict[str, float]:
     learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
     return {
         "majority vote": majority_vote(train.labels, test.labels),
-        "perceptron on points": together(trainer.comm, learn, DataError),
+        "perceptron on points": try_on_all_ranks(trainer.comm, learn, DataError),
     }
 
 

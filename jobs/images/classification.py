@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.loader import Epochs
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
@@ -126,4 +126,4 @@ def _try_out(model: torch.nn.Module, settings: Settings, samples: ImageSamples, 
             ) from error
         _check_logits(logits, settings, samples)
 
-    together(samples.comm, attempt, ModelError)
+    try_on_all_ranks(samples.comm, attempt, ModelError)

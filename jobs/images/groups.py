@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.hdf5 import Layout
 from distconv.data.opening import has_group, is_source, open_source
 from distconv.data.source import Source
@@ -85,13 +85,13 @@ def open_groups(
     MismatchError
         If ranks see different data.
     """
-    agree(comm, "image data", f"{path}, {test_path}, {names}")
-    together(comm, lambda: _check_exists(path), DataError)
+    check_same_on_all_ranks(comm, "image data", f"{path}, {test_path}, {names}")
+    try_on_all_ranks(comm, lambda: _check_exists(path), DataError)
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
-    train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
+    train, test = try_on_all_ranks(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
     # What follows depends on the files, and must be the same on all ranks.
-    agree(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
+    check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
     if test == train and not has_group(test.paths[0], "test", comm):
@@ -160,10 +160,12 @@ def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm,
 def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
     """Each rank reads all of it: a compressed stream has no parts."""
     read = (lambda: read_idx(*files.paths)) if files.format == "idx" else (lambda: read_cifar10(files.paths))
-    images = together(comm, read, DataError)
+    images = try_on_all_ranks(comm, read, DataError)
     digest = hashlib.blake2b(np.ascontiguousarray(images.pixels).data, digest_size=8)
     digest.update(images.labels.data)
-    agree(comm, f"{files.paths[0]} as each rank sees it", f"{images.pixels.shape}, digest {digest.hexdigest()}")
+    check_same_on_all_ranks(
+        comm, f"{files.paths[0]} as each rank sees it", f"{images.pixels.shape}, digest {digest.hexdigest()}"
+    )
     source = Arrays(files.paths[0], comm, image=images.pixels)
     return Group(source, "image", images.labels, str(files.paths[-1]), TEN)
 
@@ -175,7 +177,7 @@ def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intr
     count = file.shape(label)[0]
     if not count:
         raise DataError(f"{path}: {image!r} has no images")
-    labels = together(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
+    labels = try_on_all_ranks(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
     digest = hashlib.blake2b(labels.data, digest_size=8).hexdigest()
-    agree(comm, f"{path} as each rank sees it", f"digest of {label!r} {digest}")
+    check_same_on_all_ranks(comm, f"{path} as each rank sees it", f"digest of {label!r} {digest}")
     return Group(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments
 from distconv.data.loader import Batch, Field, Loader
 from distconv.distribution import Distribution, Interval
@@ -77,7 +77,7 @@ class ImageSamples:
         """One image (C, H, W) as it is in the file. Collective."""
         of = self.groups[group]
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
-        return together(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
+        return try_on_all_ranks(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
 
     def place(self, group: str) -> object:
         """The file of a group."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import slabs
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -102,7 +102,7 @@ def _counted(
         for (label, jacobian), family in _shared(samples, group, "label", "extrapolated"):
             histogram.add(score(label, jacobian), label, family)
 
-    together(samples.comm, count, DataError)
+    try_on_all_ranks(samples.comm, count, DataError)
     return histogram.sum_over(samples.comm)
 
 
@@ -112,6 +112,6 @@ def _count_channels(samples: MeshSamples, group: str, histograms: list[Histogram
             for histogram, channel in zip(histograms, channels, strict=True):
                 histogram.add(channel, label, family)
 
-    together(samples.comm, count, DataError)
+    try_on_all_ranks(samples.comm, count, DataError)
     for histogram in histograms:
         histogram.sum_over(samples.comm)

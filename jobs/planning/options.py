@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, DistconvError, PlanError
 from distconv.jobs.planning.package_memory import weighed
 from distconv.jobs.training.model_factory import ModelError, build_model
@@ -222,7 +222,7 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
         finally:
             wait_asleep(comm)
 
-    result: T = comm.bcast(together(comm, attempted, DistconvError))
+    result: T = comm.bcast(try_on_all_ranks(comm, attempted, DistconvError))
     return result
 
 

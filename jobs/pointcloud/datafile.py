@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together, try_on_rank_0
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.whole_files import made_beside
@@ -61,7 +61,7 @@ def write_clouds(
     MismatchError
         If ranks are to write different files.
     """
-    agree(comm, "point clouds to write", f"{path} from {source}")
+    check_same_on_all_ranks(comm, "point clouds to write", f"{path} from {source}")
     there = try_on_rank_0(comm, lambda: made_from(path), DataError)
     if there == source:
         return False
@@ -72,12 +72,12 @@ def write_clouds(
         )
     try:
         with ExitStack() as unfinished:
-            file = together(
+            file = try_on_all_ranks(
                 comm, lambda: _created(path, unfinished, groups, source) if comm.rank == 0 else None, DataError
             )
             for name, clouds in groups.items():
                 _fill(file, name, clouds, comm)
-            together(comm, lambda: _finish(path, unfinished), DataError)
+            try_on_all_ranks(comm, lambda: _finish(path, unfinished), DataError)
     except DataError:
         comm.Barrier()  # it was raised on all ranks: none goes on before the file is gone
         raise
@@ -107,9 +107,9 @@ def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm
     count = len(clouds.labels)
     for start in range(0, count, ROUND * comm.size):
         mine = range(start + comm.rank, min(count, start + ROUND * comm.size), comm.size)
-        own = together(comm, lambda mine=mine: {index: clouds[index] for index in mine}, DataError)  # type: ignore[misc]
+        own = try_on_all_ranks(comm, lambda mine=mine: {index: clouds[index] for index in mine}, DataError)  # type: ignore[misc]
         gathered = comm.gather(own)
-        together(comm, lambda gathered=gathered: _put(file, name, gathered or []), DataError)  # type: ignore[misc]
+        try_on_all_ranks(comm, lambda gathered=gathered: _put(file, name, gathered or []), DataError)  # type: ignore[misc]
 
 
 def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) -> None:

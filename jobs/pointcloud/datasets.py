@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together, try_on_rank_0
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.hdf5 import Layout, SampleFile
 from distconv.data.opened_file import opened, own_place
 from distconv.distribution import Interval
@@ -76,10 +76,10 @@ class FileClouds:
             self._has_parts = "part" in datasets
             count, self.points = self._file.shape(f"{group}/{'q' if self._quantised else 'points'}")[:2]
             self._check_extents(count)
-            self.labels = together(comm, lambda: self._read("label", 0, count).astype(np.int64), DataError)
+            self.labels = try_on_all_ranks(comm, lambda: self._read("label", 0, count).astype(np.int64), DataError)
             self.class_names = self._names("class_names") or tuple(map(str, range(int(self.labels.max()) + 1)))
             self.part_names = self._names("part_names") if self._has_parts else ()
-            agree(comm, f"{path} as each rank sees it", f"{self.class_names}, {self.labels.tolist()}")
+            check_same_on_all_ranks(comm, f"{path} as each rank sees it", f"{self.class_names}, {self.labels.tolist()}")
             self._check_labels()
         except BaseException:
             self._file.close()

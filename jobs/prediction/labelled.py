@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.cli import COMMANDS, parser_of
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.opening import is_source
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -57,7 +57,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
         setattr(training, name, value)
     training.data = None if str(options.data) == "embedded" else options.data
     path = options.out / f"{DATASET}.{options.format}"
-    together(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
+    try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
     rows_written(path, comm)
     with closing(job.samples(training, comm)) as samples:
         if "mean" in of.notes:

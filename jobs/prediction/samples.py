@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import open_source
@@ -138,7 +138,7 @@ class Prediction:
         """
         options, comm, samples = self.options, self.grid.world, self.inputs.shape[0]
         path: Path = options.out / f"{DATASET}.{options.format}"
-        together(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
+        try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
         # The last row tells the shape of the output: it is predicted anew if it was the end that was missing.
         begun = max(0, min(rows_written(path, comm), samples - 1))
         output: Output | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.opening import open_source
 from distconv.data.source import Source
 from distconv.distribution import Box, Distribution, Interval, default_axes
@@ -60,7 +60,7 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = No
             called = (values[0] >= 0.5).astype(np.int64) if classes == 1 else values.argmax(0)
             confusion.add(called, label)
 
-    together(grid.world, count, DataError)
+    try_on_all_ranks(grid.world, count, DataError)
     source.close()
     return confusion.sum_over(grid.world)
 

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments, slabs
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import has_group, open_source
@@ -186,7 +186,7 @@ def label_counts(file: Source, name: str) -> Counter[int]:
                 counter.update(_counted(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
         return counter
 
-    return sum(file.comm.allgather(together(file.comm, count, DataError)), Counter())
+    return sum(file.comm.allgather(try_on_all_ranks(file.comm, count, DataError)), Counter())
 
 
 def _counted(labels: NDArray[Any], where: str) -> dict[int, int]:

@@ -23,7 +23,7 @@ import scipy.io.wavfile
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.opened_file import opened, own_place, values
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
@@ -160,7 +160,7 @@ class Sounds:
     def __init__(self, clips: Clips, rate: float, recipe: Recipe, comm: MPI.Intracomm) -> None:
         self.labels = clips.labels
         own = range(comm.rank, len(clips.sounds), comm.size)
-        features = together(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
+        features = try_on_all_ranks(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
         shares = comm.allgather(features)
         self._values: list[NDArray[np.float32]] = [
             shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))

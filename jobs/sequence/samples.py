@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -55,8 +55,10 @@ class SequenceSamples:
             self.name, self.class_names, self.channels = "bitstreams", tuple(map(str, range(CLASSES))), 1
             self.groups = {group: Bitstreams(count, length, stream) for group, (count, stream) in STREAMS.items()}
             return
-        loaded = together(comm, lambda: recordings(path), DataError)
-        agree(comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items()))
+        loaded = try_on_all_ranks(comm, lambda: recordings(path), DataError)
+        check_same_on_all_ranks(
+            comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items())
+        )
         self.name, self.class_names, self.channels = str(path), loaded.class_names, recipe.values(loaded.channels)
         self.groups = {group: Sounds(clips, loaded.rate, recipe, comm) for group, clips in loaded.groups.items()}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.configuration.options_file import NAME, text_of
@@ -113,7 +113,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
         if options.init_from is not None and not options.resume:
             trainer.begin_with(options.init_from)
         resumed = prepare(options, trainer)
-        together(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
+        try_on_all_ranks(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)
         with Metrics(Path(options.out), trainer, options.track) as metrics:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DistconvError
 from distconv.layers.models import MODELS
 
@@ -39,7 +39,7 @@ def build_classifier(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
     """As :func:`build_model`, of the reference models only the ``CLASSIFIERS``. Collective."""
-    return together(
+    return try_on_all_ranks(
         comm,
         lambda: _built(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
@@ -51,7 +51,7 @@ def build_segmenter(
 ) -> torch.nn.Module:
     """As :func:`build_model`, of the reference models only the ``SEGMENTERS``. Collective."""
     kind = "segmentation network"
-    return together(
+    return try_on_all_ranks(
         comm,
         lambda: _built(name, kind, seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
@@ -71,7 +71,7 @@ def build_model(
     ModelError
         On all ranks, in one line, if there is no such model, it cannot be imported or built, or is no nn.Module.
     """
-    return together(
+    return try_on_all_ranks(
         comm,
         lambda: _built(name, "model", seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
 from distconv.batch_norm_scope import BATCH_NORM
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.captured_steps import CHOICES
@@ -356,7 +356,7 @@ def device_for(name: str | None, comm: MPI.Intracomm) -> str:
     GridError
         On all ranks, if one of them has no such GPU.
     """
-    return together(comm, lambda: str(_found(name)), GridError)
+    return try_on_all_ranks(comm, lambda: str(_found(name)), GridError)
 
 
 def _found(name: str | None) -> torch.device:

@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.loader import Epochs
 from distconv.errors import CheckpointError, DistconvError
 from distconv.parameters.weight_files import load_weights
@@ -84,7 +84,7 @@ class Recoverable(ABC):
             On all ranks, if a parameter is not finite, or the one before could not be written.
         """
         self.finish_saving()
-        together(self.comm, self._check_finite, DistconvError)
+        try_on_all_ranks(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
         if self.average is not None:
             tensors |= checkpoint.capture_average(self.average)

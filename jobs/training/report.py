@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError
 from distconv.jobs.configuration.tracking import Tracker, tracker
 from distconv.whole_files import Folder, Stream, open_regular, write_file
@@ -29,7 +29,7 @@ class Metrics:
         self.folder, self.path, self._track = folder, folder / METRICS, track
         self._tracker: Tracker | None = None
         self._stream: Stream | None = None
-        together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
+        try_on_all_ranks(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
     def _open(self, trainer: Training) -> None:
         done = trainer.step_count
@@ -108,7 +108,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
         show()
         print(f"peak memory per rank: {', '.join(f'{peak / 2**20:.0f}' for peak in peaks)} MiB")
 
-    together(trainer.comm, on_rank_0, DataError)
+    try_on_all_ranks(trainer.comm, on_rank_0, DataError)
 
 
 def times(training_s: float, total_s: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distconv.checkpoint.lock import LOCK, lock
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.jobs import progress
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
@@ -37,8 +37,8 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
         On all ranks, if another job writes there.
     """
     folder, comm = Path(options.out), trainer.comm
-    together(comm, lambda: _make(folder), DataError)
-    together(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
+    try_on_all_ranks(comm, lambda: _make(folder), DataError)
+    try_on_all_ranks(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
             raise DataError(
@@ -46,7 +46,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
             )
         return True
     # Rank 0 alone looks and erases: another rank may be late, and see what this run has written already.
-    together(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
+    try_on_all_ranks(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
     return False
 
 

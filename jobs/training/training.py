@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.communication.gradient_reduction import no_sync
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
@@ -214,7 +214,7 @@ class Trainer(Training):
         self.optimizer.zero_grad()
         value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
         # One decision: ranks that have come apart may not have the same loss.
-        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        try_on_all_ranks(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from distconv.communication.agreement import agree
+from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.errors import ScanError
 
 from .algorithm import gradients
@@ -63,7 +63,7 @@ def backpropagate(
     Source: BPPSA, Eqs. 3-5, algorithm 1.
     """
     if comm is not None:
-        agree(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
+        check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     if method not in get_args(Method) or (depth is not None and depth < 0):
         raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
     level, whole = problem(gradient, jacobians, sources, comm)

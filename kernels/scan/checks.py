@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
 from distconv.process import watchdog
@@ -78,7 +78,7 @@ def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: A
     if comm is None:
         level = _own(gradient, jacobians, sources, first=True)
         return level, _joined([_part(gradient, level)])
-    level = together(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
+    level = try_on_all_ranks(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
     with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
         parts = comm.allgather(_part(gradient, level))
     return level, _joined(parts)

@@ -39,6 +39,6 @@ def agree_on_generator(input: DistTensor, generator: torch.Generator | None = No
             state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
         digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
     try:
-        agreement.agree(input.grid.world, "random generator", f"state {digest}")
+        agreement.check_same_on_all_ranks(input.grid.world, "random generator", f"state {digest}")
     except MismatchError as error:
         raise MismatchError(f"{error}: seed all ranks alike (torch.manual_seed)") from None

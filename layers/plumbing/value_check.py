@@ -62,4 +62,4 @@ def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any
     if recording.active is not None:
         return recording.active.together(grid.world, lambda: function(*args, **kwargs))
     error = LinearAlgebraError if name_of(function).startswith("torch.linalg.") else NumericalError
-    return agreement.together(grid.world, lambda: function(*args, **kwargs), error)
+    return agreement.try_on_all_ranks(grid.world, lambda: function(*args, **kwargs), error)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.communication.digest import digest
 from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import MismatchError
@@ -53,7 +53,7 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
     bound.apply_defaults()
     given = {name: _double(value) for name, value in bound.arguments.items()}
     texts = [f"{name} {digest(value):014x}" for name, value in given.items() if isinstance(value, torch.Tensor)]
-    agree(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks alike")
+    check_same_on_all_ranks(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks alike")
     call = partial(_call, function)
     expected = _outcome(call, given, comm, f"{function.name}, one process")
     tried = []
@@ -93,7 +93,7 @@ def _outcome(
             raise MismatchError(f"{what}: it fails: {type(error).__name__}: {reason}") from error
 
     leaves = {name: value.detach().requires_grad_() if _floats(value) else value for name, value in given.items()}
-    outputs = together(comm, attempt, MismatchError)
+    outputs = try_on_all_ranks(comm, attempt, MismatchError)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     outcome = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
     total: Any = 0.0

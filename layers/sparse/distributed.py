@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution, block_range
 from distconv.errors import CoordinateError, DistributionError, ShapeError
@@ -199,7 +199,7 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     """
     described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
     cuts = "balanced" if partition is None else partition.cuts
-    agree(grid.world, "sparse scatter", f"{described}, cuts {cuts}")
+    check_same_on_all_ranks(grid.world, "sparse scatter", f"{described}, cuts {cuts}")
     parts = partition or Partition.balanced(grid, x.coords)
     if parts.grid is not grid or parts.dimension != x.dimension:
         raise DistributionError(f"a partition of {parts.dimension} dimensions over {parts.grid!r} does not fit {x!r}")
@@ -239,8 +239,8 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     """
     world = partition.grid.world
     described = f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}, cuts {partition.cuts}"
-    agree(world, "sparse from_local", described)
-    local = together(world, lambda: SparseTensor(coords, features, batch_size=batch_size), CoordinateError)
+    check_same_on_all_ranks(world, "sparse from_local", described)
+    local = try_on_all_ranks(world, lambda: SparseTensor(coords, features, batch_size=batch_size), CoordinateError)
     foreign = int((partition.owners(local.sites.coords) != partition.grid.rank).sum())
     counts = world.allgather(foreign)
     if any(counts):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import PlanError
 
 GPU, HOST = "gpu", "host"
@@ -60,7 +60,7 @@ def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
     PlanError
         On all ranks, if there are not as many as were counted, or one is to be named by a GPU that it has not got.
     """
-    return together(comm, lambda: _kind_here(kinds, comm, device), PlanError)
+    return try_on_all_ranks(comm, lambda: _kind_here(kinds, comm, device), PlanError)
 
 
 def _kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:

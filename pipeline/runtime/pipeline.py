@@ -13,7 +13,12 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from distconv.communication.agreement import agree, check_running, check_usable, together
+from distconv.communication.agreement import (
+    check_communicator,
+    check_mpi_running,
+    check_same_on_all_ranks,
+    try_on_all_ranks,
+)
 from distconv.errors import PlanError, ShapeError
 from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
@@ -90,13 +95,13 @@ class Pipeline:
         plans: Sequence[StagePlan] | None = None,
         **options: Any,
     ) -> None:
-        check_running()
+        check_mpi_running()
         startup.start(comm)
         self.modules = list(stages)
         arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {plans=}, {options=}"
-        agree(comm, "Pipeline's arguments", arguments)
-        agree(comm, "Pipeline's stages", described(self.modules))
-        together(comm, lambda: _check_kinds(self.modules, schedule, loss, optimizer, batch_norm), ScheduleError)
+        check_same_on_all_ranks(comm, "Pipeline's arguments", arguments)
+        check_same_on_all_ranks(comm, "Pipeline's stages", described(self.modules))
+        try_on_all_ranks(comm, lambda: _check_kinds(self.modules, schedule, loss, optimizer, batch_norm), ScheduleError)
         self._chunks = chunks_of(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
             raise ScheduleError(
@@ -153,7 +158,7 @@ class Pipeline:
         loaded.check_for(ranks=comm.size)
         if isinstance(model, nn.Module):
             whole, cuts = model, list(loaded.cuts)
-            model = together(comm, lambda: split(whole, cuts, example), SplitError)
+            model = try_on_all_ranks(comm, lambda: split(whole, cuts, example), SplitError)
         if len(model) != len(loaded.cuts) + 1:
             raise PlanError(f"pipeline plan: made for {len(loaded.cuts) + 1} stages, but there are {len(model)}")
         with in_order(comm, kind, loaded.kinds) as ranks:
@@ -243,7 +248,7 @@ class Pipeline:
         CommunicatorError
             If the pipeline was closed.
         """
-        check_usable(self._comm, "Pipeline.step")
+        check_communicator(self._comm, "Pipeline.step")
         for name, value in (("x", x), ("target", target)):
             if not isinstance(value, torch.Tensor):
                 raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
@@ -303,7 +308,7 @@ class Pipeline:
         ScheduleError
             If the schedule has another number of chunks.
         """
-        agree(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
+        check_same_on_all_ranks(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
         if chunks_of(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
         replicas = self._placement.replicas

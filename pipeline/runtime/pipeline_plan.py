@@ -23,7 +23,7 @@ import msgspec
 from mpi4py import MPI
 
 from distconv.arrangement import Arrangement
-from distconv.communication.agreement import alike
+from distconv.communication.agreement import try_for_same_result
 from distconv.errors import GridError, PlanError
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
@@ -140,7 +140,7 @@ class PipelinePlan:
         MismatchError
             If the ranks find different plans.
         """
-        return alike(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "pipeline plan")
+        return try_for_same_result(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "pipeline plan")
 
     @classmethod
     def _read(cls, path: Path) -> PipelinePlan:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import largest
+from distconv.communication.agreement import allreduce_max
 from distconv.errors import CommunicatorError
 from distconv.process import watchdog
 from distconv.process.environment import TRANSPORT
@@ -39,13 +39,13 @@ def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
     """
     forced = TRANSPORT.value() == "cuda-aware"
     wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or claimed())
-    if largest(comm, int(not wanted), "agreement on what MPI takes of a GPU"):
+    if allreduce_max(comm, int(not wanted), "agreement on what MPI takes of a GPU"):
         return Taken()
     sums = any(name in MPI.Get_library_version() for name in _TAKE_SUMS)
     for arrive in (_messages_arrive, _sums_arrive)[: 1 + sums]:
         with watchdog.waiting(lambda: "a trial of MPI with memory of GPUs"):
             lost = not arrive(comm, device)
-        if largest(comm, int(lost), "agreement on what arrived from GPUs"):
+        if allreduce_max(comm, int(lost), "agreement on what arrived from GPUs"):
             raise CommunicatorError(
                 f"MPI does not carry device memory, though {TRANSPORT.name if forced else 'it'} says so; set "
                 f"{TRANSPORT.name}=host"

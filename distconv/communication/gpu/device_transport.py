@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import local_device
-from distconv.communication.agreement import check_usable
+from distconv.communication.agreement import check_communicator
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import nccl
 from distconv.communication.gpu.cuda_aware import Taken, memory_of, taken
@@ -148,7 +148,7 @@ def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channe
 
 def missing(comm: MPI.Intracomm, device: torch.device) -> str:
     """Why the ranks of ``comm`` can have no channel; empty if they can. Collective."""
-    check_usable(comm, "process groups")
+    check_communicator(comm, "process groups")
     if device.type == "cpu":
         gloo = comm.allgather(dist.is_available() and dist.is_gloo_available())
         return "" if all(gloo) else f"torch on rank {gloo.index(False)} has no gloo"

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as distributed
 from mpi4py import MPI
 
-from distconv.communication.agreement import largest, together
+from distconv.communication.agreement import allreduce_max, try_on_all_ranks
 from distconv.errors import CommunicatorError
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Se
     """
     hosts = comm.allgather(MPI.Get_processor_name())
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
-    server = together(comm, lambda: [_store(host, 0, True)] if comm.rank == 0 else [], CommunicatorError)
+    server = try_on_all_ranks(comm, lambda: [_store(host, 0, True)] if comm.rank == 0 else [], CommunicatorError)
     port = comm.bcast(server[0].port if server else 0)
 
     def connect() -> dict[str, Backend]:
@@ -102,8 +102,8 @@ def everywhere(
     try:
         while True:
             done, late = outcome.done(), time.monotonic() > end
-            together(comm, partial(_looked_at, outcome, done, late), CommunicatorError)
-            if not largest(comm, int(not done), "connecting to the other ranks"):
+            try_on_all_ranks(comm, partial(_looked_at, outcome, done, late), CommunicatorError)
+            if not allreduce_max(comm, int(not done), "connecting to the other ranks"):
                 return outcome.result()
             time.sleep(_PAUSE_S)
     except CommunicatorError:

@@ -137,7 +137,7 @@ def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
     def made() -> tempfile.TemporaryDirectory[str] | None:
         return tempfile.TemporaryDirectory(prefix="distconv-bench-", dir=directory) if comm.rank == 0 else None
 
-    with agreement.together(comm, made, DataError) or contextlib.nullcontext() as path:
+    with agreement.try_on_all_ranks(comm, made, DataError) or contextlib.nullcontext() as path:
         yield Path(comm.bcast(path))
         comm.Barrier()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
@@ -119,7 +119,7 @@ class VoxelLoader(Epochs):
         """
         self._source.check_unchanged()
         for samples in self.batches(number, start):
-            voxels = together(
+            voxels = try_on_all_ranks(
                 self._source.comm, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
             )
             yield Batch(samples, (self._placed(self._sparse(voxels)), voxels.labels.to(self.device)))

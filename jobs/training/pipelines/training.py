@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
+from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
@@ -76,9 +76,9 @@ class PipelineTrainer(training.Training):
         elif pipelining.cuts is not None:
             self.cuts = list(pipelining.cuts)
         else:
-            self.cuts = together(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
+            self.cuts = try_on_all_ranks(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
-        self.stages = together(comm, lambda: split(trained, self.cuts, example), SplitError)
+        self.stages = try_on_all_ranks(comm, lambda: split(trained, self.cuts, example), SplitError)
         with in_order(comm, pipelining.kind, pipelining.kinds) as ranks:
             self.pipe = Pipeline(
                 staged(self.stages),
@@ -180,7 +180,7 @@ class PipelineTrainer(training.Training):
         self.model.eval()
         while turn := list(islice(batches, self.comm.size)):
             mine = turn[self.comm.rank : self.comm.rank + 1]
-            computed = together(self.comm, partial(_computed, mine, compute), ModelError)
+            computed = try_on_all_ranks(self.comm, partial(_computed, mine, compute), ModelError)
             yield from zip(turn, self.comm.allgather(computed), strict=False)
 
     def _by_name(self) -> dict[str, torch.nn.Parameter]:

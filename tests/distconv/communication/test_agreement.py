@@ -10,14 +10,14 @@ from tests.distconv.layouts import counting, grid_over, raises_everywhere
 
 
 def test_ranks_that_agree_go_on(comm):
-    agreement.agree(comm, "layer", "conv1")
+    agreement.check_same_on_all_ranks(comm, "layer", "conv1")
 
 
 @pytest.mark.ranks(at_least=2)
 def test_the_message_says_which_ranks_have_what(comm):
     value = "K=3" if comm.rank == 0 else "K=5"
     text = raises_everywhere(
-        comm, dc.MismatchError, "conv1: ranks disagree", lambda: agreement.agree(comm, "conv1", value)
+        comm, dc.MismatchError, "conv1: ranks disagree", lambda: agreement.check_same_on_all_ranks(comm, "conv1", value)
     )
     assert "K=3 on rank 0" in text
     others = ", ".join(map(str, range(1, comm.size)))
@@ -27,7 +27,9 @@ def test_the_message_says_which_ranks_have_what(comm):
 @pytest.mark.ranks(2, 3)
 def test_of_long_texts_the_message_shows_where_they_differ(comm):
     text = "x" * 5000 + str(comm.rank == 0) + "y" * 5000
-    found = raises_everywhere(comm, dc.MismatchError, "True", lambda: agreement.agree(comm, "a model", text))
+    found = raises_everywhere(
+        comm, dc.MismatchError, "True", lambda: agreement.check_same_on_all_ranks(comm, "a model", text)
+    )
     assert "False" in found
     assert len(found) < 700
 
@@ -37,7 +39,10 @@ def test_of_long_texts_the_message_shows_where_they_differ(comm):
 def test_ranks_at_different_operations_are_named(comm):
     what = "pooling" if comm.rank == comm.size - 1 else "convolution"
     text = raises_everywhere(
-        comm, dc.MismatchError, "ranks are at different operations", lambda: agreement.agree(comm, what, "x")
+        comm,
+        dc.MismatchError,
+        "ranks are at different operations",
+        lambda: agreement.check_same_on_all_ranks(comm, what, "x"),
     )
     assert "convolution" in text
     assert "pooling" in text
@@ -46,7 +51,7 @@ def test_ranks_at_different_operations_are_named(comm):
 @pytest.mark.ranks(at_least=2)
 def test_nothing_is_compared_when_checks_are_off(comm, monkeypatch):
     monkeypatch.setattr(agreement, "level", "off")
-    agreement.agree(comm, "layer", str(comm.rank))
+    agreement.check_same_on_all_ranks(comm, "layer", str(comm.rank))
     assert comm.allreduce(1) == comm.size
 
 
@@ -76,7 +81,10 @@ def test_a_failure_on_one_rank_is_raised_on_all(comm):
     match = "mesh.h5 is not here" if comm.size == 1 else rf"mesh.h5 is not here'? \(on rank {last}\)"
     for failure in FAILURES:
         raises_everywhere(
-            comm, dc.DataError, match, lambda f=failure: agreement.together(comm, lambda: attempt(f), dc.DataError)
+            comm,
+            dc.DataError,
+            match,
+            lambda f=failure: agreement.try_on_all_ranks(comm, lambda: attempt(f), dc.DataError),
         )
 
 
@@ -86,7 +94,7 @@ def test_of_several_failures_the_last_ranks_is_told_and_a_rank_may_read_no_more(
         raise BrokenPipeError("nobody reads") if comm.rank == 0 else ValueError(f"bad row {comm.rank}")
 
     with pytest.raises(dc.DataError, match=rf"bad row {comm.size - 1} \(on rank {comm.size - 1}\)") as caught:
-        agreement.together(comm, attempt, dc.DataError)
+        agreement.try_on_all_ranks(comm, attempt, dc.DataError)
     assert isinstance(caught.value.__cause__, BrokenPipeError) == (comm.rank == 0)
 
 
@@ -102,19 +110,21 @@ def test_what_ranks_find_must_be_alike(comm):
 
 
 def test_what_succeeds_everywhere_gives_each_rank_its_result(comm):
-    assert agreement.together(comm, lambda: comm.rank, dc.DataError) == comm.rank
+    assert agreement.try_on_all_ranks(comm, lambda: comm.rank, dc.DataError) == comm.rank
 
 
 def test_an_exception_without_a_text_is_named(comm):
     def attempt():
         raise MemoryError
 
-    raises_everywhere(comm, dc.DataError, "MemoryError", lambda: agreement.together(comm, attempt, dc.DataError))
+    raises_everywhere(
+        comm, dc.DataError, "MemoryError", lambda: agreement.try_on_all_ranks(comm, attempt, dc.DataError)
+    )
 
 
 def test_the_largest_value_is_known_on_all_ranks(comm):
-    assert agreement.largest(comm, -abs(comm.rank - 1), "test") == (0 if comm.size > 1 else -1)
-    assert agreement.largest(comm, 2**40 + comm.rank, "test") == 2**40 + comm.size - 1
+    assert agreement.allreduce_max(comm, -abs(comm.rank - 1), "test") == (0 if comm.size > 1 else -1)
+    assert agreement.allreduce_max(comm, 2**40 + comm.rank, "test") == 2**40 + comm.size - 1
 
 
 def test_what_rank_0_finds_is_known_to_all_ranks(comm):

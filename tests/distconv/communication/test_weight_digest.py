@@ -117,7 +117,7 @@ def test_blocks_of_sharded_weights_are_compared_where_there_are_several(comm):
 
     def compared() -> None:
         # Ranks 1 and 3 have this block and find it; the others hear of it here.
-        agreement.together(comm, backward, dc.MismatchError)
+        agreement.try_on_all_ranks(comm, backward, dc.MismatchError)
 
     text = raises_everywhere(comm, dc.MismatchError, "'0.weight'", compared)
     assert "one on rank 1, another one on rank 3" in text
