@@ -100,12 +100,12 @@ def test_of_several_failures_the_last_ranks_is_told_and_a_rank_may_read_no_more(
 
 @pytest.mark.ranks(at_least=2)
 def test_what_ranks_find_must_be_alike(comm):
-    assert agreement.alike(comm, lambda: (1, "a"), dc.DataError, "rows") == (1, "a")
+    assert agreement.try_for_same_result(comm, lambda: (1, "a"), dc.DataError, "rows") == (1, "a")
     raises_everywhere(
         comm,
         dc.MismatchError,
         "rows: ranks disagree: 0 on rank 0; 1 on rank 1",
-        lambda: agreement.alike(comm, lambda: comm.rank, dc.DataError, "rows"),
+        lambda: agreement.try_for_same_result(comm, lambda: comm.rank, dc.DataError, "rows"),
     )
 
 
