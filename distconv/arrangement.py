@@ -34,6 +34,8 @@ class Arrangement:
     GridError
         If an axis is unknown or an extent is not a positive integer.
 
+    Examples
+    --------
     >>> Arrangement(n=2, h=2).coords_of(3)["h"], Arrangement(n=2, h=2).stride("n")
     (1, 2)
     """
@@ -111,6 +113,8 @@ def parse_grid(text: str) -> dict[str, int]:
     GridError
         If ``text`` is not a comma-separated list of ``axis=parts``.
 
+    Examples
+    --------
     >>> parse_grid("n=2,h=2")
     {'n': 2, 'h': 2}
     """

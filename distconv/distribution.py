@@ -106,6 +106,8 @@ def block_range(extent: int, parts: int, index: int) -> range:
     DistributionError
         If ``index`` is not in ``range(parts)``.
 
+    Examples
+    --------
     >>> [len(block_range(10, 4, i)) for i in range(4)]
     [3, 3, 2, 2]
     """
@@ -364,6 +366,8 @@ def default_axes(dims: str | Sequence[str | None] | None, ndim: int) -> tuple[st
     DistributionError
         If ``dims`` names another number of dimensions, or ``ndim`` has no default.
 
+    Examples
+    --------
     >>> default_axes("nhw", 3)
     ('n', 'h', 'w')
     """

@@ -12,7 +12,7 @@ project = "distconv"
 author = "the authors of distconv"
 version = release = dc.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "names"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "commands", "names"]
 exclude_patterns = ["_build", "extensions"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -26,6 +26,10 @@ html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["width.css"]
 copybutton_exclude = ".linenos, .gp, .go"
+
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_preprocess_types = True
 
 autodoc_typehints = "signature"
 autodoc_member_order = "groupwise"

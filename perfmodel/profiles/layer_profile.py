@@ -104,6 +104,8 @@ class Profile:
         If there is no layer, a name is there twice, a sum over the layers is no finite number, an edge is there twice
         or leads to an unknown layer, or the edges form a cycle.
 
+    Examples
+    --------
     >>> Profile([Layer("a", 1.0, 2.0, 8, 0), Layer("b", 1.0, 2.0, 8, 4)]).edges
     (('a', 'b'),)
     """
