@@ -27,7 +27,7 @@ Transform = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _TransformKind:
     """A transform of several dimensions, and what it is of each: complex but in the last one, which may be real."""
 
     whole: Transform
@@ -51,12 +51,12 @@ class _Kind:
 _FFT = torch.fft
 _SPACE = ("d", "h", "w")
 _KINDS = {
-    "fft": _Kind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
-    "ifft": _Kind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
-    "rfft": _Kind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
-    "irfft": _Kind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn, inverse=True),
-    "hfft": _Kind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
-    "ihfft": _Kind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
+    "fft": _TransformKind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
+    "ifft": _TransformKind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
+    "rfft": _TransformKind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
+    "irfft": _TransformKind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn, inverse=True),
+    "hfft": _TransformKind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
+    "ihfft": _TransformKind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
 }
 
 
@@ -73,7 +73,9 @@ def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int]
     return DistTensor(local, x.dist, shape)
 
 
-def _transformed(kind: _Kind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any) -> DistTensor:
+def _transformed(
+    kind: _TransformKind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any
+) -> DistTensor:
     """The transform of ``dims`` to ``sizes`` elements; -1 leaves the extent as it is."""
     home, shape = x.dist, x.shape
     dims = [d % x.dim() for d in dims]
@@ -100,14 +102,16 @@ def _brought_back(x: DistTensor, dims: Sequence[int]) -> Distribution:
     return x.dist if axes == list(x.dist.split) else x.dist.with_axes(axes, keep_irregular=False)
 
 
-def _one(kind: _Kind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+def _one(
+    kind: _TransformKind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None
+) -> Any:
     """Along one dimension."""
     result_shape(function, input, n, dim, norm)
     return _transformed(kind, input, [dim], [-1 if n is None else n], norm)
 
 
 def _many(
-    kind: _Kind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
+    kind: _TransformKind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
 ) -> Any:
     """Along several."""
     dim = default if dim == () else dim

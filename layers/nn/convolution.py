@@ -64,7 +64,7 @@ from distconv.tensor import DistTensor
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _ConvolutionPlan:
     """Everything about one convolution that does not depend on values: planned once, run many times."""
 
     plan: TransferPlan
@@ -101,7 +101,7 @@ def _layer(
     groups: int,
     split: ChannelSplit | None,
     small: bool,
-) -> _Layer:
+) -> _ConvolutionPlan:
     channels = None if split is None else channel_needs(dist, 1, split)
     needs = window_needs(dist, out_shape, geometry, channels)
     plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
@@ -114,13 +114,13 @@ def _layer(
     work = Convolution(geometry, groups if split is None else split.local_groups, out, (wanted[0], wanted[1]))
     in_pieces = not small or not slabs
     free = in_pieces and own[0][1] > own[0][0] and is_free(block[1:], out, geometry)
-    return _Layer(plan, work, block, own, slabs, free, small)
+    return _ConvolutionPlan(plan, work, block, own, slabs, free, small)
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _Layer
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _ConvolutionPlan
     ) -> torch.Tensor:
         transfer = layer.plan.start(x, "convolution halo exchange")  # [f1]
         if layer.free:
@@ -138,7 +138,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        layer: _Layer = ctx.layer
+        layer: _ConvolutionPlan = ctx.layer
         x, weight, *slabs = ctx.saved_tensors
         if torch.is_grad_enabled():
             bias = weight.new_zeros(weight.shape[0], requires_grad=True)
@@ -161,7 +161,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def _all_gradients(
-    layer: _Layer, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+    layer: _ConvolutionPlan, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
 ) -> tuple[torch.Tensor | None, ...]:
     """Of a piece that is all of the needed input."""
     dx, dw, db = layer.work.gradients(grad, piece, weight, wanted)
@@ -171,7 +171,7 @@ def _all_gradients(
     return sending.finish(own), dw, db
 
 
-def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _assembled(layer: _ConvolutionPlan, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``y`` by operators that have derivatives: of the needed box in one piece, padding included."""
     plan, work = layer.plan, layer.work
     needs = cast("Needs", plan.dst)
@@ -189,7 +189,7 @@ def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch
 
 
 def _start_input_gradient(
-    layer: _Layer, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
+    layer: _ConvolutionPlan, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
 ) -> tuple[torch.Tensor, Accumulation]:
     """dL/dx of the owned block so far, and what is on its way between neighbours."""
     if layer.free:
@@ -201,7 +201,7 @@ def _start_input_gradient(
     return _sent_back(layer, Piece(layer.work.input_gradient(grad, whole, weight), whole.box), grad)
 
 
-def _sent_back(layer: _Layer, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
+def _sent_back(layer: _ConvolutionPlan, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
     """Of dL/dx on all that is needed the owned block, and the rest on its way to its owners."""
     shares = [cut(whole, box) for box in layer.slabs]
     return cut(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")

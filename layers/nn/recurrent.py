@@ -18,13 +18,13 @@ from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, transposed, whole_over
 from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
-from distconv.layers.recurrent.cells import CELLS, Cell
+from distconv.layers.recurrent.cells import CELLS, RecurrentCell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called
 from distconv.tensor import DistTensor
 
 
-def _operator(cell: Cell) -> Operator:
+def _operator(cell: RecurrentCell) -> Operator:
     def operator(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return called(cell, Method.AUTO, *args)
 

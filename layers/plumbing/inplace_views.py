@@ -20,16 +20,16 @@ from distconv.tensor import DistTensor
 Again = Callable[[], DistTensor]
 
 
-class _Memory:
+class _SharedMemory:
     """What tensors that share a block's memory have in common: how often it has been changed in place."""
 
     changes = 0
 
 
-def _memory(tensor: DistTensor) -> _Memory:
+def _memory(tensor: DistTensor) -> _SharedMemory:
     if tensor._memory is None:
-        tensor._memory = _Memory()
-    memory: _Memory = tensor._memory
+        tensor._memory = _SharedMemory()
+    memory: _SharedMemory = tensor._memory
     return memory
 
 

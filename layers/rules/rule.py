@@ -96,7 +96,7 @@ class Rule:
         if not distributed:
             given.update({name: _padded(given[name], of, self.fill) for name, of in windows.items()})
             return self.operator(*bound.args, **bound.kwargs)
-        work = _Work.of(self, windows, given, distributed[0])
+        work = _RuleWork.of(self, windows, given, distributed[0])
         with section(self.name):
             for name, value in given.items():
                 if name in windows:
@@ -136,7 +136,7 @@ class Rule:
         return {name: normalized(self.windows[name], tensor.dim()) for name, tensor in there.items()}
 
 
-class _Work(NamedTuple):
+class _RuleWork(NamedTuple):
     """The part of an operator's work that this rank does."""
 
     name: str
@@ -148,7 +148,7 @@ class _Work(NamedTuple):
     @classmethod
     def of(
         cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], given: Mapping[str, Any], example: DistTensor
-    ) -> _Work:
+    ) -> _RuleWork:
         lead = next(iter(windows))
         first = as_distributed(given[lead], example.grid)
         axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]

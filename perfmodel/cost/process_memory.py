@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
@@ -59,7 +59,7 @@ class ProcessMemory:
 
 
 def process_memory(
-    graph: LayerGraph, grids: Mapping[str, Parts], prediction: Prediction, packages: float = 0.0
+    graph: LayerGraph, grids: Mapping[str, AxisParts], prediction: Prediction, packages: float = 0.0
 ) -> ProcessMemory:
     """Of the process of a rank for which :func:`.evaluate` predicts this over the ``grids``.
 

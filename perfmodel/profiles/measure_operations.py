@@ -26,11 +26,11 @@ from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, is_little, merged
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import Pieces
 from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call, work
-from distconv.perfmodel.graph.graph import Constant, LayerGraph, Value
+from distconv.perfmodel.graph.graph import GraphConstant, LayerGraph, Value
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Roofline
 from distconv.tensor import DistTensor
@@ -64,7 +64,7 @@ def calls_of(
     calls: dict[str, LocalCall] = {}
     for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
-            call = local_call(op, Parts.of(candidate, ranks, per_node))
+            call = local_call(op, AxisParts.of(candidate, ranks, per_node))
             calls.setdefault(call.key, call)
     return calls
 
@@ -119,7 +119,7 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
     shape = (8, 16, 16 * comm.size, 16)
     layers = (torch.nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
     graph = trace(torch.nn.Sequential(*layers), shape)
-    call = local_call(graph.operations[1], Parts.of({"h": comm.size}, comm.size, comm.size))
+    call = local_call(graph.operations[1], AxisParts.of({"h": comm.size}, comm.size, comm.size))
     grid = ProcessGrid(comm, h=comm.size)
     block = torch.rand(8, 16, 16, 16, device=device, requires_grad=True)
     x = DistTensor(block, Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape))
@@ -225,7 +225,7 @@ class _Copy:
                 whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
                 dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
                 return DistTensor(copy.clone() if op.in_place else copy, dist, whole)
-            return constants[leaf] if isinstance(leaf, Constant) else leaf
+            return constants[leaf] if isinstance(leaf, GraphConstant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)
         self.kwargs = tree_map(tensor, dict(op.kwargs), is_leaf=_is_tensor)
@@ -314,7 +314,7 @@ class _InPieces:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (Value, Constant))
+    return isinstance(leaf, (Value, GraphConstant))
 
 
 def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool) -> torch.Tensor:

@@ -24,8 +24,8 @@ from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
-from .message_header import HEADER_BYTES, Described, Header, strides_of
-from .placement import Place, Placement
+from .message_header import HEADER_BYTES, Header, TensorHeader, strides_of
+from .placement import Place, StagePlacement
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
@@ -117,7 +117,12 @@ class P2P:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
+        self,
+        comm: MPI.Intracomm,
+        placement: StagePlacement,
+        place: Place,
+        grid: ProcessGrid | None,
+        device: torch.device,
     ) -> None:
         # Two, so that a standing receive of activations cannot take a gradient: MPI matches by communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
@@ -146,7 +151,7 @@ class P2P:
     ) -> None:
         """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
         strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
-        tensors = tuple(Described.of(value, strided) for value in values)
+        tensors = tuple(TensorHeader.of(value, strided) for value in values)
         ways = [
             (value, self._routes(tuple(value.shape), self._place.stage, stage, message.microbatch))
             for value in values
@@ -198,7 +203,7 @@ class P2P:
         return [self._assembled(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
 
     def _assembled(
-        self, tensor: Described, payloads: Mapping[int, _Payload], stage: int, message: Message
+        self, tensor: TensorHeader, payloads: Mapping[int, _Payload], stage: int, message: Message
     ) -> torch.Tensor | None:
         """A boundary tensor from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
         if tensor.dtype is None:

@@ -22,10 +22,10 @@ from distconv.plan import decides
 
 from .graph_cuts import (
     EXAMPLE,
-    Call,
     Locate,
+    ModelSteps,
+    ModuleCall,
     SplitError,
-    Steps,
     computing_positions,
     cut_graph,
     is_tensor,
@@ -74,7 +74,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[ModuleCall] = []
         self.modes = modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -93,7 +93,7 @@ class _Tracer(fx.Tracer):
         if is_hooked(m) and not self.is_leaf_module(m, name):
             raise SplitError("it has hooks, which torch.fx would call now and then never again")
         name = name.removeprefix("model").removeprefix(".")
-        self.calls.append(Call(name, is_layer(m), len(self.graph.nodes)))
+        self.calls.append(ModuleCall(name, is_layer(m), len(self.graph.nodes)))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -130,7 +130,7 @@ def modes() -> tuple[bool | torch.dtype, ...]:
     return torch.is_grad_enabled(), *autocast
 
 
-def traced_steps(model: nn.Module) -> Steps:
+def traced_steps(model: nn.Module) -> ModelSteps:
     """What ``model`` does, in steps that can be cut; by ``torch.fx``."""
     tracer, root, graph = _trace(model)
     computing = computing_positions(graph)
@@ -138,7 +138,7 @@ def traced_steps(model: nn.Module) -> Steps:
     def build(locate: Locate) -> list[nn.Module]:
         return [_module(model, root, piece) for piece in cut_graph(graph, locate(tracer.calls, computing))]
 
-    return Steps(tracer.calls, computing, build, possible_cut(graph, root))
+    return ModelSteps(tracer.calls, computing, build, possible_cut(graph, root))
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:

@@ -22,7 +22,7 @@ class SplitError(DistconvError, ValueError):
     """A model that cannot be cut, or not there."""
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """A module's call: its name, whether it is a layer, and where it begins in the list of steps."""
 
     name: str
@@ -30,14 +30,14 @@ class Call(NamedTuple):
     begin: int
 
 
-Locate = Callable[[list[Call], list[int]], list[int]]
+Locate = Callable[[list[ModuleCall], list[int]], list[int]]
 """Where to cut, from all calls and the positions that compute."""
 
 
-class Steps(NamedTuple):
+class ModelSteps(NamedTuple):
     """What a model does: all calls, the positions that compute, how to make stages of it, and where it can be cut."""
 
-    calls: list[Call]
+    calls: list[ModuleCall]
     computing: list[int]
     build: Callable[[Locate], list[nn.Module]]
     possible: Callable[[int], bool]

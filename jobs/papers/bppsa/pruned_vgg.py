@@ -39,7 +39,7 @@ DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PrunedVggRecipe:
     """How the network is trained on images of ``data``: so many iterations before pruning, and as many after it."""
 
     data: Path
@@ -60,7 +60,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
     return pruned
 
 
-def retrained(recipe: Recipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
+def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
     """The features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
@@ -145,7 +145,7 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
     return flops[::-1]
 
 
-def table(share: float, width: int = 64, seed: int = 0, recipe: Recipe | None = None) -> Rows:
+def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe | None = None) -> Rows:
     """Print the steps of the scan, linear and truncated, and BP's; returns a row for each level."""
     torch.manual_seed(seed)
     if recipe is not None:

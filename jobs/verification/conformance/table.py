@@ -17,7 +17,7 @@ from torch import nn
 
 from distconv.jobs.verification.engine import runner
 from distconv.jobs.verification.engine.layouts import Extents
-from distconv.jobs.verification.engine.worlds import World, seed
+from distconv.jobs.verification.engine.worlds import ReferenceBackend, seed
 
 Sizes = Extents
 """Extent of each letter (small)."""
@@ -68,7 +68,9 @@ class Input:
         """Its global shape."""
         return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
 
-    def put(self, world: World, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    def put(
+        self, world: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
+    ) -> torch.Tensor:
         """It in ``world``."""
         values = VALUES[self.values](self.shape(sizes), sizes, generator)
         values = values.to(self.dtype or dtype) if values.is_floating_point() else values
@@ -88,7 +90,7 @@ def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
 
 
 @dataclass(frozen=True)
-class Case(runner.Case):
+class ConformanceCase(runner.Case):
     """An operator with one choice of options. ``function`` takes the inputs; with ``module``, the module first."""
 
     operator: str
@@ -120,7 +122,7 @@ class Case(runner.Case):
         """Whether an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
-    def compute(self, world: World) -> None:
+    def compute(self, world: ReferenceBackend) -> None:
         """Call the function, and differentiate what it gives."""
         sizes = dict(world.layout.sizes)
         seed()
@@ -134,9 +136,11 @@ class Case(runner.Case):
         world.differentiate(outputs, {f"x{number}": x for number, x in enumerate(inputs)}, module)
 
 
-def case(operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any) -> Case:
+def case(
+    operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any
+) -> ConformanceCase:
     """A case whose operator is a function."""
-    return Case(operator, option, function, inputs, **attributes)
+    return ConformanceCase(operator, option, function, inputs, **attributes)
 
 
 def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
@@ -145,10 +149,10 @@ def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
 
 def modules(
     operator: str, option: str, build: Callable[[Sizes], nn.Module], *inputs: Input, **attributes: Any
-) -> list[Case]:
+) -> list[ConformanceCase]:
     """Two cases of a module: as it is, and after ``dc.parallelize``."""
     function = attributes.pop("function", _forward)
-    usual = Case(operator, option, function, inputs, module=build, **attributes)
+    usual = ConformanceCase(operator, option, function, inputs, module=build, **attributes)
     return [usual, replace(usual, option=f"{option}, parallelized".removeprefix(", "), parallel=True, kinds=FEW)]
 
 

@@ -15,7 +15,7 @@ from distconv.communication import gradient_reduction
 from distconv.communication.transport import counted
 from distconv.kernels.convolution import Piece, cut, merged
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
@@ -82,7 +82,7 @@ def test_costs_are_taken_from_the_table(comm):
 @pytest.mark.ranks(2)
 def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_stays(comm):
     op = trace(Network(), (4, 4, 8, 8)).operations[0]
-    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
+    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
     gradient_reduction.keep([(leaf, share, comm)])
     run = _backward([_Copy(call, "weight", grid, CPU) for _ in range(2)])
@@ -98,7 +98,7 @@ def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_sta
 def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
     """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
-    call = local_call(op, Parts.of({"h": comm.size}, comm.size, comm.size))
+    call = local_call(op, AxisParts.of({"h": comm.size}, comm.size, comm.size))
     copies = {phase: _InPieces(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
     for phase, copy in copies.items():
         whole = merged(copy.pieces, copy.needed).values.requires_grad_()
@@ -181,7 +181,7 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
 @pytest.mark.ranks(1, 2)
 def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
-    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
+    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
     copies = [_Copy(call, "input", grid, CPU) for _ in range(3)]
     calls, backward = [], torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))

@@ -87,7 +87,7 @@ def test_figure_10_of_a_trained_network_has_weights_that_stay_zero_and_learn_bes
     seen = []
     chain = pruned_vgg.chain
     monkeypatch.setattr(pruned_vgg, "chain", lambda f, x, **of: (seen.append((f, x)), chain(f, x, **of))[1])
-    recipe = pruned_vgg.Recipe(tmp_path, 3, 8, 0.05)
+    recipe = pruned_vgg.PrunedVggRecipe(tmp_path, 3, 8, 0.05)
     rows = pruned_vgg.table(0.75, width=2, recipe=recipe)
     assert {row["method"] for row in rows if row["where"] == "all"} >= {"guaranteed truncated", "none BP"}
     features, x = seen[0]
