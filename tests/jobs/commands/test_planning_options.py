@@ -318,6 +318,7 @@ def test_mesh_samples_are_made_as_the_options_say(line: Line, monkeypatch: pytes
     tau = parsed("data mesh").tau
     expected = {"size": 128, "samples": 48, "heldout": None, "seed": 0, "tau": tau, "threshold": 0.4}
     call.named.pop("comm")
+    assert callable(call.named.pop("on_first_sample"))
     assert call.given == (Path("new/mesh.h5"),) and call.named == expected | dict(line.expected)
 
 

@@ -159,3 +159,10 @@ def test_hollow_markers_are_explained_where_there_is_a_limit(memory: float) -> N
     axis = Figure().add_subplot()
     picture.draw_scaling(axis, Scaling({"planned": {1: Point(4.0, 3.0), 2: Point(2.5, 2.0)}}), memory)
     assert axis.get_title() == "strong scaling" + (" (hollow: does not fit)" if memory == 1.0 else "")
+
+
+def test_ideal_times_begin_where_the_plans_do() -> None:
+    axis = Figure().add_subplot()
+    picture.draw_scaling(axis, Scaling({"planned": {2: Point(4.0, 1.0), 4: Point(3.0, 1.0), 8: Point(2.5, 1.0)}}), 9.0)
+    (ideal,) = (line for line in axis.lines if line.get_label() == "ideal")
+    assert list(ideal.get_ydata()) == pytest.approx([4000, 2000, 1000])

@@ -44,6 +44,7 @@ def test_cuts_move_until_the_stages_are_balanced():
     chain = DeviceChain(Terms(chain_of([1.0] * 10), 4, FAST, COSTS["bapipe"]))
     start = chain.start(range(1, 10))
     assert chain.works(start) == [2.0, 2.0, 2.0, 4.0]
+    assert chain.time(start) == chain.slowest_stage(start) == 4.0
     assert sorted(chain.works(chain.improved(start, range(1, 10)))) == [2.0, 2.0, 3.0, 3.0]
 
 
