@@ -17,7 +17,7 @@ from distconv import recording
 from distconv.batch_norm_scope import BATCH_NORM, take
 from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import check_same_on_all_ranks
-from distconv.communication.digest import bytes_of, different
+from distconv.communication.digest import find_differing, to_bytes
 from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
@@ -108,7 +108,7 @@ def parallelize(
     for name, parameter in model.named_parameters():
         # Sharded ones have been marked, and no_sync keeps no shares of what it could not watch.
         if torch.nn.Parameter in type(parameter).__mro__:
-            gradient_reduction.mark(parameter, name)
+            gradient_reduction.defer_grad_reduction(parameter, name)
     return model
 
 
@@ -293,7 +293,7 @@ def _forget_moves(model: torch.nn.Module) -> None:
 
 def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) -> None:
     """Make a plain ``tensor`` what it is on rank ``root``. Collective."""
-    values = bytes_of(tensor).copy()
+    values = to_bytes(tensor).copy()
     world.Bcast([values, MPI.BYTE], root=root)
     if world.rank != root:
         with torch.no_grad():
@@ -308,7 +308,7 @@ def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str,
     MismatchError
         On all ranks, naming the first that differs.
     """
-    wrong = different(world, state, what)
+    wrong = find_differing(world, state, what)
     if wrong:
         raise MismatchError(
             f"{what}: {len(wrong)} of {len(state)} parameters and buffers differ between ranks, the first is "

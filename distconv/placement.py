@@ -71,7 +71,7 @@ def scatter(
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         # A subclass such as MONAI's MetaTensor would see the calls of blocks.
         tensor = tensor.as_subclass(torch.Tensor)
-    device_transport.offer(dist.grid.world, tensor)
+    device_transport.choose_transport(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
     own = local.clone() if local.data_ptr() == tensor.data_ptr() else local
@@ -155,7 +155,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
         tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
     elif not shape:
         tensor = tensor.reshape(1)
-    device_transport.offer(grid.world, tensor)
+    device_transport.choose_transport(grid.world, tensor)
     # All rows on the root: an uneven distribution like any other.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
@@ -192,5 +192,5 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
             )
 
     agreement.try_on_all_ranks(dist.grid.world, check, DistributionError)
-    device_transport.offer(dist.grid.world, local)
+    device_transport.choose_transport(dist.grid.world, local)
     return DistTensor(local.contiguous(), dist, shape)

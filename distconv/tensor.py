@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from distconv import dispatch, memory_order
 from distconv.autograd import recomputation
-from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
+from distconv.autograd.graph_nodes import BlockConverter, GradFn, mark_leaf
 from distconv.communication import agreement, collectives, gradient_reduction
 from distconv.communication.digest import checksum
 from distconv.distribution import Distribution
@@ -63,7 +63,7 @@ class DistTensor(torch.Tensor):
         self._local = local
         self._lay_out(dist, shape, strides)
         if recomputation.active:
-            recomputation.made(local, dist.grid.world)
+            recomputation.note_result(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -86,7 +86,7 @@ class DistTensor(torch.Tensor):
             if torch._C._are_functorch_transforms_active():
                 raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_BELOW}")
             if recomputation.active:
-                recomputation.step()
+                recomputation.count_step()
             if agreement.level == "all":
                 _agree_on_call(dispatch.name_of(func), args, kwargs)
             kwargs = kwargs or {}
@@ -94,7 +94,7 @@ class DistTensor(torch.Tensor):
                 own = dispatch.on_one_rank(func, args, kwargs)
                 result = dispatch.called(func, args, kwargs) if own is NotImplemented else own
             if recomputation.active:
-                recomputation.step(result)
+                recomputation.count_step(result)
             return memory_order.follow(func, args, kwargs, result) if own is NotImplemented else own
         except DistconvError as error:
             dispatch.name_layer(error)
@@ -294,7 +294,7 @@ class DistTensor(torch.Tensor):
         RuntimeError
             If it is set to a tensor of another shape.
         """
-        gradient_reduction.settle(self.local)
+        gradient_reduction.synchronize_grads(self.local)
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)
 
@@ -302,7 +302,7 @@ class DistTensor(torch.Tensor):
     def grad(self, value: torch.Tensor | None) -> None:
         if value is not None and value.shape != self.shape:
             raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
-        gradient_reduction.forget(self.local)
+        gradient_reduction.discard_pending(self.local)
         self.local.grad = None if value is None else laid_out(value, self.dist).local
 
     @grad.deleter
@@ -391,7 +391,7 @@ def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
     return distributed.redistribute(dist)
 
 
-LAYOUTS = Layouts(
+LAYOUTS = BlockConverter(
     lambda block, layout: DistTensor(block, *layout), lambda whole, layout: laid_out(whole, layout[0]).local
 )
 """For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""

@@ -96,12 +96,12 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
     return _Fit(around if any(around) else None, padding)
 
 
-def is_little(x: Sequence[int], weight: Sequence[int], *, on_gpu: bool) -> bool:
+def is_below_overlap_threshold(x: Sequence[int], weight: Sequence[int], *, on_gpu: bool) -> bool:
     """Whether convolving a block ``x`` (N, C, ...) with stride 1 by ``weight`` (F, C / groups, ...) is little work."""
     return math.prod(x) // max(1, x[1]) * math.prod(weight) <= (LITTLE_ON_GPU if on_gpu else LITTLE)
 
 
-def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
+def is_convolvable_without_copy(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
     """Whether a piece on the spatial ``box`` contributes to the outputs ``out`` without being copied first."""
     return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).around is None
 
@@ -224,7 +224,7 @@ class Convolution:
         return gradients
 
 
-def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
+def assemble_input(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
     """One piece that covers ``box``, made of those that do so together; zeros where none of them is (padding)."""
     values = pieces[0].values
     whole = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
@@ -235,11 +235,11 @@ def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
     return Piece(whole, box)
 
 
-def cut(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
+def crop(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
     """Values of ``whole`` on ``box``; zeros outside it. The adjoint of :func:`merged` for one of its pieces."""
     if all(a <= c and d <= b for (a, b), (c, d) in zip(whole.box, box, strict=True)):
         return _view(whole.values, whole.box, box)
-    return merged([whole], box).values
+    return assemble_input([whole], box).values
 
 
 def volume(box: Sequence[Range]) -> int:

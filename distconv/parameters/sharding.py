@@ -80,7 +80,7 @@ def _replace(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
         local.grad = parameter.grad[block].clone()
         parameter.grad = None
     if parameter.requires_grad:
-        gradient_reduction.mark(local, name)
+        gradient_reduction.defer_grad_reduction(local, name)
     sharded = DistTensor(local, layout, parameter.shape)
     mark_leaf(local, (layout, parameter.shape))
     sharded._is_param = True  # what isinstance(..., torch.nn.Parameter) looks at

@@ -20,7 +20,7 @@ import torch
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape, transposed
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.tensor import DistTensor
 
 Transform = Callable[..., torch.Tensor]
@@ -69,7 +69,7 @@ def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int]
     x = transposed(x, dims)
     options = (tuple(sizes), tuple(dims), norm)
     shape = result_shape(function, x, *options)
-    local = like_other_ranks(lambda block: function(block, *options), x.dist.local_shape(shape), x.local)
+    local = run_like_other_ranks(lambda block: function(block, *options), x.dist.local_shape(shape), x.local)
     return DistTensor(local, x.dist, shape)
 
 

@@ -18,7 +18,7 @@ from distconv.dispatch import Kind, implements
 from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.process import patches
 from distconv.tensor import DistTensor
@@ -62,7 +62,7 @@ def scaled_dot_product_attention(
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
-        return like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
+        return run_like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
 
     return contract(attend, operands, labels, [*batch_names, "l", "f"], shape, whole)
 

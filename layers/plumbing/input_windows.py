@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import assemble
+from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
@@ -69,7 +69,7 @@ def needed_block(
     With no output here the box is empty but still takes part in the exchange.
     """
     needs = _needs(x.dist, out_shape, windows, channels)
-    local = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
+    local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
     return fitted(local, needs.box(x.shape)[2:], wanted, fill)
 

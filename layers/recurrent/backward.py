@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from distconv.kernels.recurrence import sweep
+from distconv.kernels.recurrence import backpropagate_steps
 from distconv.kernels.scan import backpropagate
 
 from .cells import CellWeights, Factors, RecurrentCell
@@ -102,7 +102,7 @@ def _gone_back(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of the states (T, B, H), and what reaches the state before them, as ``sweep`` gives them."""
     if not (method.scans and carry.numel()):
-        return sweep(carry, sources, factors.hidden, factors.direct, weight)
+        return backpropagate_steps(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
     name: Literal["truncated", "blelloch"] = "truncated" if method is Method.TRUNCATED else "blelloch"
     reached = backpropagate(carry, jacobians, name, sources=applied(jacobians, sources))

@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from distconv.errors import UnsupportedOperation
-from distconv.kernels.recurrence import compiled
+from distconv.kernels.recurrence import is_compiled
 
 
 class Method(Enum):
@@ -112,7 +112,7 @@ def fastest(problem: BackwardProblem) -> Method:
     on several up to about as many as a state has values.
     """
     prediction = predict(problem)
-    if compiled(problem.device, problem.dtype, problem.width):
+    if is_compiled(problem.device, problem.dtype, problem.width):
         return Method.SEQUENTIAL if problem.ranks < 2 * problem.width else Method.BLELLOCH
     if prediction.scan_s < prediction.sequential_s:
         return Method.BLELLOCH

@@ -22,14 +22,14 @@ _TAKE_SUMS = ("MPICH", "MVAPICH")
 own do not, and to try it may end the process."""
 
 
-class Taken(NamedTuple):
+class MpiSupport(NamedTuple):
     """For what MPI is handed memory of a GPU."""
 
     messages: bool = False
     sums: bool = False
 
 
-def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
+def probe_mpi_support(comm: MPI.Intracomm, device: torch.device) -> MpiSupport:
     """What MPI takes of ``device`` between the ranks of ``comm``: as forced or as it says, if that arrives. Collective.
 
     Raises
@@ -38,9 +38,9 @@ def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
         On all ranks, if a message or a sum does not arrive on one of them.
     """
     forced = TRANSPORT.value() == "cuda-aware"
-    wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or claimed())
+    wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or is_reported_cuda_aware())
     if allreduce_max(comm, int(not wanted), "agreement on what MPI takes of a GPU"):
-        return Taken()
+        return MpiSupport()
     sums = any(name in MPI.Get_library_version() for name in _TAKE_SUMS)
     for arrive in (_messages_arrive, _sums_arrive)[: 1 + sums]:
         with watchdog.waiting(lambda: "a trial of MPI with memory of GPUs"):
@@ -50,10 +50,10 @@ def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
                 f"MPI does not carry device memory, though {TRANSPORT.name if forced else 'it'} says so; set "
                 f"{TRANSPORT.name}=host"
             )
-    return Taken(True, sums)
+    return MpiSupport(True, sums)
 
 
-def claimed() -> bool:
+def is_reported_cuda_aware() -> bool:
     """Whether the MPI library says that it is CUDA-aware."""
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
         return True
@@ -65,7 +65,7 @@ def claimed() -> bool:
         return False
 
 
-def memory_of(tensor: torch.Tensor) -> MPI.buffer:
+def device_buffer(tensor: torch.Tensor) -> MPI.buffer:
     """What MPI is handed for ``tensor``, which is contiguous."""
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
@@ -76,7 +76,10 @@ def _messages_arrive(comm: MPI.Intracomm, device: torch.device) -> bool:
     numbers = torch.arange(PROBE_BYTES // 8, device=device)
     sent, received = numbers + comm.rank, torch.zeros_like(numbers)
     torch.cuda.current_stream(device).synchronize()
-    requests = [comm.Irecv([memory_of(received), MPI.BYTE], before), comm.Isend([memory_of(sent), MPI.BYTE], after)]
+    requests = [
+        comm.Irecv([device_buffer(received), MPI.BYTE], before),
+        comm.Isend([device_buffer(sent), MPI.BYTE], after),
+    ]
     MPI.Request.Waitall(requests)
     return torch.equal(received, numbers + before)
 
@@ -85,5 +88,5 @@ def _sums_arrive(comm: MPI.Intracomm, device: torch.device) -> bool:
     numbers = torch.arange(PROBE_BYTES // 8, device=device)
     total = numbers + comm.rank
     torch.cuda.current_stream(device).synchronize()
-    comm.Iallreduce(MPI.IN_PLACE, [memory_of(total), MPI.INT64_T]).Wait()
+    comm.Iallreduce(MPI.IN_PLACE, [device_buffer(total), MPI.INT64_T]).Wait()
     return torch.equal(total, comm.size * numbers + comm.size * (comm.size - 1) // 2)

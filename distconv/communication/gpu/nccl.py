@@ -41,17 +41,17 @@ _channels: list[weakref.ref[Channel]] = []
 class Launch:
     """Work that a channel was given: since when, what for, and torch's handles of it."""
 
-    since: float
+    started_at: float
     what: str
     works: Sequence[Any]
     joined: bool = False
 
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it is done."""
         return all(work.is_completed() for work in self.works)
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether this torch has NCCL, and process groups that can be aborted (2.6 or newer)."""
     return dist.is_available() and dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL, "abort")
 
@@ -62,18 +62,18 @@ def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
     It asks from its own thread, whose questions to CUDA would open a context on GPU 0, and end the capture of a graph:
     so CUDA is asked only about what looks as if the job must end.
     """
-    for channel in channels():
+    for channel in open_channels():
         if channel.device.type == "cpu":
             continue  # its waits are the host's own, and gloo does not know what is over before
         for launch in itertools.takewhile(_overdue, list(channel.launches)):
-            with rendezvous.on(channel.device):
-                over = launch.over()
+            with rendezvous.use_device(channel.device):
+                over = launch.is_done()
             if not over:
-                yield launch.since, partial(_described, launch, channel)
+                yield launch.started_at, partial(_described, launch, channel)
                 break
 
 
-def channels() -> list[Channel]:
+def open_channels() -> list[Channel]:
     """Those that there are."""
     return [channel for each in list(_channels) if (channel := each()) is not None]
 
@@ -83,7 +83,7 @@ def _described(launch: Launch, channel: Channel) -> str:
 
 
 def _overdue(launch: Launch) -> bool:
-    return time.monotonic() - launch.since > watchdog.timeout_s
+    return time.monotonic() - launch.started_at > watchdog.timeout_s
 
 
 class Channel:
@@ -103,7 +103,7 @@ class Channel:
         """What was not over yet at the last launch, oldest first."""
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         """Graphs that launch messages or sums of this channel: NCCL does not end before they do."""
-        self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
+        self._groups, self._server = rendezvous.connect_groups(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
         _close_all_at_end()
@@ -142,7 +142,7 @@ class Channel:
         launch = Launch(time.monotonic(), what, works)
         # To ask CUDA about work would end the capture.
         if self.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
-            while self.launches and self.launches[0].over():
+            while self.launches and self.launches[0].is_done():
                 self.launches.popleft()
             self.launches.append(launch)
         return launch
@@ -197,7 +197,7 @@ class Channel:
 
 
 def _close_all() -> None:
-    for channel in channels():
+    for channel in open_channels():
         channel.close()
 
 

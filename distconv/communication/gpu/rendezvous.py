@@ -36,14 +36,14 @@ Group = Callable[[Any, str, MPI.Intracomm, torch.device], Backend]
 """Makes one by torch's store, of that name, over the ranks of a communicator, for tensors of a device."""
 
 
-class Connected(NamedTuple):
+class ConnectedGroups(NamedTuple):
     """Process groups by their names, and on rank 0 what serves their store."""
 
     groups: dict[str, Backend]
     server: list[Any]
 
 
-def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> Connected:
+def connect_groups(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> ConnectedGroups:
     """Process groups of these ``names``, each made by ``group``. Collective.
 
     Raises
@@ -57,12 +57,12 @@ def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Se
     port = comm.bcast(server[0].port if server else 0)
 
     def connect() -> dict[str, Backend]:
-        with on(device):
+        with use_device(device):
             store = _store(host, port, False)
             return {name: group(dist.PrefixStore(name, store), name, comm, device) for name in names}
 
     # Without its server the store lets go of those that wait in it.
-    return Connected(everywhere(comm, connect, _abort, give_up=server.clear), server)
+    return ConnectedGroups(attempt_with_timeout(comm, connect, _abort, give_up=server.clear), server)
 
 
 def _store(host: str, port: int, serves: bool) -> Any:
@@ -75,7 +75,7 @@ def _abort(groups: dict[str, Backend]) -> None:
         group.abort()
 
 
-def everywhere(
+def attempt_with_timeout(
     comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T], None], give_up: Callable[[], object]
 ) -> T:
     """What ``attempt`` returns, which waits for the other ranks' attempts. Collective.
@@ -125,6 +125,6 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def use_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make ``device`` this thread's, if it is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

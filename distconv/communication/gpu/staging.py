@@ -42,7 +42,7 @@ class Staging:
         with torch.cuda.stream(self._out):
             return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
-    def sealed(self) -> None:
+    def record_copies(self) -> None:
         """Mark where the outgoing copies end: what ``wait_until_written`` waits for."""
         self._written = self._out.record_event()
 
@@ -61,7 +61,7 @@ class Staging:
         torch.cuda.current_stream(self._device).wait_stream(self._in)
 
 
-def put(values: torch.Tensor, into: torch.Tensor) -> None:
+def copy_from_host(values: torch.Tensor, into: torch.Tensor) -> None:
     """Copy ``values`` of the host to ``into``; the host does not wait for a GPU."""
     if into.is_cuda:
         values = torch.empty_like(values, pin_memory=True).copy_(values)

@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
-from distconv.communication.transport import Traffic, counted
+from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     options = argparse.Namespace(**vars(options) | _stack(options))
     grid = ProcessGrid(comm, **axes)
     split = LayerStack(options, grid)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         split.step()
     held = comm.gather(split.held())
     single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None

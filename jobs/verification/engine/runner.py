@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from mpi4py import MPI
 
-from distconv.communication.transport import Traffic, counted
+from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import ReplicationWarning
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.engine.journal import Line
@@ -115,7 +115,7 @@ class CaseRun:
     def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
         refused = None
         call_site.forget()
-        with warnings.catch_warnings(record=True) as told, counted() as traffic:
+        with warnings.catch_warnings(record=True) as told, count_traffic() as traffic:
             warnings.simplefilter("always")
             try:
                 case.compute(world)

@@ -7,7 +7,7 @@ import torch
 
 import distconv as dc
 from distconv import dispatch
-from distconv.communication.transport import allreduce, counted
+from distconv.communication.transport import allreduce, count_traffic
 from distconv.errors import UnsupportedOperation
 from distconv.jobs.verification.conformance import samples
 from distconv.jobs.verification.conformance.samples import Sample
@@ -162,11 +162,11 @@ def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypat
 def test_a_redistribution_counts_the_bytes_that_it_sends(comm):
     grid = grid_over(comm, n=comm.size)
     x = dc.scatter(normal(7, 3), grid).requires_grad_(True)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y = x.gather()
     sent = x.local.numel() * 8 * (comm.size - 1)
     assert traffic.sent.total() == traffic.sent["redistribution"] == sent
-    with counted() as back:
+    with count_traffic() as back:
         y.backward(torch.ones(7, 3, dtype=torch.float64))
     assert back.sent.total() == 0
     assert traffic.sent.total() == sent
@@ -174,8 +174,8 @@ def test_a_redistribution_counts_the_bytes_that_it_sends(comm):
 
 @pytest.mark.ranks(at_least=2)
 def test_an_allreduce_counts_its_buffer_and_its_ranks(comm):
-    with counted() as outer:
-        with counted() as inner:
+    with count_traffic() as outer:
+        with count_traffic() as inner:
             allreduce(comm, torch.ones(5, dtype=torch.float64), "a sum")
         allreduce(comm, torch.ones(5, dtype=torch.bfloat16), "another sum")
     assert inner.reduced == {("a sum", comm.size): 40}
@@ -188,7 +188,7 @@ def test_a_training_step_counts_what_it_sums_over_the_ranks(comm):
     grid = grid_over(comm, n=comm.size)
     model = dc.parallelize(torch.nn.Linear(3, 2, dtype=torch.float64), grid, broadcast=True)
     x = dc.scatter(normal(9, 3), grid)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         model(x).sum().backward()
     assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
     assert sum(traffic.reduced.values()) == 8 * 8 + riders_bytes(comm.size) + 8
