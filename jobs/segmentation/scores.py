@@ -16,7 +16,7 @@ from distconv.distribution import Distribution
 
 
 def counts_here(dist: Distribution) -> bool:
-    """Whether this rank counts its block: of the ranks that hold the same one, the first does."""
+    """Return True if this rank counts its block: of the ranks that hold the same one, the first does."""
     return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 

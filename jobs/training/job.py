@@ -127,7 +127,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
 
 
 def capture_of(options: argparse.Namespace) -> str:
-    """Whether steps are captured, where nothing is said about it.
+    """Return True if steps are captured, where nothing is said about it.
 
     Recording a step runs it a few times: of models of the user's own only if that is asked for, since their Python may
     count calls, which nothing could put back.

@@ -160,7 +160,7 @@ def _steps(
 
 
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:
-    """Whether two plans give all layers the same distributions."""
+    """Return True if two plans give all layers the same distributions."""
     grids = [
         {name: {axis: count for axis, count in parts.items() if count > 1} for name, parts in every.items()}
         for every in (resolve(graph, plan, ranks) for plan in (one, other))

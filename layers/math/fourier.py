@@ -61,7 +61,7 @@ _KINDS = {
 
 
 def _at_once(x: DistTensor, dims: Sequence[int]) -> bool:
-    """Whether all ``dims`` can be made whole with no two ranks transforming the same lines."""
+    """Return True if all ``dims`` can be made whole with no two ranks transforming the same lines."""
     return len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes)
 
 

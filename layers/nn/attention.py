@@ -113,12 +113,12 @@ def _attention_with_dropout(
 
 @implements(torch._nested_tensor_from_mask_left_aligned, kind=Kind.QUERY, tensors=None)
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether ``mask`` (N, L) keeps the first places of each sample, and no others."""
+    """Return True if ``mask`` (N, L) keeps the first places of each sample, and no others."""
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
 def _pads_with_zeros(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
-    """Whether torch's fast path in one process takes the padded places out, and puts zeros there."""
+    """Return True if torch's fast path in one process takes the padded places out, and puts zeros there."""
     first: Any = encoder.layers[0]
     if mask is not None or padding is None or src.dim() != 3 or first.training or torch.is_autocast_enabled():
         return False

@@ -75,9 +75,9 @@ class _ConvolutionPlan:
     """The part of it that is convolved here: without the channels that only others need."""
     slabs: tuple[tuple[Range, ...], ...]
     free: bool
-    """Whether pieces are convolved as they are."""
+    """True if pieces are convolved as they are."""
     small: bool
-    """Whether all is convolved at once, in one call forward and one backward."""
+    """True if all is convolved at once, in one call forward and one backward."""
 
     @property
     def needed(self) -> tuple[Range, ...]:

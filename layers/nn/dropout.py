@@ -67,9 +67,9 @@ class _DropoutKind:
 
     function: Callable[..., torch.Tensor]
     features: bool = False
-    """Whether whole channels are dropped."""
+    """True if whole channels are dropped."""
     alpha: bool = False
-    """Whether mean and variance are kept, as networks of SELU need it."""
+    """True if mean and variance are kept, as networks of SELU need it."""
 
     def __call__(self, input: DistTensor, p: float, training: bool, inplace: bool = False) -> DistTensor:
         """``F.dropout`` and its kin; outside training the identity."""

@@ -170,7 +170,7 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
 
 
 def _doubtful(input: torch.Tensor) -> bool:
-    """Whether torch may have no kernel for this dtype though its meta tensors pass, and asking it costs little."""
+    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and asking costs little."""
     fixed = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
     return not fixed and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
 

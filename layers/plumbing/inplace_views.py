@@ -42,7 +42,7 @@ class _View:
     """Takes the view once more, of what the source is then."""
     put_back: Callable[[DistTensor], object]
     recording: bool
-    """Whether autograd was, when the view was taken."""
+    """True if autograd was, when the view was taken."""
     shape: torch.Size
     """The source's then."""
     seen: tuple[torch.Tensor, int] | None = None

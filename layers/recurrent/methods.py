@@ -32,7 +32,7 @@ class Method(Enum):
 
     @property
     def scans(self) -> bool:
-        """Whether it needs the Jacobians themselves."""
+        """True if it needs the Jacobians themselves."""
         return self in (Method.BLELLOCH, Method.TRUNCATED)
 
 

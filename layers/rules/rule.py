@@ -161,7 +161,7 @@ class _RuleWork(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether this rank has no outputs."""
+        """True if this rank has no outputs."""
         return any(self.block(dim).extent == 0 for dim in self.out)
 
     def whole(self, value: Any) -> Any:
@@ -218,7 +218,7 @@ class _RuleWork(NamedTuple):
 
 
 def _stays_alone(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
-    """Whether the one index of a dimension serves all outputs, as in broadcasting."""
+    """Return True if the one index of a dimension serves all outputs, as in broadcasting."""
     return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
 
 

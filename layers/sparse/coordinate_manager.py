@@ -34,7 +34,7 @@ class Sites:
         return None if self.is_sorted else sorting_order(self.coords)
 
     def same_as(self, other: Sites) -> bool:
-        """Whether both have the same sites in the same rows."""
+        """Return True if both have the same sites in the same rows."""
         return self is other or (self.stride == other.stride and torch.equal(self.coords, other.coords))
 
 

@@ -142,7 +142,7 @@ def _possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
 
 
 def _pure(parts: Candidate, ranks: int) -> bool:
-    """Whether ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
+    """Return True if ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
     return math.prod(parts.values()) == ranks and (set(parts) <= {"n"} or set(parts) <= {"d", "h", "w"})
 
 

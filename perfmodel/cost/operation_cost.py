@@ -149,7 +149,7 @@ class OperationCosts:
         return min(whole + max(weight, exchange), pieces)
 
     def _in_pieces(self, call: LocalCall) -> bool:
-        """Whether something hides an exchange: convolutions alone compute what they have before the rest is there."""
+        """Return True if an exchange is hidden: only convolutions compute before all of their input has arrived."""
         return self.overlap_halo and call.pieces is not None
 
     # -- communication of one operation -------------------------------------------------------------------------------

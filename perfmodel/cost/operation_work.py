@@ -141,7 +141,7 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
 
 
 def divides(op: Operation, parts: int) -> bool:
-    """Whether the groups of a deciding operation divide over ``parts`` ranks."""
+    """Return True if the groups of a deciding operation divide over ``parts`` ranks."""
     try:
         channel_layout(op, parts)
     except ShapeError:

@@ -54,7 +54,7 @@ class ProcessMemory:
         return self.tensors + self.libraries + self.convolutions + self.holes
 
     def fits(self, limit: float) -> bool:
-        """Whether ``limit`` bytes are enough, with ``MARGIN`` to spare."""
+        """Return True if ``limit`` bytes are enough, with ``MARGIN`` to spare."""
         return (1 + MARGIN) * self.total <= limit
 
 
@@ -81,7 +81,7 @@ def _convolves(op: Operation) -> bool:
 
 
 def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
-    """Whether torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
+    """Return True if torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
 
     One sample of few elements is not, nor float64; of volumes torch counts all extents but the last, so that
     few can be many.

@@ -37,7 +37,7 @@ class LinkLevel:
 
     @property
     def is_power(self) -> bool:
-        """Whether p is a power of two."""
+        """True if p is a power of two."""
         return self.ranks == 1 << self.power
 
     @property
@@ -139,7 +139,7 @@ class Levels:
 
     @property
     def nested(self) -> bool:
-        """Whether there are two kinds of links to choose between."""
+        """True if there are two kinds of links to choose between."""
         return self.node.ranks > 1 and self.across.ranks > 1
 
 

@@ -115,7 +115,7 @@ def _anew(inputs: Sequence[Any]) -> Any:
 
 
 def _is_sparse(value: object) -> bool:
-    """Whether it is a tensor of features at coordinates, which this storey knows by nothing else."""
+    """Return True if it is a tensor of features at coordinates, which this storey knows by nothing else."""
     return not isinstance(value, torch.Tensor) and hasattr(value, "coords")
 
 
@@ -142,7 +142,7 @@ def _values(tree: object) -> list[Any]:
 
 
 def _is_layer(name: str, module: torch.nn.Module) -> bool:
-    """Whether it has no modules inside, or parameters of its own."""
+    """Return True if it has no modules inside, or parameters of its own."""
     childless = not any(True for _ in module.children())
     return childless or (bool(name) and any(True for _ in module.parameters(recurse=False)))
 

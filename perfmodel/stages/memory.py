@@ -14,7 +14,7 @@ from distconv.perfmodel.stages.stage_costs import Array, StageRange, Terms
 
 
 def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:
-    """Whether a stage between two positions fits each of its devices."""
+    """Return True if a stage between two positions fits each of its devices."""
     room = terms.room(move.counts)
     return np.asarray(terms.memory(first, last, move.counts, move.onward) <= room)
 

@@ -182,7 +182,7 @@ def proven(value: float, bound: float) -> tuple[float, bool]:
 
 
 def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
-    """Whether ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
+    """Return True if ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
     return memory <= limit * (1 + ROUNDING)
 
 

@@ -57,7 +57,7 @@ class _StandIn(fx.Proxy):
 
 
 def _asks_for_tensors(frame: FrameType | None) -> bool:
-    """Whether code outside torch that looks for the class of a value may be asking whether it is a tensor."""
+    """Return True if code outside torch that looks for the class of a value may be asking whether it is a tensor."""
     folder = str(Path(torch.__file__).parent)
     if frame is not None and frame.f_code.co_filename.startswith(str(Path(folder, "fx"))):
         return False
@@ -103,12 +103,12 @@ class _Tracer(fx.Tracer):
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether ``module`` is a convolution or linear layer, behind which there may be a register."""
+    """Return True if ``module`` is a convolution or linear layer, behind which there may be a register."""
     return decides(module) or isinstance(module, SparseConv)
 
 
 def is_whole(module: nn.Module) -> bool:
-    """Whether a stage calls ``module`` as it is: a layer, or one of torch's own."""
+    """Return True if a stage calls ``module`` as it is: a layer, or one of torch's own."""
     # Sites depend on numbers, which torch.fx has not got. Running statistics are taken out of modules.
     return (
         is_layer(module)
@@ -119,7 +119,7 @@ def is_whole(module: nn.Module) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether ``module`` has hooks, which a traced graph would lose."""
+    """Return True if ``module`` has hooks, which a traced graph would lose."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
@@ -172,7 +172,7 @@ def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
-    """Whether a tensor that forward made without its input is no random one."""
+    """Return True if a tensor that forward made without its input is no random one."""
     if node.op != "get_attr" or str(node.target).startswith("model."):
         return True
     one, two = _attribute(root, str(node.target)), _attribute(other, str(node.target))

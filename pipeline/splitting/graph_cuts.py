@@ -72,7 +72,7 @@ def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
 
 
 def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
-    """Whether ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
+    """Return True if ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
     nodes = list(graph.nodes)
     index = {node: number for number, node in enumerate(nodes)}
     uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
@@ -127,7 +127,7 @@ def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether the value of ``node`` is a tensor, as far as that can be told without one."""
+    """Return True if the value of ``node`` is a tensor, as far as that can be told without one."""
     if "like" in node.meta:
         return True
     if node.op in ("placeholder", "call_module", "get_attr"):
@@ -142,7 +142,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 def _is_several(node: fx.Node) -> bool:
-    """Whether a value is a tuple of tensors."""
+    """Return True if a value is a tuple of tensors."""
     return getattr(node.target, "__name__", node.target) in SEVERAL
 
 

@@ -236,7 +236,7 @@ def _application(cls: Any) -> Callable[..., Any]:
 
 
 def _computes(function: Any, result: Any, given: list[torch.Tensor]) -> bool:
-    """Whether a call does something that a stage has to do: it makes tensors, or changes some."""
+    """Return True if a call does something that a stage has to do: it makes tensors, or changes some."""
     if _has_tensors(result) or function is torch.Tensor.register_hook:
         return True
     return result is None and bool(given) and getattr(function, "__name__", "") != "__get__"

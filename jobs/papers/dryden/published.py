@@ -28,7 +28,7 @@ class PublishedTime:
 
     @property
     def is_base(self) -> bool:
-        """Whether it is in the first column: its speed-up is 1 by definition."""
+        """True if it is in the first column: its speed-up is 1 by definition."""
         return self.group == self.base_group
 
     @property
@@ -138,5 +138,5 @@ CALIBRATION_ROWS = (4, 128)
 
 
 def calibrates(cell: PublishedTime) -> bool:
-    """Whether ``cell`` is one of those that constants are fitted to."""
+    """Return True if ``cell`` is one of those that constants are fitted to."""
     return cell.table == "I" and cell.samples in CALIBRATION_ROWS

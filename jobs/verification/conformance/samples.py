@@ -133,7 +133,7 @@ class Sample(Case):
 
 
 def can_be_split(value: Any) -> bool:
-    """Whether an argument is a tensor of at least one dimension, with a memory of its own."""
+    """Return True if an argument is a tensor of at least one dimension, with a memory of its own."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dim() > 0
 
 
@@ -258,7 +258,7 @@ def _drawn(operator: Any, most: int | None) -> list[Any]:
 
 
 def _stays(sample: Any) -> bool:
-    """Whether the first argument can be changed in place."""
+    """Return True if the first argument can be changed in place."""
     return not sample.broadcasts_input and isinstance(sample.input, torch.Tensor)
 
 

@@ -52,7 +52,7 @@ class Input:
     values: str = "normal"
     """A key of :data:`VALUES`."""
     grad: bool = True
-    """Whether its gradient is asked for (if its dtype can have one)."""
+    """True if its gradient is asked for (if its dtype can have one)."""
     layout: Literal["split", "balanced", "whole", "plain"] = "split"
     """``balanced``: never uneven or cyclic; ``whole``: a replicated DistTensor; ``plain``: no DistTensor."""
     dtype: torch.dtype | None = None
@@ -99,7 +99,7 @@ class ConformanceCase(runner.Case):
     inputs: tuple[Input, ...]
     module: Callable[[Sizes], nn.Module] | None = None
     parallel: bool = False
-    """Whether the module goes through ``dc.parallelize``."""
+    """True if the module goes through ``dc.parallelize``."""
     least: Sizes = field(default_factory=dict)
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 1
@@ -119,7 +119,7 @@ class ConformanceCase(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """Whether an input has infinite values."""
+        """True if an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
     def compute(self, world: ReferenceBackend) -> None:

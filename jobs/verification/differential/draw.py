@@ -26,7 +26,7 @@ class DrawnProgram:
     spatial: int = 2
     """Spatial dimensions; grids are drawn to split these."""
     as_torch_takes_it: bool = False
-    """Whether there is nothing to compare where torch refuses it."""
+    """True if there is nothing to compare where torch refuses it."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Extents of what has letters for them."""
     condition: float = 1.0

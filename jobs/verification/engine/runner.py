@@ -31,11 +31,11 @@ class Case(Splittable):
     condition: float = 1.0
     """How many times more round-off counts in this case than usual."""
     as_torch_takes_it: bool = False
-    """Whether there is nothing to say where torch itself refuses it."""
+    """True if there is nothing to say where torch itself refuses it."""
 
     @property
     def infinite(self) -> bool:
-        """Whether an input has infinite values."""
+        """True if an input has infinite values."""
         return False
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
@@ -98,7 +98,7 @@ class CaseRun:
         return DistributedBackend(grid, layout, self.fails)
 
     def fails(self, failed: bool) -> bool:
-        """Whether something failed on any rank, given whether it did here. Collective."""
+        """Return True if something failed on any rank, given whether it did here. Collective."""
         return bool(self._private.allreduce(failed, MPI.LOR))
 
     def grid(self, extents: tuple[tuple[str, int], ...]) -> ProcessGrid:

@@ -127,7 +127,7 @@ def _deviation(expected: torch.Tensor, actual: torch.Tensor, condition: float) -
 
 
 def _same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Whether infinities are of one sign and NaN is where NaN is."""
+    """Return True if infinities are of one sign and NaN is where NaN is."""
     return bool(((expected == actual) | (expected.isnan() & actual.isnan())).all())
 
 
@@ -177,7 +177,7 @@ def _judge_results(reference: Refusal | None, differences: Sequence[str], infini
 
 
 def names_a_way_out(text: str) -> bool:
-    """Whether a message says what to do instead: one of its clauses, behind the first, is an imperative.
+    """Return True if a message says what to do instead: one of its clauses, behind the first, is an imperative.
 
     >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")
     (True, False)
