@@ -311,9 +311,9 @@ def with_grad_allreduce(x: torch.Tensor, grid: ProcessGrid, axes: Sequence[str |
 def both_with_grad_allreduce(
     one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two replicated tensors unchanged, such as a weight and its bias; all-reduce their gradients in backward.
+    """Return two replicated tensors unchanged; in backward their gradients are all-reduced over some axes.
 
-    As :func:`with_grad_allreduce` for each, with one autograd node.
+    As :func:`with_grad_allreduce` for each of them, such as a weight and its bias, with one autograd node.
 
     Parameters
     ----------

@@ -472,12 +472,12 @@ def unsynced_grads() -> UnsyncedGrads:
 
 
 def set_unsynced_grads(grads: UnsyncedGrads) -> None:
-    """Replace the contributions that :func:`no_sync` has kept on this rank. Call it with the same leaves on every rank.
+    """Replace the contributions that :func:`no_sync` has kept on this rank. Call it on every rank.
 
     Parameters
     ----------
     grads : UnsyncedGrads
-        As :func:`unsynced_grads` returns them.
+        As :func:`unsynced_grads` returns them, with the same leaves in the same order on all ranks.
     """
     _unsynced.clear()
     for leaf, grad, comm in grads:

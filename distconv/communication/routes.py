@@ -158,7 +158,7 @@ def _intersect(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segmen
 
 
 class Routes:
-    """What one rank sends and receives when a tensor moves from one layout to another.
+    """The boxes that one rank sends and receives when a tensor moves from one layout to another.
 
     A target receives each index from one source. Of several sources that hold replicas, this is the one that has the
     coordinates of the target's preferred source along the axes over which ``src`` is replicated:

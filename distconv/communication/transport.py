@@ -95,7 +95,7 @@ _counting: list[Traffic] = []
 
 @contextmanager
 def count_traffic() -> Iterator[Traffic]:
-    """Count this rank's exchanges and all-reduces inside a ``with`` block. Comparisons between ranks are not counted.
+    """Count this rank's exchanges and all-reduces in a ``with`` block; comparisons between ranks are left out.
 
     ::
 

@@ -167,7 +167,7 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
 def _exchanging_ranks(d: int, last: int) -> list[tuple[int, int]]:
     """(l, r) of line 5 and line 12.
 
-    >>> _pairs(0, 4), _pairs(1, 4), _pairs(2, 4)
+    >>> _exchanging_ranks(0, 4), _exchanging_ranks(1, 4), _exchanging_ranks(2, 4)
     ([(0, 1), (2, 3)], [(1, 3)], [(3, 4)])
     """
     return [(left, min(left + (1 << d), last)) for left in range((1 << d) - 1, last, 2 << d)]

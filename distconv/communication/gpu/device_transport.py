@@ -1,6 +1,11 @@
-"""By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them.
+"""Choice of the transport of GPU tensors: made once for each communicator, by all of its ranks.
 
-Those of the CPU do by MPI, unless torch's process groups are asked for.
+``DISTCONV_TRANSPORT`` forces one. Otherwise it is NCCL if each rank has a GPU of its own and NCCL is faster than MPI in
+a trial; else MPI, from device memory if it accepts that, or through pinned host memory. CPU tensors go through MPI, or
+with ``DISTCONV_TRANSPORT=torch`` through gloo.
+
+The choice is collective, but messages are not. So :func:`choose_transport` is called where tensors enter a process grid
+and for all-reduces, and :func:`get_transport`, which does not communicate, for messages.
 """
 
 from __future__ import annotations
@@ -27,26 +32,40 @@ from distconv.errors import CommunicatorError
 from distconv.process.environment import TRANSPORT
 
 _PROBE_BYTES, _PROBES = 1 << 20, 5
-"""Messages by which NCCL is compared with MPI: a halo of a large layer."""
+"""Size in bytes and number of the messages with which NCCL is compared with MPI: the halo of a large layer."""
 
 
 class DeviceTransport(NamedTuple):
-    """The channel of process groups if there is one, else MPI, which is handed device memory for what it takes that."""
+    """A chosen transport."""
 
     channel: Channel | None = None
+    """Process groups that carry the messages. None: MPI does."""
     mpi_support: MpiSupport = MpiSupport()
+    """Operations for which MPI gets device memory, if there is no channel."""
 
 
 class Transports(dict[str, DeviceTransport]):
-    """The decision for each type of device, for a communicator and all of its duplicates."""
+    """The transport for each device type, of a communicator and all of its duplicates."""
 
 
 HOST = DeviceTransport()
-"""MPI, and memory of the host."""
+"""MPI from host memory."""
 
 
 def get_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
-    """That of ``tensor`` over ``comm`` and its duplicates; by the host if nobody was asked.
+    """Return the transport that was chosen; MPI from host memory if none was. Not collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator or one of its duplicates.
+    tensor : Tensor
+        A tensor to send, receive or reduce.
+
+    Returns
+    -------
+    DeviceTransport
+        For the tensor's device type.
 
     Raises
     ------
@@ -66,12 +85,22 @@ def get_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
 
 
 def choose_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
-    """As :func:`of`, but at the first tensor decide: of a GPU, NCCL if it can be had and is faster. Collective.
+    """Return the transport; choose it at the first tensor of a device type. Collective at its first use.
+
+    Parameters
+    ----------
+    comm, tensor
+        As in :func:`get_transport`.
+
+    Returns
+    -------
+    DeviceTransport
+        Identical on all ranks.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if NCCL or gloo is forced and cannot be had, or MPI does not carry what it says it takes.
+        On every rank, if NCCL or gloo is forced and not available, or MPI does not carry device memory as it reports.
     """
     if not _has_choice(tensor):
         return HOST
@@ -82,12 +111,17 @@ def choose_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTranspo
 
 
 def connect_process_groups(comm: MPI.Intracomm) -> None:
-    """Connect the ranks of ``comm`` where torch's process groups are asked for, before the first step. Collective.
+    """Connect the process groups before the first step, if ``DISTCONV_TRANSPORT=torch``. Collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks to connect.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if they cannot be had.
+        On every rank, if they are not available.
     """
     if needs_process_groups():
         for device in {torch.device("cpu"), local_device.device()}:
@@ -95,12 +129,19 @@ def connect_process_groups(comm: MPI.Intracomm) -> None:
 
 
 def choose_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
-    """Decide what MPI is handed over ``comm``, whose ranks launch in no common order. Collective.
+    """Choose MPI for a communicator whose ranks send messages in no common order, as NCCL requires. Collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks, such as those of the stages of a pipeline.
+    device : torch.device
+        This rank's device.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if MPI does not carry what it says it takes.
+        On every rank, if MPI does not carry device memory as it reports.
     """
     if device.type == "cuda":
         CommunicatorRegistry.get(comm).get_attached(Transports)[device.type] = DeviceTransport(
@@ -110,7 +151,7 @@ def choose_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
 
 @functools.cache
 def needs_process_groups() -> bool:
-    """Whether all tensors are to cross by torch's process groups."""
+    """Return True if all tensors must go through torch's process groups (``DISTCONV_TRANSPORT=torch``)."""
     return TRANSPORT.value() == "torch"
 
 
@@ -119,7 +160,7 @@ def _has_choice(tensor: torch.Tensor) -> bool:
 
 
 def _forced() -> bool:
-    """Whether there must be a channel."""
+    """Return True if process groups are forced, so that their absence is an error."""
     return needs_process_groups() or TRANSPORT.value() == "nccl"
 
 
@@ -149,7 +190,20 @@ def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: MpiSupport) -> C
 
 
 def describe_missing(comm: MPI.Intracomm, device: torch.device) -> str:
-    """Why the ranks of ``comm`` can have no channel; empty if they can. Collective."""
+    """Return the reason why ranks cannot use process groups; empty if they can. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    device : torch.device
+        This rank's device.
+
+    Returns
+    -------
+    str
+        The reason, identical on all ranks.
+    """
     check_communicator(comm, "process groups")
     if device.type == "cpu":
         gloo = comm.allgather(dist.is_available() and dist.is_gloo_available())
@@ -166,7 +220,7 @@ def describe_missing(comm: MPI.Intracomm, device: torch.device) -> str:
 
 
 def _is_faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_mpi: MpiSupport) -> bool:
-    """Whether a ring of messages takes less time by ``channel`` than by MPI, on the slowest rank. Collective."""
+    """Return True if a ring of messages is faster through ``channel`` than through MPI, on the slowest rank."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     sent, received = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, device=device)
     on_host = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
