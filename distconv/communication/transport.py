@@ -20,7 +20,7 @@ from distconv.communication.agreement import check_communicator, check_order
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
 from distconv.communication.packing import in_memory
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.process import watchdog
 from distconv.process.profiling import section
 
@@ -109,7 +109,7 @@ class Exchange:
         way = device_transport.of(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = way.channel
         if recording.active is not None:
-            recording.active.posted(self, comm, sends, receives, what, channel=self._channel)
+            recording.active.record_exchange(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
@@ -161,7 +161,7 @@ class Exchange:
         """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
         self._what = what or self._what
         if recording.active is not None:
-            recording.active.waited(self)
+            recording.active.record_wait(self)
         if self._channel is not None and self._launch is not None:
             self._channel.join(self._launch)
             self._launch = None
@@ -213,14 +213,14 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_communicator(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        self._wide = in_memory(tensor.to(widened(tensor.dtype)))
+        self._wide = in_memory(tensor.to(accumulation_dtype(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
         way = device_transport.offer(comm, self._wide)
         # Torch reduces complex numbers as pairs of real ones, which are no factors.
         self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
-            recording.active.reduced(self, comm, self._wide, op, what, channel=self._channel)
+            recording.active.record_reduction(self, comm, self._wide, op, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return
@@ -236,7 +236,7 @@ class Reduction:
     def wait(self) -> torch.Tensor:
         """Block until the sum is there; returns the tensor."""
         if recording.active is not None:
-            recording.active.waited(self)
+            recording.active.record_wait(self)
         if self._channel is not None:
             self._channel.join(self._launch)
         else:
