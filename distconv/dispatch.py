@@ -43,15 +43,15 @@ class OperatorKind(Enum):
 class StridePolicy(Enum):
     """Rule for the strides that a result has in a single process. See :mod:`distconv.memory_order`.
 
-    "As torch says" refers to a call of torch's function with meta tensors.
+    "As torch returns" refers to a call of torch's function with meta tensors.
     """
 
-    KEPT = "contiguous if all operands are, otherwise as torch says"
-    NEW = "always as torch says: contiguous operands may give a result that is not contiguous"
-    OF_INPUT = "the memory format of the input, where torch says contiguous"
-    OF_INPUT_ON_CPU = "OF_INPUT on a CPU, except for circular padding, which consists of slices; as torch says on a GPU"
+    KEPT = "contiguous if all operands are, otherwise as torch returns"
+    NEW = "always as torch returns: contiguous operands may give a result that is not contiguous"
+    OF_INPUT = "the memory format of the input, where meta tensors give contiguous"
+    OF_INPUT_ON_CPU = "OF_INPUT on a CPU, except for circular padding, which consists of slices"
     OF_LAYER = "channels-last if the input or the weight is"
-    IN_TRAINING = "contiguous in training on a CPU, where torch says otherwise"
+    IN_TRAINING = "contiguous in training on a CPU, where meta tensors give other strides"
 
 
 class OperatorRule(NamedTuple):

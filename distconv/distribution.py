@@ -536,6 +536,7 @@ class Distribution(Generic[Grid_co]):
         for axis in filter(None, (self.split[d] for d in dims)):
             free = [d for d, taken in enumerate(axes) if taken is None and d not in dims]
             longest = max(free, key=lambda d: shape[d], default=None)
+            # A dimension with fewer indices than parts would leave ranks without a line.
             if longest is not None and shape[longest] >= self.grid.shape[axis]:
                 axes[longest] = axis
         boundaries = {axis: bounds for axis, bounds in self.boundaries.items() if axis in stay}

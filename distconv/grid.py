@@ -92,6 +92,7 @@ class ProcessGrid(Arrangement):
             )
         startup.start(comm)
         exclusive.fresh_holders()
+        # Compared before the axes are checked, which may raise on one rank alone: the others would wait for it below.
         check_same_on_all_ranks(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:
@@ -100,6 +101,8 @@ class ProcessGrid(Arrangement):
                 f"start {self.size} ranks or choose extents whose product is {comm.size}"
             )
         self._derived = Derived.of(comm)
+        # Collective: the only point at which communicators of dropped grids can be freed, since garbage collection runs
+        # at different times on each rank.
         self._derived.give_back(comm)
         self.world = self._derived.duplicate(comm)
         device_transport.warm(self.world)
@@ -140,6 +143,8 @@ class ProcessGrid(Arrangement):
             check_mpi_running()
             if not self.world:  # MPI handles are false once freed
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
+            # The color is the rank at this rank's coordinates along the other axes, and 0 along ``key``: the ranks with
+            # the same color differ only along ``key``. All ranks of the grid take part, also in other colors.
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 comm = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)

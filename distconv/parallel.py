@@ -121,11 +121,13 @@ def parallelize(
                 broadcast_tensor(world, tensor)
         else:
             check_same_tensors(world, plain, "parallelize", ", or pass broadcast=True")
+    # After the comparison of the full parameters, which would not see differences between blocks of different ranks.
     shard_parameters(layers)
     _worlds[model] = world
     set_batch_norm_scope(model, over)
     if world.size > 1 and not any(isinstance(hook, _SamePassCheck) for hook in model._forward_pre_hooks.values()):
         same = _SamePassCheck()
+        # prepend: ranks compare their passes before other hooks of the model send messages.
         model.register_forward_pre_hook(same, with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
         if agreement.level == "all":

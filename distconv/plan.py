@@ -179,7 +179,7 @@ class Plan:
         batch_norm = {} if self.batch_norm == "global" else {"batch_norm": self.batch_norm}
         return {**ranks, **batch_norm, "layers": self.layers}
 
-    # -- what it says of a model --------------------------------------------------------------------------------------
+    # -- application to a model ---------------------------------------------------------------------------------------
 
     def parts(self, model: torch.nn.Module) -> dict[str, dict[str, int]]:
         """Return the parts of every layer of a model that has a grid of its own.

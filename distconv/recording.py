@@ -20,16 +20,20 @@ class Recorder(Protocol):
     def record_exchange(
         self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
     ) -> None:
-        """Record the start of an exchange of (peer, tensor) messages, over MPI or a ``channel`` of process groups.
+        """Record the start of an exchange of messages.
 
         Parameters
         ----------
         exchange : object
-        comm : object
-        sends : sequence of object
-        receives : sequence of object
+            Identifies the exchange in :meth:`record_wait`.
+        comm : MPI.Intracomm
+            The ranks.
+        sends, receives : sequence of (int, Tensor)
+            Peers with the tensors to send and to receive into.
         what : str
-        channel : object
+            Description for the watchdog.
+        channel : object or None
+            The channel of process groups that sends the messages; None for MPI.
         """
 
     def record_wait(self, operation: Any) -> None:
@@ -38,53 +42,66 @@ class Recorder(Protocol):
         Parameters
         ----------
         operation : object
+            The exchange or the reduction, as in the call that recorded its start.
         """
 
     def record_reduction(
         self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any
     ) -> None:
-        """Record the start of an in-place all-reduce of ``tensor``.
+        """Record the start of an in-place all-reduce.
 
         Parameters
         ----------
         reduction : object
-        comm : object
+            Identifies the reduction in :meth:`record_wait`.
+        comm : MPI.Intracomm
+            The ranks.
         tensor : Tensor
-        op : object
-        what : str
-        channel : object
+            The contribution of this rank, which the result overwrites.
+        op : MPI.Op
+            The operation.
+        what, channel
+            As in :meth:`record_exchange`.
         """
 
     def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
-        """Call ``function`` with ``tensors``, now and in each replay.
-
-        With ``launches`` the function only enqueues work on a GPU.
+        """Call a function, now and in each replay.
 
         Parameters
         ----------
         function : callable
+            Returns tensors or None.
         tensors : sequence of Tensor
+            Its arguments.
         launches : bool
+            The function only enqueues work on a GPU. Otherwise it may also read values.
 
         Returns
         -------
         object
+            The result of ``function``.
         """
 
     def try_on_all_ranks(self, world: Any, body: Callable[[], Any]) -> Any:
-        """Run ``body``; if it fails on any rank of ``world``, now or in a replay, raise on all of them.
+        """Call a function; if it fails on any rank, now or in a replay, raise on all ranks.
+
+        Collective: call on every rank of ``world``.
 
         Parameters
         ----------
-        world : object
+        world : MPI.Intracomm
+            The ranks.
         body : callable
+            Called without arguments.
 
         Returns
         -------
         object
+            The result of ``body``.
         """
 
     paused: bool
+    """True excludes operations and messages from the recording. Otherwise they are recorded."""
 
 
 active: Recorder | None = None

@@ -27,9 +27,9 @@ from distconv.grid import ProcessGrid
 from distconv.process import call_stack, profiling
 
 _REACHED_BELOW_DISPATCH = (
-    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev), TorchScript, "
-    "torch.as_tensor(x, dtype=...) and as_subclass work there; use torch.autograd.grad or torch.autograd.functional, "
-    "call the Python function, x.to(dtype), or gather it first"
+    "below torch's function interface, where it has only its block. torch.func (grad, vmap, jvp, jacrev), TorchScript, "
+    "torch.as_tensor(x, dtype=...) and as_subclass work there. Use torch.autograd.grad or torch.autograd.functional, "
+    "call the Python function, use x.to(dtype), or gather the tensor first"
 )
 
 Strides = tuple[int, ...] | None
@@ -133,7 +133,7 @@ class DistTensor(torch.Tensor):
             raise UnsupportedOperation(f"{func} reached a DistTensor {_REACHED_BELOW_DISPATCH}")
         return dispatch.dispatch_call(func, args, kwargs or {})
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def local(self) -> torch.Tensor:
@@ -155,7 +155,7 @@ class DistTensor(torch.Tensor):
         """The process grid."""
         return self.dist.grid
 
-    # Plain attributes: asking torch for them would come back through __torch_function__ each time.
+    # Python properties: torch's own attributes would go through __torch_function__ each time.
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -207,7 +207,7 @@ class DistTensor(torch.Tensor):
         return self.dist.box(None, self.shape)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        # Nothing is sent for it: one rank alone may print. The value is known where there is but one, on every rank.
+        # Sends no message, because one rank alone may print. A single value is shown if every rank has it.
         single = self.numel() == 1 and not self.dist.split_axes and self._view is None
         value = f"{self._local.item()}, " if single else ""
         box = () if self.dist.cyclic else self.box()
@@ -222,32 +222,32 @@ class DistTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
-            raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
+            raise RuntimeError("deepcopy of a DistTensor that is not a leaf of autograd's graph: detach() it first")
         twin = self._copy_attributes_to(DistTensor(self.local.detach().clone(), self.dist, self.shape))
         if self.grad is not None and not isinstance(self, torch.nn.Parameter):
             twin.grad = copy.deepcopy(self.grad)
         return twin
 
     def __copy__(self) -> DistTensor:
-        # As torch's: another tensor on the same memory, and a leaf.
+        # As copy.copy of a torch tensor: another leaf on the same memory.
         return self._copy_attributes_to(self.detach())  # type: ignore[arg-type]
 
     def _copy_attributes_to(self, twin: DistTensor) -> DistTensor:
         """Return ``twin``, a new leaf, with the attributes of this tensor, such as how its gradient is reduced."""
         local = twin.local.requires_grad_(self.requires_grad)
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
-        # Where a view comes from stays with the view.
+        # These attributes belong to the tensor's own memory.
         own = (*vars(twin), "_memory", "_view")
         vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
         return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedOperation(
-            "a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it, or a model's "
-            "state_dict(), whose tensors are whole"
+            "a DistTensor cannot be pickled, because each rank holds only a block. Save the result of gather(), or a "
+            "model's state_dict(), whose tensors are full"
         )
 
-    # -- moving -------------------------------------------------------------------------------------------------------
+    # -- redistribution -----------------------------------------------------------------------------------------------
 
     def redistribute(self, target: Distribution | ProcessGrid) -> DistTensor:
         """Return the same global tensor under another distribution.
@@ -300,8 +300,8 @@ class DistTensor(torch.Tensor):
         """
         if args or kwargs:
             return torch.gather(self, *args, **kwargs)
-        whole = self.replicated().local
-        return whole.clone() if whole is self.local else whole
+        full = self.replicated().local
+        return full.clone() if full is self.local else full  # a copy: the caller may modify it
 
     # -- autograd -----------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class DistTensor(torch.Tensor):
             )
         new = to_distribution(value, self.dist)
         if value.dtype is not self.dtype:
-            # What torch reads off the wrapper itself.
+            # torch reads the dtype of the wrapper itself, not of the block.
             with torch._C.DisableTorchFunctionSubclass():
                 _DATA.__set__(self, new)
         self.local.data = new.local
@@ -348,7 +348,7 @@ class DistTensor(torch.Tensor):
         """
         if place or source is None:
             raise UnsupportedOperation(
-                "set_ of a DistTensor takes a tensor of its shape: its memory lies on many ranks"
+                "set_ of a DistTensor requires a tensor of its shape, because its memory is distributed over ranks"
             )
         self.data = source
         return self
@@ -526,7 +526,7 @@ def to_distribution(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
 
 
 LAYOUTS = Layouts(
-    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: to_distribution(whole, layout[0]).local
+    lambda block, layout: DistTensor(block, *layout), lambda tensor, layout: to_distribution(tensor, layout[0]).local
 )
 """Conversions for hooks on autograd nodes: a block to a DistTensor, and a gradient to its block."""
 

@@ -258,7 +258,7 @@ def _explain(failure: str, content: Any, kind: Any) -> str:
     """Return msgspec's message with the path of the key, the value that was found, and the allowed keys or values."""
     message, _, path = failure.replace("Number out of range", "Expected `float`").partition(" - at `$")
     place = ""
-    with contextlib.suppress(LookupError, TypeError):  # an unknown key may hold what looks like a path
+    with contextlib.suppress(LookupError, TypeError):  # an unknown key may look like a path
         for key, index in _STEP.findall(path):
             kind = _bare(kind)
             if key:

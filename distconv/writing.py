@@ -240,8 +240,9 @@ class Output(ABC):
             placed = tensor.redistribute(self._distribution(begin, tensor))
             box = placed.dist.box(None, placed.shape)
             box = (Interval(box[0].start + begin, box[0].stop + begin), *box[1:])
-            alone = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
-            mine = box if alone and placed.local.numel() else None
+            # Of the ranks that hold the same block, the one with coordinate 0 along the other axes writes it.
+            is_writer = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
+            mine = box if is_writer and placed.local.numel() else None
             block = placed.local.to("cpu", self.dtype).contiguous()
             try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
         boxes = self.comm.gather(mine, root=0)

@@ -253,6 +253,7 @@ class StateSplit:
         if isinstance(parameter, DistTensor):
             return held
         on_host = {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in held.items()}
+        # Every rank broadcasts for every parameter, in the same order, also for parameters without state.
         sent = self._comm.bcast(on_host, self._owners[parameter])
         return held or {key: _to_device_of(value, parameter) for key, value in sent.items()}
 
@@ -294,6 +295,7 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
 
 def _exchange_buckets(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
     """Send each rank's bucket of updated parameters to all other ranks. Collective."""
+    # All ranks have the same buckets, so each can compute the sizes of all messages.
     like = next(bucket for bucket in buckets if bucket)[0]
     sizes = [[parameter.numel() for parameter in bucket] for bucket in buckets]
     flat = [like.new_empty(sum(each)) for each in sizes]

@@ -54,7 +54,10 @@ def test_help_lists_all_commands_and_shows_examples(
         (["fly"], "distconv: unknown command 'fly'; the commands are train mesh, data mesh"),
         (["train", "fly"], "distconv: unknown command 'train fly'; the commands are train mesh"),
         (["verify", "fly"], "unknown command 'verify fly'; the commands are verify conformance, verify differential, "),
-        (["reproduce", "fly"], "there are reproduce dryden, reproduce bapipe, reproduce bppsa, reproduce sparsepipe, "),
+        (
+            ["reproduce", "fly"],
+            "the commands are reproduce dryden, reproduce bapipe, reproduce bppsa, reproduce sparsepipe, ",
+        ),
         (["verify", "exactness", "--size", "axb"], "argument --size: 'axb' is not the extents of an image"),
         (["verify", "exactness", "--size", "4x4x4"], "--size 4x4x4: samples of unet have 2 extents, not 3"),
         (["verify", "exactness", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),

@@ -107,11 +107,11 @@ REFUSED = {
     "a trace": (lambda x: torch.jit.trace(scaled, x), "torch.jit.trace works below .*before it is parallelized"),
     "a traced module": (lambda x: torch.jit.trace(scaled, normal(*SHAPE))(x), "TorchScript works below"),
     "an export": (lambda x: torch.export.export(network(), (x,)), "torch.export.export works below"),
-    "torch.func.grad": (on_meta(torch.func.grad), "torch.func .* use torch.autograd.grad"),
-    "torch.func.vmap": (on_meta(torch.func.vmap), "torch.func .* use torch.autograd.grad"),
-    "torch.func.jacrev": (on_meta(torch.func.jacrev), "torch.func .* use torch.autograd.grad"),
-    "torch.func.jvp": (lambda x: torch.func.jvp(torch.sin, (x,), (x,)), "torch.func .* use torch.autograd.grad"),
-    "a gradient of plain weights": (weights_transformed, "torch.func .* use torch.autograd.grad"),
+    "torch.func.grad": (on_meta(torch.func.grad), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.vmap": (on_meta(torch.func.vmap), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.jacrev": (on_meta(torch.func.jacrev), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.jvp": (lambda x: torch.func.jvp(torch.sin, (x,), (x,)), "torch.func .* Use torch.autograd.grad"),
+    "a gradient of plain weights": (weights_transformed, "torch.func .* Use torch.autograd.grad"),
     "forward mode": (dual, "torch.autograd.functional.jvp"),
 }
 
