@@ -7,34 +7,34 @@
 
 ::
 
-    arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
-    autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
-    batch_norm_scope  Over which values the batch norms of a model take their statistics
-    capture           Steps that are recorded once and replayed below Python's dispatch
+    arrangement       Arrangements: the coordinates of ranks along named axes. Pure arithmetic
+    autograd          Autograd's graph with distributed tensors: derivatives, nodes, users' own functions
+    batch_norm_scope  The values over which the batch norms of a model compute their statistics
+    capture           Capture: record a step once and replay it below Python's dispatch
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
-    cli               The command ``distconv``: finds the job that was asked for, loads that module alone
-    communication     Everything that crosses ranks
-    data              Samples on their way from files to ranks
-    dispatch          The operator registry: which distributed operator serves which torch function
+    cli               The command ``distconv``: import the module of the requested job only, and run it
+    communication     Communication between ranks: exchanges, reductions, agreement
+    data              Data loading: each rank reads its blocks of the samples
+    dispatch          The operator registry: which distributed operator implements which torch function
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
-    errors            The errors distconv raises
+    errors            The exceptions and the warning that distconv raises
     grid              Process grids: a Cartesian view of the ranks with named axes
     local_device      The GPU of this rank
-    memory_order      Strides that a tensor would have in one process
-    parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
-    parameters        Parameters on a grid: their blocks, and when their gradients are summed
-    placement         Tensors on their way onto a grid and off it: scatter, gather, and blocks that ranks have already
-    plain_tensors     Plain tensors that are given a distributed one by ways on which torch asks the plain one alone
+    memory_order      Strides that a tensor would have in a single process
+    parallel          ``parallelize``: prepare an ordinary module for training on DistTensors
+    parameters        Parameters on a grid: sharding, comparison of replicas, optimizer state, weight files
+    placement         Scatter and gather: tensors enter and leave a process grid
+    plain_tensors     Calls in which torch dispatches on a plain tensor although a DistTensor takes part
     plan              Plans: which layer of a model runs on which process grid
-    precision         Half precision: which dtypes it is, and what sums of them are taken in
-    process           What a process does beside computing: its start, its memory, its waits
-    recording         What a step does beside torch's operators, as a recording of it sees it
-    tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
+    precision         Half precision: the dtypes, and the dtype in which partial results are accumulated
+    process           The process of a rank: start, memory, waits, exit
+    recording         Effects of a step that a recording cannot observe through torch's dispatcher
+    tensor            DistTensor: a torch.Tensor whose elements are distributed over the ranks of a process grid
     text_files        Strict reading of small JSON and YAML files: plans, machines, layer profiles, options
-    tracing           Traces of a stretch of steps: what each rank did, when, and where the time went
-    transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
-    whole_files       Files that are written whole or not at all, in folders where others may have put links
-    writing           Tensors on their way to files: each rank writes its own part, and nothing is gathered
+    tracing           Traces of training steps: what each rank did, when, and where the time went
+    transformations   Program transformations of torch with DistTensors
+    whole_files       Atomic files: a file has its new content or its old one, even after a crash
+    writing           Writing distributed tensors to files: each rank writes its own block
 """
 
 from distconv.errors import LaunchError as _LaunchError

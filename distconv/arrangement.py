@@ -1,4 +1,8 @@
-"""Arrangements: where ranks are along named axes. Pure arithmetic; a process grid is one with a communicator."""
+"""Arrangements: the coordinates of ranks along named axes.
+
+Pure arithmetic: this module sends no message. :class:`distconv.grid.ProcessGrid` adds a communicator. The performance
+model and the planner use arrangements of ranks that do not exist.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,33 @@ else:
     Ranks = TypeVar("Ranks")
 
 AXES = ("n", "c", "d", "h", "w", "r")
-"""Samples, channels, depth, height, width, and plain replicas."""
+"""Names of the axes: samples, channels, depth, height, width, and replicas."""
 
 SLOWEST_FIRST = ("r", "n", "d", "h", "w", "c")
-"""Rank order: neighbours along ``c``, then along the spatial axes, share a node."""
+"""Order in which ranks are numbered. Neighbours along ``c``, then along the spatial axes, usually share a node."""
 
 
 class Arrangement:
-    """Ranks along named axes, without a communicator: any rank works out where any other one is.
+    """Ranks along named axes, without a communicator.
 
-    Axes left out of ``axes`` have one part. Two arrangements of the same extents are equal.
+    Arrangements are immutable. Two arrangements are equal if their shapes are.
+
+    Parameters
+    ----------
+    **axes : int
+        Number of parts along each axis; an axis that is left out has one part.
+
+    Attributes
+    ----------
+    shape : dict of str to int
+        Number of parts along every axis of ``AXES``.
+    size : int
+        Number of ranks, which is the product of the parts.
 
     Raises
     ------
     GridError
-        If an axis is unknown or an extent is not a positive integer.
+        If an axis is unknown or a number of parts is not a positive integer.
 
     Examples
     --------
@@ -56,43 +72,91 @@ class Arrangement:
 
     @cached_property
     def key(self) -> Any:
-        """What makes two arrangements equal: their extents."""
+        """Value that is equal for equal arrangements."""
         return tuple(self.shape.values())
 
     @property
     def coords(self) -> dict[str, int]:
-        """The coordinates of this rank; only a process grid knows which one that is.
+        """Coordinates of this rank. Only a process grid has them.
 
         Raises
         ------
         GridError
-            Always: here no rank is this one.
+            Always, as an arrangement does not contain this rank.
         """
         raise GridError(f"{self!r} is over no communicator: say which rank is meant")
 
     def stride(self, axis: str) -> int:
-        """How far apart neighbours along ``axis`` are in the order of the ranks."""
+        """Return the difference between the rank numbers of neighbours along ``axis``.
+
+        Parameters
+        ----------
+        axis : str
+
+        Returns
+        -------
+        int
+        """
         return self._strides[axis]
 
     def coordinate(self, axis: str, rank: Ranks) -> Ranks:
-        """Coordinate of ``rank`` (or of an array of ranks) along ``axis``."""
+        """Return the coordinate of a rank along an axis.
+
+        Parameters
+        ----------
+        axis : str
+        rank : int or ndarray of int64
+            The rank, or an array of ranks.
+
+        Returns
+        -------
+        int or ndarray of int64
+            The coordinate, in the shape of ``rank``.
+        """
         return rank // self._strides[axis] % self.shape[axis]
 
     def coords_of(self, rank: int) -> dict[str, int]:
-        """Coordinate along every axis of ``rank``."""
+        """Return the coordinate of ``rank`` along every axis.
+
+        Parameters
+        ----------
+        rank : int
+
+        Returns
+        -------
+        dict[str, int]
+        """
         return {name: self.coordinate(name, rank) for name in AXES}
 
     def rank_of(self, coords: Mapping[str, int]) -> int:
-        """Rank at ``coords``; axes left out count as 0."""
+        """Return the rank at ``coords``; the coordinate along axes that are left out is 0.
+
+        Parameters
+        ----------
+        coords : mapping of str to int
+
+        Returns
+        -------
+        int
+        """
         return sum(index * self._strides[name] for name, index in coords.items())
 
     def split_axes(self, axes: Iterable[str | None]) -> tuple[str, ...]:
-        """Those of ``axes`` that really split something (more than one part), in canonical order."""
+        """Return the members of ``axes`` that have more than one part, in the order of ``AXES``.
+
+        Parameters
+        ----------
+        axes : iterable of str or None
+
+        Returns
+        -------
+        tuple of str
+        """
         wanted = set(axes)
         return tuple(name for name in AXES if name in wanted and self.shape[name] > 1)
 
     def describe(self) -> str:
-        """The grid as users write it, for example ``n=2,h=2``."""
+        """Return the shape as users write it, such as ``n=2,h=2``."""
         return ",".join(f"{k}={v}" for k, v in self.shape.items() if v != 1) or "n=1"
 
     def __eq__(self, other: object) -> bool:
@@ -106,12 +170,23 @@ class Arrangement:
 
 
 def parse_grid(text: str) -> dict[str, int]:
-    """Extents from their written form: ``"n=2,h=2"`` gives ``{"n": 2, "h": 2}``.
+    """Parse the shape of a process grid.
+
+    Parameters
+    ----------
+    text : str
+        A comma-separated list of ``axis=parts``, such as ``"n=2,h=2"``. The axes are ``n``, ``c``, ``d``, ``h``, ``w``
+        and ``r``. Spaces are ignored.
+
+    Returns
+    -------
+    dict of str to int
+        Number of parts along each axis, for ``ProcessGrid(**parse_grid(text))``.
 
     Raises
     ------
     GridError
-        If ``text`` is not a comma-separated list of ``axis=parts``.
+        If an item is not ``axis=parts``, an axis is unknown or repeated, or a number of parts is not positive.
 
     Examples
     --------

@@ -1,17 +1,20 @@
-"""Over which values the batch norms of a model take their statistics.
+"""The values over which the batch norms of a model compute their statistics.
 
 ::
 
-    global    the whole mini-batch: the numbers of one process
-    spatial   the samples that a rank has a part of, of which the ranks along d, h and w have the rest
-    local     what this rank has
+    global    the full mini-batch, as in a single process
+    spatial   the samples of which this rank has a part; the ranks along d, h and w have the rest of them
+    local     this rank's values
 
-:func:`take` says it to a model. With ``spatial`` and ``local`` each group of ranks normalises as if its values were a
-mini-batch of their own. Its statistics then enter the running ones as mini-batches do in Ioffe and Szegedy's
-inference: E[x] is the mean of the groups' means, Var[x] that of their unbiased variances, each group with the weight
-of its values. So running statistics stay the same on all ranks, and are what the groups' own would come to on average;
-the variance between groups is left out, because no value was ever normalised by it. What the layers of a model have
-found is summed over ranks in one message, when the call of the model ends.
+:func:`set_batch_norm_scope` registers hooks on a model that set the scope of each call. With ``spatial`` and ``local``
+each group of ranks normalizes as if its values were a mini-batch of their own. The groups' statistics update the
+running ones as mini-batches do in the inference of Ioffe and Szegedy: E[x] is the mean of the groups' means, and Var[x]
+that of their unbiased variances, weighted by the groups' numbers of values. Running statistics thus stay identical on
+all ranks and equal the groups' own on average. The variance between groups is left out, because no value was normalized
+by it.
+
+Updates are collected while the model runs, and one all-reduce sums those of all layers at the end of the outermost
+call.
 
 Source: Dryden et al. 2019, III-B; Ioffe and Szegedy 2015, Algorithm 2.
 """
@@ -32,17 +35,27 @@ from torch.utils import checkpoint
 from distconv.communication.transport import allreduce
 
 BATCH_NORM = ("global", "spatial", "local")
+"""Names of the scopes."""
 
 
 @dataclass(eq=False)
-class Update:
-    """Running statistics that are to move towards what the ranks of ``comm`` have found together.
+class StatisticsUpdate:
+    """A pending update of running statistics.
 
-    ``shares`` (2, C): this rank's part of the sums that are mean and variance, in float64.
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks over which ``partial_sums`` is summed.
+    partial_sums : Tensor, shape (2, C)
+        This rank's contributions to the mean and the variance, in float64.
+    mean, variance : Tensor or None
+        The running statistics, shape (C,), which the update modifies.
+    momentum : float
+        Weight of the new statistics.
     """
 
     comm: MPI.Intracomm
-    shares: torch.Tensor
+    partial_sums: torch.Tensor
     mean: torch.Tensor | None
     variance: torch.Tensor | None
     momentum: float
@@ -50,95 +63,119 @@ class Update:
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a module that takes its statistics ``over`` something."""
+    """A call of a module whose hooks set the scope."""
 
-    over: str
+    scope: str
     error: BaseException | None = None
-    """What was being handled when it began."""
-    updates: list[Update] = field(default_factory=list)
-    """What is to be brought together; only the outermost call has any."""
+    """The exception that was being handled when the call began."""
+    updates: list[StatisticsUpdate] = field(default_factory=list)
+    """Pending updates; only the outermost call has any."""
 
 
 _calls: ContextVar[tuple[_Call, ...]] = ContextVar("batch_norm_calls", default=())
-"""Those that are under way, the innermost last."""
+"""The calls in progress, the innermost last."""
 
 
-def statistics() -> str:
-    """What batch norm takes its statistics over in the call that is under way."""
+def current_scope() -> str:
+    """Return the scope of the innermost call in progress, by default ``"global"``."""
     calls = _calls.get()
-    return calls[-1].over if calls else "global"
+    return calls[-1].scope if calls else "global"
 
 
-def take(model: torch.nn.Module, over: str) -> None:
-    """Let all of ``model``, from now on, take statistics ``over`` one of BATCH_NORM; each module also by itself."""
+def set_batch_norm_scope(model: torch.nn.Module, scope: str) -> None:
+    """Set the scope of the batch norms of a model, for calls of the model and of each of its modules.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    scope : {"global", "spatial", "local"}
+        The scope, which replaces an earlier one.
+    """
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, (_Begin, _End))]:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, (_EnterScope, _LeaveScope))]:
                 del hooks[key]
-        if over != "global":
-            module.register_forward_pre_hook(_Begin(over), prepend=True)
-            module.register_forward_hook(_End(), always_call=True)
+        if scope != "global":
+            module.register_forward_pre_hook(_EnterScope(scope), prepend=True)
+            module.register_forward_hook(_LeaveScope(), always_call=True)
 
 
 @contextmanager
-def taken_over_all() -> Iterator[None]:
-    """Inside, statistics are global whatever the model's are."""
-    before = _calls.set((*_calls.get(), _Call("global")))
+def global_statistics() -> Iterator[None]:
+    """Use global statistics inside the block, whatever the scope of the model is."""
+    previous = _calls.set((*_calls.get(), _Call("global")))
     try:
         yield
     finally:
-        _calls.reset(before)
+        _calls.reset(previous)
 
 
-def later(update: Update) -> None:
-    """Make ``update`` when the call that is under way ends."""
+def defer_update(update: StatisticsUpdate) -> None:
+    """Apply ``update`` at the end of the outermost call in progress, which must exist.
+
+    Parameters
+    ----------
+    update : StatisticsUpdate
+    """
     _calls.get()[0].updates.append(update)
 
 
-def settle() -> None:
-    """Make the updates that wait for the end of the call. Collective."""
+def apply_updates() -> None:
+    """Apply the pending updates now. Collective: call on every rank."""
     for call in _calls.get()[:1]:
-        _bring_together(call.updates)
+        _reduce_updates(call.updates)
         call.updates.clear()
 
 
 @dataclass(frozen=True)
-class _Begin:
-    """Forward pre-hook of a module."""
+class _EnterScope:
+    """Forward pre-hook of a module: sets the scope."""
 
-    over: str
+    scope: str
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        _calls.set((*_calls.get(), _Call(self.over, sys.exc_info()[1])))
+        _calls.set((*_calls.get(), _Call(self.scope, sys.exc_info()[1])))
 
 
-class _End:
-    """Forward hook of a module, called if it failed, too."""
+class _LeaveScope:
+    """Forward hook of a module, which torch also calls after a failure: restores the scope and applies the updates."""
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         *outer, call = _calls.get()
         _calls.set(tuple(outer))
         error = sys.exc_info()[1]
-        # A recomputation ends with an exception. Any other may be this rank's alone, and nobody would answer.
+        # The all-reduce is collective: after an exception of this rank alone, the other ranks would not take part. But
+        # torch ends each recomputation of activations with an exception, on all ranks.
         if error is call.error or isinstance(error, checkpoint._StopRecomputationError):
-            _bring_together(call.updates)
+            _reduce_updates(call.updates)
 
 
-def _bring_together(updates: list[Update]) -> None:
-    groups: dict[tuple[int, torch.device], list[Update]] = {}
+def _reduce_updates(updates: list[StatisticsUpdate]) -> None:
+    """Sum the contributions of all ranks, in one all-reduce for each communicator and device, and apply the updates."""
+    groups: dict[tuple[int, torch.device], list[StatisticsUpdate]] = {}
     for update in updates:
-        groups.setdefault((update.comm.handle, update.shares.device), []).append(update)
+        groups.setdefault((update.comm.handle, update.partial_sums.device), []).append(update)
     for group in groups.values():
-        flat = torch.cat([update.shares.flatten() for update in group])
+        flat = torch.cat([update.partial_sums.flatten() for update in group])
         allreduce(group[0].comm, flat, "running statistics")
-        for update, sums in zip(group, flat.split([update.shares.numel() for update in group]), strict=True):
-            mean, variance = sums.view_as(update.shares)
-            move(update.mean, mean, update.momentum)
-            move(update.variance, variance, update.momentum)
+        for update, sums in zip(group, flat.split([update.partial_sums.numel() for update in group]), strict=True):
+            mean, variance = sums.view_as(update.partial_sums)
+            update_running_statistic(update.mean, mean, update.momentum)
+            update_running_statistic(update.variance, variance, update.momentum)
 
 
-def move(running: torch.Tensor | None, statistic: torch.Tensor, momentum: float) -> None:
-    """Move a running statistic, if there is one, towards that of a mini-batch, as torch does."""
+def update_running_statistic(running: torch.Tensor | None, statistic: torch.Tensor, momentum: float) -> None:
+    """Move a running statistic, if there is one, towards that of a mini-batch, as torch does.
+
+    Parameters
+    ----------
+    running : Tensor or None
+        The running statistic, which is modified.
+    statistic : Tensor
+        That of the mini-batch, of the same shape.
+    momentum : float
+        Weight of ``statistic``.
+    """
     if running is not None:
         with torch.no_grad():
             running.mul_(1 - momentum).add_(statistic.to(running.dtype), alpha=momentum)

@@ -1,7 +1,7 @@
-"""The command ``distconv``: finds the job that was asked for, loads that module alone, and runs it.
+"""The command ``distconv``: import the module of the requested job only, and run it.
 
-A job module offers ``add_arguments(parser)`` and ``run(options) -> int``, and ``EXAMPLES`` if it likes. Under MPI only
-rank 0 prints; bad input ends all ranks with exit code 2 and one line.
+A job module defines ``add_arguments(parser)`` and ``run(options) -> int``, and may define ``EXAMPLES``. Under MPI only
+rank 0 prints. Invalid input ends all ranks with exit code 2 and a one-line message.
 """
 
 from __future__ import annotations
@@ -23,12 +23,20 @@ from distconv.errors import BAD_INPUT, DistconvError, PipelineError
 from distconv.process import startup
 
 _PIPE_CLOSED = 141
-"""What a shell gives for a command that SIGPIPE ended."""
+"""Exit code that a shell reports for a command that SIGPIPE ended."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a subcommand lives and what it does, in a line."""
+    """A subcommand.
+
+    Parameters
+    ----------
+    module : str
+        The module of the job.
+    summary : str
+        One line for the list of commands.
+    """
 
     module: str
     summary: str
@@ -36,7 +44,7 @@ class Command:
 
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "mesh"): Command(
-        "distconv.jobs.commands.train_mesh", "train a network to find mesh cells about to tangle"
+        "distconv.jobs.commands.train_mesh", "train a network to find mesh cells that are about to tangle"
     ),
     ("data", "mesh"): Command(
         "distconv.jobs.commands.make_mesh", "make mesh-tangling samples with the hydrodynamics code"
@@ -58,87 +66,107 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.predict", "predict with a trained network, large samples window by window"
     ),
     ("plan", "pointcloud"): Command(
-        "distconv.jobs.commands.plan_pointcloud", "choose how ranks split samples and space of a sparse network"
+        "distconv.jobs.commands.plan_pointcloud", "choose how ranks split the samples and the space of a sparse network"
     ),
     ("plan",): Command(
-        "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
+        "distconv.jobs.commands.plan", "choose the distribution of each layer for a machine, and write the plan"
     ),
     ("explore",): Command(
-        "distconv.jobs.commands.explore", "choose stages, replicas, distributions and schedule, and write the choice"
+        "distconv.jobs.commands.explore",
+        "choose the stages, replicas, distributions and schedule of a pipeline, and write them",
     ),
-    ("bench", "step"): Command("distconv.jobs.bench.steps.step", "time a training step against plain torch"),
+    ("bench", "step"): Command(
+        "distconv.jobs.bench.steps.step", "compare the time of a training step with plain torch"
+    ),
     ("bench", "halo"): Command("distconv.jobs.bench.messages.halo", "time halo exchanges"),
     ("bench", "redistribute"): Command(
-        "distconv.jobs.bench.messages.redistribute", "time a tensor's way from one grid to another"
+        "distconv.jobs.bench.messages.redistribute", "time the redistribution of a tensor between grids"
     ),
-    ("bench", "allreduce"): Command("distconv.jobs.bench.messages.allreduce", "time the sum of a network's gradients"),
-    ("bench", "gpu"): Command("distconv.jobs.bench.steps.gpu", "a step on a GPU against plain torch; what ranks hide"),
+    ("bench", "allreduce"): Command(
+        "distconv.jobs.bench.messages.allreduce", "time the all-reduce of a network's gradients"
+    ),
+    ("bench", "gpu"): Command(
+        "distconv.jobs.bench.steps.gpu", "compare a step on a GPU with plain torch, and measure overlap"
+    ),
     ("bench", "layer"): Command(
-        "distconv.jobs.bench.layers.layer", "memory, traffic and time of convolutions over a grid"
+        "distconv.jobs.bench.layers.layer", "measure memory, traffic and time of convolutions over a grid"
     ),
     ("bench", "scaling"): Command(
-        "distconv.jobs.bench.steps.scaling", "step times over rank counts against predictions"
+        "distconv.jobs.bench.steps.scaling", "compare step times at several rank counts with predictions"
     ),
-    ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
-    ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
-    ("bench", "plans"): Command("distconv.jobs.bench.plans", "steps of pipeline plan files side by side"),
-    ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
+    ("bench", "planner"): Command("distconv.jobs.bench.planner", "compare the exact search with the paper's selector"),
+    ("bench", "pipeline"): Command(
+        "distconv.jobs.bench.pipeline", "compare pipelined steps with a single process and torch"
+    ),
+    ("bench", "plans"): Command("distconv.jobs.bench.plans", "compare the steps of pipeline plan files"),
+    ("bench", "sparse"): Command(
+        "distconv.jobs.bench.layers.sparse", "compare a sparse convolution with the dense one"
+    ),
     ("bench", "pointcloud"): Command(
-        "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"
+        "distconv.jobs.bench.layers.pointcloud", "compare a sparse network on point clouds with its dense equivalent"
     ),
-    ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
+    ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "compare backward algorithms of a recurrent layer"),
     ("bench", "safeguards"): Command(
-        "distconv.jobs.bench.steps.safeguards", "what comparing ranks and writing checkpoints cost beside a step"
+        "distconv.jobs.bench.steps.safeguards", "measure the cost of checks and checkpoints relative to a step"
     ),
-    ("bench", "memory"): Command("distconv.jobs.bench.steps.memory", "peak memory per rank against one rank"),
-    ("checkpoint",): Command("distconv.checkpoint.command", "list, verify and export what a training has saved"),
-    ("run",): Command("distconv.jobs.commands.run_script", "run a script of your own with memory that is kept"),
-    ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
+    ("bench", "memory"): Command(
+        "distconv.jobs.bench.steps.memory", "compare the peak memory per rank with that of one rank"
+    ),
+    ("checkpoint",): Command(
+        "distconv.checkpoint.command", "list, verify and export the checkpoints of a training run"
+    ),
+    ("run",): Command(
+        "distconv.jobs.commands.run_script", "run your own script with an allocator that keeps freed memory"
+    ),
+    ("simulate",): Command(
+        "distconv.jobs.commands.simulate", "compute time and memory of a pipeline schedule, and draw it"
+    ),
     ("profile",): Command(
-        "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
+        "distconv.jobs.commands.profile", "measure this machine and the layers of a network for the planner"
     ),
     ("verify", "conformance"): Command(
-        "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
+        "distconv.jobs.verification.conformance.command", "compare every operator on every kind of grid with torch"
     ),
     ("verify", "differential"): Command(
-        "distconv.jobs.verification.differential.command", "random operators and small networks against torch"
+        "distconv.jobs.verification.differential.command", "compare random operators and small networks with torch"
     ),
     ("verify", "exactness"): Command(
-        "distconv.jobs.verification.exactness", "training over a grid against plain torch, step by step"
+        "distconv.jobs.verification.exactness", "compare training over a grid with plain torch, step by step"
     ),
     ("verify", "predictions"): Command(
-        "distconv.jobs.verification.predictions", "predicted against measured steps on this machine"
+        "distconv.jobs.verification.predictions", "compare predicted with measured steps on this machine"
     ),
     ("verify", "pipelines"): Command(
-        "distconv.jobs.verification.pipelines", "predicted against measured steps of pipelines, explored and not"
+        "distconv.jobs.verification.pipelines", "compare predicted with measured steps of pipelines"
     ),
     ("verify", "soak"): Command(
-        "distconv.jobs.verification.soak", "a training that is killed, starved and damaged at random against itself"
+        "distconv.jobs.verification.soak", "kill, starve and damage a training run at random, and compare its result"
     ),
     ("verify", "capture"): Command(
-        "distconv.jobs.verification.captures", "captured steps against eager ones, bit for bit"
+        "distconv.jobs.verification.captures", "compare captured steps with eager ones, bit for bit"
     ),
-    ("conformance",): Command("distconv.jobs.verification.conformance.command", "the same as verify conformance"),
+    ("conformance",): Command("distconv.jobs.verification.conformance.command", "an alias of verify conformance"),
     ("reproduce", "dryden"): Command(
-        "distconv.jobs.papers.dryden.command", "strong scaling on Lassen (Dryden et al. 2019), predicted"
+        "distconv.jobs.papers.dryden.command", "predict strong scaling on Lassen (Dryden et al. 2019)"
     ),
     ("reproduce", "bapipe"): Command(
-        "distconv.jobs.papers.bapipe.command", "BaPipe's tables: throughput, largest model, FPGA boards"
+        "distconv.jobs.papers.bapipe.command", "reproduce BaPipe's tables: throughput, largest model, FPGA boards"
     ),
     ("reproduce", "bppsa"): Command(
-        "distconv.jobs.papers.bppsa.command", "BPPSA's tables: sparse Jacobians, FLOP of a scan, training by scan"
+        "distconv.jobs.papers.bppsa.command", "reproduce BPPSA's tables: sparse Jacobians, FLOP of a scan, training"
     ),
     ("reproduce", "sparsepipe"): Command(
-        "distconv.jobs.papers.sparsepipe.command", "SparsePipe's partitions over mixed GPUs"
+        "distconv.jobs.papers.sparsepipe.command", "reproduce SparsePipe's partitions over mixed GPUs"
     ),
     ("reproduce", "sparsepipe-accuracy"): Command(
-        "distconv.jobs.papers.sparsepipe.accuracy", "SparsePipe's VGG16-BN against its dense twin, trained alike"
+        "distconv.jobs.papers.sparsepipe.accuracy", "compare SparsePipe's VGG16-BN with its dense equivalent"
     ),
     ("reproduce", "stale-weights"): Command(
-        "distconv.jobs.papers.stale_weights.command", "accuracy of pipelined training with stale weights"
+        "distconv.jobs.papers.stale_weights.command", "measure the accuracy of pipelined training with stale weights"
     ),
     ("info",): Command(
-        "distconv.jobs.commands.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
+        "distconv.jobs.commands.information",
+        "print versions, MPI library, ranks, threads, devices, transport, allocator",
     ),
 }
 
@@ -160,39 +188,57 @@ EXAMPLES = """\
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints on rank 0 alone, and an error as one line."""
+    """Argument parser that prints on rank 0 only, and errors as one line."""
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if MPI.COMM_WORLD.rank == 0:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the code of bad input and one line that says what was wrong."""
+        """Print a one-line error and exit with the code for invalid input.
+
+        Parameters
+        ----------
+        message : str
+        """
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code. Collective over MPI.COMM_WORLD."""
+    """Run the command.
+
+    Collective: call on every rank of ``MPI.COMM_WORLD``.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The command-line arguments (default: those of the process).
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     try:
         try:
             return _main(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads has enough (``| head``). What Python still holds must go somewhere when the process ends.
+        # The reader has closed the pipe (``| head``). Python flushes its buffer at exit, which would fail there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
 
 
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    words = _command_of(given)
+    words = _match_command(given)
     if given == ["--version"]:
         if MPI.COMM_WORLD.rank == 0:
             print(f"distconv {importlib.import_module('distconv').__version__}")
         return 0
     if words is None:
-        return _no_command(given)
+        return _show_help(given)
     prog = " ".join(("distconv", *words))
     try:
         if words != ("run",):  # there the script's first grid starts distconv, on the ranks that make it
@@ -200,32 +246,44 @@ def _main(arguments: Sequence[str] | None) -> int:
             startup.start(MPI.COMM_WORLD)
         return _run(prog, COMMANDS[words], given[len(words) :])
     except PipelineError:
-        raise  # on this rank alone: the excepthook ends the job
+        raise  # raised on this rank alone: the excepthook aborts the other ranks
     except DistconvError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             raise error.__cause__ from None
-        # Raised on all ranks alike: all of them end here.
+        # Raised on all ranks with the same message: all of them end here.
         if MPI.COMM_WORLD.rank == 0:
             print(f"{prog}: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT
 
 
 def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
-    job = _job(prog, command)
-    parser = parser_of(prog, job)
+    job = _import_job(prog, command)
+    parser = make_parser(prog, job)
     for option, word in zip(("", *arguments), arguments, strict=False):
-        # An empty path would be the folder where the job happens to run.
+        # An empty path would silently be the current directory.
         if prog != "distconv run" and (not word or re.fullmatch(r"--[\w-]+=", word)):
             parser.error(f"argument {word.rstrip('=') or option}: is empty")
     code: int = job.run(parser.parse_args(arguments))
     return code
 
 
-def parser_of(prog: str, job: ModuleType) -> Parser:
-    """What reads the options of ``job``."""
+def make_parser(prog: str, job: ModuleType) -> Parser:
+    """Return the parser for the options of a job.
+
+    Parameters
+    ----------
+    prog : str
+        The command, such as ``distconv train mesh``.
+    job : module
+        The job.
+
+    Returns
+    -------
+    Parser
+    """
     parser = Parser(
         prog=prog,
-        description=_unmarked(job.__doc__ or ""),
+        description=_strip_markup(job.__doc__ or ""),
         epilog=getattr(job, "EXAMPLES", None),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -234,21 +292,24 @@ def parser_of(prog: str, job: ModuleType) -> Parser:
     return parser
 
 
-def _unmarked(text: str) -> str:
-    """A docstring as a terminal shows it: without the marks of code and of references.
+def _strip_markup(text: str) -> str:
+    """Return a docstring without the markup of code and references, for a terminal.
 
-    >>> _unmarked("``distconv info`` and :func:`main`")
+    Examples
+    --------
+    >>> _strip_markup("``distconv info`` and :func:`main`")
     'distconv info and main'
     """
     return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
 
 
-def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:
+def _match_command(given: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the words of the first command that ``given`` begins with, or None."""
     return next((words for words in COMMANDS if tuple(given[: len(words)]) == words), None)
 
 
-def _no_command(given: Sequence[str]) -> int:
-    """Overall help, the list below ``distconv train``, or what is wrong."""
+def _show_help(given: Sequence[str]) -> int:
+    """Print the help for all commands or a group of them, or exit with an error for an unknown command."""
     groups = sorted({words[0] for words in COMMANDS})
     group = given[0] if given and given[0] in groups else None
     within = given[1:] if group else given
@@ -257,7 +318,7 @@ def _no_command(given: Sequence[str]) -> int:
         prog="distconv",
         usage="distconv COMMAND [options]\n       distconv --version",
         description="Train convolutional networks whose samples and space are split over MPI ranks.",
-        epilog=f"{_listed(group)}\n\n{_examples(group)}",
+        epilog=f"{_list_commands(group)}\n\n{_examples(group)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if asked:
@@ -265,10 +326,10 @@ def _no_command(given: Sequence[str]) -> int:
         return 0
     near = " ".join(given[:2] if group else given[:1])
     commands = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
-    parser.error(f"there is no command {near!r}; there are {commands}")
+    parser.error(f"unknown command {near!r}; the commands are {commands}")
 
 
-def _listed(group: str | None) -> str:
+def _list_commands(group: str | None) -> str:
     shown = {" ".join(words): command for words, command in COMMANDS.items() if group in (None, words[0])}
     width = max(map(len, shown))
     return "\n".join(["commands:", *(f"  {name:<{width}}  {command.summary}" for name, command in shown.items())])
@@ -279,23 +340,23 @@ def _examples(group: str | None) -> str:
     return "\n".join(["examples:", *shown])
 
 
-def _job(prog: str, command: Command) -> ModuleType:
+def _import_job(prog: str, command: Command) -> ModuleType:
     try:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
         if error.name and f"{command.module}.".startswith(f"{error.name}."):
-            raise DistconvError(_only_in_checkout(prog)) from error
+            raise DistconvError(_not_installed_message(prog)) from error
         raise DistconvError(
-            f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs"
+            f"{command.module} cannot be loaded: {error}. Reinstall distconv with its dependencies"
         ) from error
 
 
-def _only_in_checkout(prog: str) -> str:
-    """What is said of a command that an installation does not hold."""
+def _not_installed_message(prog: str) -> str:
+    """Return the message for a command that is not part of an installation."""
     command = prog.partition(" ")[2]
     return (
-        "is about papers and distconv's own pages, and not installed: it needs a checkout of distconv's repository; "
-        f"there: python -m distconv {command}"
+        "reproduces papers or distconv's own pages, and is not installed. In a checkout of distconv's repository run "
+        f"python -m distconv {command}"
     )
 
 
@@ -307,6 +368,6 @@ def _show_warning(  # noqa: PLR0917 - the signature of warnings.showwarning
     file: object = None,
     line: str | None = None,
 ) -> None:
-    """A warning as one line, on rank 0 alone: the place in our source says nothing to a user."""
+    """Print a warning as one line on rank 0, without its location in distconv's source."""
     if MPI.COMM_WORLD.rank == 0:
         print(f"distconv: warning: {message}", file=sys.stderr)

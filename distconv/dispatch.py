@@ -1,7 +1,13 @@
-"""The operator registry: which distributed operator serves which torch function, and what is known of that function.
+"""The operator registry: which distributed operator implements which torch function.
 
-``distconv.layers`` fills it. A function that is not in it goes to the exact fallback, which computes the whole on every
-rank, or raises: nothing ever runs on the blocks alone by default.
+``distconv.layers`` fills the registry; ``DistTensor.__torch_function__`` calls :func:`dispatch_call`. A function
+without an operator goes to the exact fallback, which computes it replicated, or raises. No function ever runs on the
+local blocks by default. A call takes the first path that applies::
+
+    1  grid of one rank, values only    torch's own function on the block     call_on_single_rank
+    2  operator registered              the distributed operator              dispatch_call
+    3  torch function in Python         its body, on DistTensors              python_body
+    4  otherwise                        replicated computation, or an error   call_fallback
 """
 
 from __future__ import annotations
@@ -25,39 +31,53 @@ Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
 
 
-class Kind(Enum):
-    """What a call of a function does."""
+class OperatorKind(Enum):
+    """Category of a torch function: its effects other than computing a result."""
 
-    VALUES = "computes values; on a grid of one rank torch's own function does so, and needs no operator"
-    VIEW = "shares memory with an argument: the operator keeps track of it"
-    QUERY = "says something of a tensor as a whole"
-    EFFECT = "does more than compute: draws numbers that ranks agree on, reaches into autograd or optimizers"
-
-
-class Order(Enum):
-    """In which order of memory results lie in one process: see distconv.memory_order."""
-
-    KEPT = "contiguous where all operands are, else as torch's function of tensors without memory says"
-    NEW = "as that says in any case: contiguous operands may give other orders"
-    OF_INPUT = "that of the input; torch's function of tensors without memory says contiguous"
-    OF_INPUT_ON_CPU = "as OF_INPUT on a CPU, but for circular padding, which is made of slices"
-    OF_LAYER = "that of the input or the weight, alike"
-    IN_TRAINING = "on a CPU contiguous in training, which the same of tensors without memory does not say"
+    VALUES = "computes values only; on a grid of one rank torch's own function runs instead of the operator"
+    VIEW = "returns a view of an argument; the operator records that they share memory"
+    QUERY = "returns a property of the tensor"
+    EFFECT = "has side effects: draws random numbers, modifies autograd's graph or an optimizer"
 
 
-class Rule(NamedTuple):
-    """An operator, and what is known of the functions that it serves."""
+class StridePolicy(Enum):
+    """Rule for the strides that a result has in a single process. See :mod:`distconv.memory_order`.
+
+    "As torch returns" refers to a call of torch's function with meta tensors.
+    """
+
+    KEPT = "contiguous if all operands are, otherwise as torch returns"
+    NEW = "always as torch returns: contiguous operands may give a result that is not contiguous"
+    OF_INPUT = "the memory format of the input, where meta tensors give contiguous"
+    OF_INPUT_ON_CPU = "OF_INPUT on a CPU, except for circular padding, which consists of slices"
+    OF_LAYER = "channels-last if the input or the weight is"
+    IN_TRAINING = "contiguous in training on a CPU, where meta tensors give other strides"
+
+
+class OperatorRule(NamedTuple):
+    """An operator and the properties of the torch functions that it implements.
+
+    Parameters
+    ----------
+    operator : callable
+        Takes the arguments of the torch functions.
+    kind : OperatorKind
+        What the functions do.
+    order : StridePolicy
+        How the strides of results are found.
+    tensors : str or None
+        Names of the parameters that may be tensors, separated by spaces; ``*`` stands for further positional arguments.
+        All other parameters are numbers, such as sizes, dimensions and factors. ``""`` is the first parameter only, and
+        None is all parameters.
+    passes : int or None
+        How often the input is read, from which costs are estimated. None if memory traffic does not determine the cost.
+    """
 
     operator: Operator
-    kind: Kind = Kind.VALUES
-    order: Order = Order.KEPT
+    kind: OperatorKind = OperatorKind.VALUES
+    order: StridePolicy = StridePolicy.KEPT
     tensors: str | None = ""
-    """Parameters that may be tensors, in a row, ``*`` for further ones; none: the first; None: all.
-
-    The others are numbers: sizes, dimensions, factors.
-    """
     passes: int | None = 1
-    """How often its input is read, which is what it costs; None: memory traffic does not describe it."""
 
 
 METADATA = frozenset(
@@ -75,28 +95,42 @@ METADATA = frozenset(
 ) | frozenset((
     torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
 ))  # fmt: skip
-"""What torch reads off the wrapper itself."""
+"""Functions that torch answers from the wrapper itself, without an operator."""
 
-_RULES: dict[object, Rule] = {}
+_RULES: dict[object, OperatorRule] = {}
 _FALLBACK: list[Operator] = []
-_ON_ONE_RANK: list[Operator] = []
+_SINGLE_RANK: list[Operator] = []
 
 
 def implements(
     *functions: object,
-    kind: Kind = Kind.VALUES,
-    order: Order = Order.KEPT,
+    kind: OperatorKind = OperatorKind.VALUES,
+    order: StridePolicy = StridePolicy.KEPT,
     tensors: str | None = "",
     passes: int | None = 1,
 ) -> Callable[[F], F]:
-    """Register the decorated operator for these torch functions; it is called with their arguments.
+    """Register the decorated operator for torch functions.
 
-    The rest is said in :class:`Rule`. Two names of one function may both be given. What another operator already serves
-    is refused, since one of the two would be dead.
+    Parameters
+    ----------
+    *functions : object
+        The torch functions. Two names of one function may both be given.
+    kind, order, tensors, passes
+        As in :class:`OperatorRule`.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the operator unchanged.
+
+    Raises
+    ------
+    AssertionError
+        If a function already has an operator: one of the two would never be called.
     """
 
     def register(operator: F) -> F:
-        rule = Rule(operator, kind, order, tensors, passes)
+        rule = OperatorRule(operator, kind, order, tensors, passes)
         for function in set(functions):
             assert function not in _RULES, f"{name_of(function)} already has the operator {_RULES[function].operator}"
             _RULES[function] = rule
@@ -105,33 +139,59 @@ def implements(
     return register
 
 
-def rules() -> dict[object, Rule]:
-    """Every function that has an operator, and what is known of it."""
+def rules() -> dict[object, OperatorRule]:
+    """Return all functions that have an operator, with their rules."""
     return dict(_RULES)
 
 
-def rule_of(function: object) -> Rule | None:
-    """What is known of ``function``; None without an operator."""
+def rule_of(function: object) -> OperatorRule | None:
+    """Return the rule of ``function``, or None if it has no operator.
+
+    Parameters
+    ----------
+    function : object
+
+    Returns
+    -------
+    OperatorRule or None
+    """
     return _RULES.get(function)
 
 
 def has_operator(function: object) -> bool:
-    """Whether ``function`` has an operator."""
+    """Return True if ``function`` has an operator.
+
+    Parameters
+    ----------
+    function : object
+
+    Returns
+    -------
+    bool
+    """
     return function in _RULES
 
 
 def operator_for(function: object) -> Operator:
-    """The distributed operator for ``function``.
+    """Return the distributed operator for ``function``.
+
+    Parameters
+    ----------
+    function : object
+
+    Returns
+    -------
+    Operator
 
     Raises
     ------
     NoRule
-        If there is none.
+        If it has none.
     """
     return _rule(function).operator
 
 
-def _rule(function: object) -> Rule:
+def _rule(function: object) -> OperatorRule:
     rule = _RULES.get(function)
     if rule is None:
         raise NoRule(
@@ -141,48 +201,97 @@ def _rule(function: object) -> Rule:
     return rule
 
 
-def is_fallback(operator: F) -> F:
-    """Let the decorated operator serve the calls that have no rule: it gets the error, the function, its arguments."""
+def register_fallback(operator: F) -> F:
+    """Register the decorated function for calls without a rule.
+
+    Parameters
+    ----------
+    operator : callable
+        Called with the error, the torch function, its positional and its keyword arguments.
+
+    Returns
+    -------
+    callable
+        ``operator``.
+    """
     _FALLBACK[:] = [operator]
     return operator
 
 
-def serves_one_rank(operator: F) -> F:
-    """Let the decorated operator give what functions give on grids of one rank: it gets one and its arguments."""
-    _ON_ONE_RANK[:] = [operator]
+def register_single_rank(operator: F) -> F:
+    """Register the decorated function for calls on grids of one rank.
+
+    Parameters
+    ----------
+    operator : callable
+        Called with the torch function, its positional and its keyword arguments.
+
+    Returns
+    -------
+    callable
+        ``operator``.
+    """
+    _SINGLE_RANK[:] = [operator]
     return operator
 
 
-def on_one_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What ``function`` gives on a grid of one rank, laid out as in one process; NotImplemented where it needs more."""
-    rule = _RULES.get(function)
-    if rule is None or rule.kind is not Kind.VALUES:
-        return NotImplemented
-    return _ON_ONE_RANK[0](function, args, kwargs)
+def call_on_single_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a torch function on blocks if the grid has one rank and the function only computes values.
 
+    Parameters
+    ----------
+    function, args, kwargs
+        The call, as ``__torch_function__`` receives it.
 
-def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments.
-
-    What torch itself writes in Python out of other functions has their rules.
+    Returns
+    -------
+    object
+        The result, with the strides of a single process; ``NotImplemented`` if the call needs a distributed operator.
     """
-    body = None if function in _RULES else own_body(function)
+    rule = _RULES.get(function)
+    if rule is None or rule.kind is not OperatorKind.VALUES:
+        return NotImplemented
+    return _SINGLE_RANK[0](function, args, kwargs)
+
+
+def dispatch_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call the operator for a torch function, or the exact fallback if no rule covers the arguments.
+
+    Collective: call on every rank. A function that torch implements in Python runs that implementation, whose calls are
+    dispatched in turn.
+
+    Parameters
+    ----------
+    function, args, kwargs
+        The call, as ``__torch_function__`` receives it.
+
+    Returns
+    -------
+    object
+        The result, with DistTensors in place of tensors.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If neither a rule nor the fallback covers the call.
+    """
+    body = None if function in _RULES else python_body(function)
     if body is not None:
         return body(*args, **kwargs)
     try:
         rule = _rule(function)
-        if rule.kind is Kind.VALUES and _is_without_elements(args, kwargs):
+        if rule.kind is OperatorKind.VALUES and _is_without_elements(args, kwargs):
             return _FALLBACK[0](None, function, args, kwargs)
         return _by_rule(function, rule, args, kwargs)
     except NoRule as error:
         reason = error
-    return fallback(reason, function, args, kwargs)
+    return call_fallback(reason, function, args, kwargs)
 
 
 def _is_without_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return True if the first distributed tensor has no elements.
 
-    What torch's functions return or raise then is special, and calling them on every rank costs nothing.
+    Results and errors of torch functions are special then, and computing them replicated costs nothing.
     """
     for value in (*args, *kwargs.values()) if kwargs else args:
         shape = getattr(value, "_shape", None)
@@ -191,64 +300,76 @@ def _is_without_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     return False
 
 
-_IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))
-_ASKS_FOR_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_PYTHON_MODULES = frozenset(("torch.nn.functional", "torch.functional"))
+_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-def own_body(function: Callable[..., Any]) -> Operator | None:
-    """A function of torch's that is written in Python, asking no tensor for an operator of its own.
+def python_body(function: Callable[..., Any]) -> Operator | None:
+    """Return the Python implementation of a torch function, without its check for ``__torch_function__``.
 
-    It begins by asking, which is how the call has come here: a copy is told that nobody has one. Where another function
-    asks for it (``torch.meshgrid``), that would ask again.
+    The check is how the call got here, so the copy's check always returns False. A function that calls another function
+    to check (``torch.meshgrid``) would check again.
+
+    Parameters
+    ----------
+    function : callable
+
+    Returns
+    -------
+    callable or None
+        None if torch does not implement ``function`` in Python.
     """
-    if not isinstance(function, FunctionType) or function.__module__ not in _IN_PYTHON:
+    if not isinstance(function, FunctionType) or function.__module__ not in _PYTHON_MODULES:
         return None
-    return _unasking(function)
+    return _without_override_checks(function)
 
 
 @lru_cache(maxsize=256)
-def _unasking(function: FunctionType) -> Operator | None:
-    if not set(_ASKS_FOR_OVERRIDES).intersection(function.__code__.co_names):
+def _without_override_checks(function: FunctionType) -> Operator | None:
+    if not set(_OVERRIDE_CHECKS).intersection(function.__code__.co_names):
         return None
-    answers = dict.fromkeys(_ASKS_FOR_OVERRIDES, lambda *tensors: False)
+    answers = dict.fromkeys(_OVERRIDE_CHECKS, lambda *tensors: False)
     code, names = function.__code__, {**function.__globals__, **answers}
     copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
-def _by_rule(function: Callable[..., Any], rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _by_rule(function: Callable[..., Any], rule: OperatorRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     operator = rule.operator
     if kwargs.get("out") is not None and "out" not in _parameters(operator):
         raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
-    if _odd(args) or _odd(kwargs.values()):
+    if _has_numpy_scalar(args) or _has_numpy_scalar(kwargs.values()):
         args, kwargs = _with_numbers(rule, args, kwargs)
     try:
         return operator(*args, **kwargs)
     except TypeError:
-        # torch may know ways to call it that the rule does not.
-        if _takes(operator, args, kwargs):
+        # torch may have further signatures, for which the operator has no parameters: those go to the fallback.
+        if _accepts(operator, args, kwargs):
             raise
     named = ", ".join(f"{name}=" for name in kwargs)
     raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); call it without some")
 
 
+# Arguments of these types need no conversion, so that the common call is checked quickly.
 _PLAIN = frozenset((int, float, bool, str, type(None), slice, type(Ellipsis), torch.Size, torch.dtype))
 
 
-def _odd(values: Iterable[Any]) -> bool:
-    """Whether there may be a number among ``values``, or in a sequence of them, that is none of Python's."""
-    return any(type(v) not in _PLAIN and (_is_number(v) or (type(v) in (list, tuple) and _odd(v))) for v in values)
+def _has_numpy_scalar(values: Iterable[Any]) -> bool:
+    """Return True if ``values``, or a sequence in it, may contain a number that is not one of Python's."""
+    return any(
+        type(v) not in _PLAIN and (_is_number(v) or (type(v) in (list, tuple) and _has_numpy_scalar(v))) for v in values
+    )
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, np.generic) or (type(value) is torch.Tensor and not value.dim() and value.is_leaf)
 
 
-def _with_numbers(rule: Rule, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """NumPy's numbers as Python's, and so plain tensors of no dimensions where the rule takes no tensor.
+def _with_numbers(rule: OperatorRule, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace NumPy scalars, and 0-d plain tensors where the operator takes no tensor, by Python numbers.
 
-    torch takes all three for a size, a dimension or a factor.
+    torch accepts all three as a size, a dimension or a factor.
     """
     positional, named, others = _number_parameters(rule)
     changed = [_as_number(a, numbers) for a, numbers in zip(args, chain(positional, repeat(others)), strict=False)]
@@ -264,8 +385,8 @@ def _as_number(value: Any, tensors: bool) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _number_parameters(rule: Rule) -> tuple[list[bool], dict[str, bool], bool]:
-    """Whether its parameters take numbers and no tensors: by position, by name, and any others."""
+def _number_parameters(rule: OperatorRule) -> tuple[list[bool], dict[str, bool], bool]:
+    """Return True for parameters that take numbers and no tensors: by position, by name, and for any others."""
     if rule.tensors is None:
         return [], {}, False
     parameters = list(inspect.signature(rule.operator).parameters.values())
@@ -280,7 +401,7 @@ def _parameters(operator: Operator) -> frozenset[str]:
     return frozenset(inspect.signature(operator).parameters)
 
 
-def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _accepts(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     try:
         inspect.signature(operator).bind(*args, **kwargs)
     except TypeError:
@@ -288,13 +409,28 @@ def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return True
 
 
-def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a call without a rule, computed replicated; ``error`` gives the reason.
+def call_fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a call without a rule, computed replicated.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    error : NoRule
+        The reason, which a ReplicationWarning or an error shows.
+    function, args, kwargs
+        The call.
+
+    Returns
+    -------
+    object
+        The result, with replicated DistTensors.
 
     Raises
     ------
     UnsupportedOperation
-        For functions of ``torch.distributed``, which change a tensor in place: they would change a gathered copy.
+        For functions of ``torch.distributed``, which modify a tensor in place: they would modify a gathered copy. Also
+        if the fallback rejects the call.
     """
     if f"{getattr(function, '__module__', '')}.".startswith("torch.distributed."):
         raise UnsupportedOperation(
@@ -305,46 +441,91 @@ def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...],
 
 
 def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
-    """``values``, in whatever tuples, lists and dictionaries, each replaced by what ``change`` makes of it.
+    """Apply a function to all leaves of nested tuples, lists and dictionaries.
 
-    A ``torch.Size`` is one value: as a plain tuple it would be taken for data.
+    A ``torch.Size`` is one leaf: as a plain tuple it would be taken for data.
+
+    Parameters
+    ----------
+    change : callable
+        Called with each leaf.
+    values : object
+        The nested values.
+
+    Returns
+    -------
+    object
+        The same structure with the results of ``change``.
     """
     return tree_map(change, values, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 def name_of(function: object) -> str:
-    """How users know ``function``."""
+    """Return the name under which users call ``function``, such as ``torch.nn.functional.conv2d``.
+
+    Parameters
+    ----------
+    function : object
+
+    Returns
+    -------
+    str
+    """
     path = (torch.overrides.resolve_name(function) or "").replace("._VariableFunctionsClass.", ".")
-    # Never repr(): its address differs between ranks, and all of them raise the same text.
+    # Not repr(): it contains an address, which differs between ranks, and all ranks must raise the same message.
     own = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
     return path or own.replace("None._VariableFunctionsClass.", "torch.").lstrip(".")
 
 
 @lru_cache(maxsize=1024)
 def short_name(function: object) -> str:
-    """The last part of its name: ``conv2d``."""
+    """Return the last part of the name of ``function``, such as ``conv2d``.
+
+    Parameters
+    ----------
+    function : object
+
+    Returns
+    -------
+    str
+    """
     return name_of(function).removesuffix(".__get__").rpartition(".")[2]
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-def name_layer(error: DistconvError) -> None:
-    """Put the layer that is being called in front of the message: people look for layers, not for functions."""
-    # Where the layers of all ranks are named, this rank's alone would make the messages of ranks differ.
+def add_layer_name(error: DistconvError) -> None:
+    """Prefix the message of ``error`` with the layer that is being called.
+
+    Users search for layers, not for functions. Errors that name the layers of all ranks stay unchanged.
+
+    Parameters
+    ----------
+    error : DistconvError
+    """
+    # A message that names the layers of all ranks must stay identical on all ranks.
     if error.args and not (isinstance(error, MismatchError) and error.names_calls):
         error.args = (with_layer(str(error.args[0])), *error.args[1:])
 
 
 def with_layer(text: str) -> str:
-    """``text`` behind the name of the layer that is being called.
+    """Return ``text`` with the name of the layer that is being called in front.
 
-    It is found on the call stack, so that calls that succeed pay nothing, and named as in ``named_modules()`` of the
-    outermost module. Outside of all modules the message stays as it is.
+    The layer is found on the call stack, so that calls that succeed cost nothing. Its name is the one in
+    ``named_modules()`` of the outermost module. Outside of all modules the text is returned unchanged.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
     """
     modules = modules_called()
     if not modules:
         return text
     prefix = f"{layer_of(modules)}: "
-    # An operator may have called others, through each of which the error passes.
+    # The error passes through every operator on the stack, so the prefix may be there already.
     return text if text.startswith(prefix) else prefix + text

@@ -1,7 +1,13 @@
-"""Distributions: which rank owns which indices of a tensor. Pure arithmetic, no message is ever sent here.
+"""Distributions: which rank owns which indices of a tensor. Pure arithmetic: this module sends no message.
 
-Source: Dryden et al. 2019, II-C (FLAME notation): D = (D^(0), ..., D^(M-1)) assigns the indices of each dimension to
-the coordinates of one grid axis, or all of them to every rank (replicated).
+A distribution D = (D^(0), ..., D^(M-1)) assigns the indices of each dimension to the coordinates of one grid axis, or
+replicates the dimension: then every rank has all of its indices. Terms used everywhere in distconv:
+
+- *interval*: a half-open range of global indices of one dimension;
+- *box*: one interval for each dimension (a hyperslab);
+- *block*: the part of a tensor that one rank owns.
+
+Source: Dryden et al. 2019, II-C (FLAME notation).
 """
 
 from __future__ import annotations
@@ -36,7 +42,15 @@ Indices = npt.NDArray[np.int64]
 
 
 class Interval(NamedTuple):
-    """Half-open range of global indices ``[start, stop)`` of one dimension."""
+    """A half-open range ``[start, stop)`` of global indices of one dimension.
+
+    Parameters
+    ----------
+    start : int
+        First index.
+    stop : int
+        Index after the last one. The interval is empty if ``stop <= start``.
+    """
 
     start: int
     stop: int
@@ -47,7 +61,17 @@ class Interval(NamedTuple):
         return max(0, self.stop - self.start)
 
     def intersect(self, other: Interval) -> Interval:
-        """Indices in both; of extent 0 where there are none."""
+        """Return the indices that both intervals contain.
+
+        Parameters
+        ----------
+        other : Interval
+
+        Returns
+        -------
+        Interval
+            The common indices; an interval of extent 0 if there are none.
+        """
         start = max(self.start, other.start)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
@@ -58,7 +82,17 @@ Box = tuple[Interval, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """A box of one of several tensors: the tensor's number, the box's first index and its extents."""
+    """A box of one of several tensors.
+
+    Parameters
+    ----------
+    tensor : int
+        Number of the tensor.
+    first : tuple of int
+        First index in each dimension.
+    extents : tuple of int
+        Size in each dimension.
+    """
 
     tensor: int
     first: tuple[int, ...]
@@ -76,8 +110,19 @@ class Region:
 
 
 def slices_within(box: Box, block: Box) -> tuple[slice, ...]:
-    """``box`` as slices of the tensor that holds ``block``.
+    """Return ``box`` as slices of the local tensor that holds ``block``; both are in global indices.
 
+    Parameters
+    ----------
+    box : Box
+    block : Box
+
+    Returns
+    -------
+    tuple of slice
+
+    Examples
+    --------
     >>> slices_within((Interval(3, 5),), (Interval(2, 6),))
     (slice(1, 3, None),)
     """
@@ -86,10 +131,22 @@ def slices_within(box: Box, block: Box) -> tuple[slice, ...]:
     )
 
 
-def shared_elements(one: Indices, two: Indices) -> Indices:
-    """Elements that boxes have in common, for many at once: (dimensions, 2, ...) starts and stops of each.
+def count_shared_elements(one: Indices, two: Indices) -> Indices:
+    """Count the elements that two boxes have in common, for many pairs of boxes at once.
 
-    >>> shared_elements(np.array([[0, 4]]), np.array([[3, 9]]))
+    Parameters
+    ----------
+    one, two : ndarray of int64, shape (dimensions, 2, ...)
+        Starts and stops of the boxes. The trailing dimensions broadcast.
+
+    Returns
+    -------
+    ndarray of int64, shape (...)
+        Number of common elements of each pair.
+
+    Examples
+    --------
+    >>> count_shared_elements(np.array([[0, 4]]), np.array([[3, 9]]))
     array(1)
     """
     extents = np.minimum(one[:, 1], two[:, 1]) - np.maximum(one[:, 0], two[:, 0])
@@ -97,9 +154,24 @@ def shared_elements(one: Indices, two: Indices) -> Indices:
 
 
 def block_range(extent: int, parts: int, index: int) -> range:
-    """Global indices that block ``index`` owns when ``extent`` is cut into ``parts``.
+    """Return the global indices of one block of a dimension in balanced blocks.
 
-    Lengths differ by at most one, and any rank can work out any other rank's block by itself.
+    The lengths of blocks differ by at most one, and the longer blocks come first. If there are more parts than indices,
+    the last blocks are empty.
+
+    Parameters
+    ----------
+    extent : int
+        Size of the dimension.
+    parts : int
+        Number of blocks.
+    index : int
+        Number of the block, from 0.
+
+    Returns
+    -------
+    range
+        The indices that block ``index`` owns.
 
     Raises
     ------
@@ -119,18 +191,41 @@ def block_range(extent: int, parts: int, index: int) -> range:
 
 
 class Distribution(Generic[Grid_co]):
-    """For each tensor dimension the grid axis it is split over, or ``None`` where every rank has all of it.
+    """The assignment of the dimensions of a tensor to the axes of a process grid.
 
-    ``grid`` is a process grid, or an arrangement without a communicator: then every method needs a rank.
+    Distributions are immutable and hashable. A distribution does not depend on the shape of the tensor, unless it has
+    boundaries. Blocks are balanced (:func:`block_range`) except along the axes of ``boundaries`` and ``cyclic``. Grid
+    axes that split no dimension hold replicas. Axes of one part count as ``None`` in comparisons.
 
-    Blocks are balanced unless an axis is named in ``boundaries`` (block ``i`` owns ``[b[i], b[i+1])``) or in
-    ``cyclic`` (blocks of that many indices dealt out in turn; 1 is the elemental distribution). Immutable and
-    hashable; an axis of one part counts as ``None`` in comparisons.
+    Parameters
+    ----------
+    grid : ProcessGrid or Arrangement
+        The ranks. With an arrangement, which has no communicator, methods require a ``rank``.
+    axes : sequence of str or None
+        For each dimension, the grid axis that splits it, or ``None`` if every rank has all of its indices.
+    boundaries : mapping of str to sequence of int, optional
+        Block boundaries b of an axis: its block i owns the indices ``[b[i], b[i+1])``.
+    cyclic : mapping of str to int, optional
+        Block size of an axis whose blocks are assigned round-robin (block-cyclic). Size 1 is FLAME's elemental
+        distribution.
+
+    Attributes
+    ----------
+    split : tuple of str or None
+        As ``axes``, with ``None`` for axes of one part.
+    split_axes : tuple of str
+        The axes of ``split``, in the order of ``arrangement.AXES``.
 
     Raises
     ------
     DistributionError
-        If an axis is unknown or used twice, or the boundaries do not fit the axis.
+        If an axis is unknown or splits two dimensions, or boundaries or block sizes do not fit the axis.
+
+    Examples
+    --------
+    >>> from distconv.arrangement import Arrangement
+    >>> Distribution(Arrangement(n=2, h=2), ("n", None, "h", None)).local_shape((4, 3, 8, 8), rank=0)
+    (2, 3, 4, 8)
     """
 
     __slots__ = ("_hash", "_key", "axes", "boundaries", "cyclic", "grid", "split", "split_axes")
@@ -185,12 +280,26 @@ class Distribution(Generic[Grid_co]):
     # -- index sets -------------------------------------------------------------------------------------------------
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
-        """I_m^(p)(D^(m)): what coordinate ``index`` owns of dimension ``dim``, as rising disjoint intervals.
+        """Return the indices of one dimension that belong to one coordinate, I_m^(p)(D^(m)).
+
+        Parameters
+        ----------
+        dim : int
+            The dimension.
+        index : int
+            Coordinate along the axis that splits the dimension; ignored if none does.
+        extent : int
+            Global size of the dimension.
+
+        Returns
+        -------
+        tuple of Interval
+            Disjoint intervals in ascending order. One interval, unless the dimension is block-cyclic.
 
         Raises
         ------
         DistributionError
-            If boundaries that were given do not cover the extent.
+            If the boundaries do not cover ``extent`` indices.
         """
         axis = self.split[dim]
         if axis is None:
@@ -210,20 +319,44 @@ class Distribution(Generic[Grid_co]):
         return (Interval(block.start, block.stop),)
 
     def coordinate(self, dim: int, rank: int | None = None) -> int:
-        """Coordinate of ``rank`` (default: this one) along the axis that splits ``dim``; 0 where none does."""
+        """Return the coordinate of a rank along the axis that splits ``dim``.
+
+        Parameters
+        ----------
+        dim : int
+        rank : int, optional
+            The rank (default: this rank).
+
+        Returns
+        -------
+        int
+            The coordinate; 0 if the dimension is not split.
+        """
         axis = self.split[dim]
         if axis is None:
             return 0
         return self.grid.coords[axis] if rank is None else self.grid.coordinate(axis, rank)
 
     def box(self, rank: int | None, shape: Sequence[int]) -> Box:
-        """Half-open global range that ``rank`` (None: this one) owns of each dimension of ``shape``.
+        """Return the box that a rank owns.
+
+        Parameters
+        ----------
+        rank : int or None
+            The rank; ``None`` is this rank.
+        shape : sequence of int
+            Global shape of the tensor.
+
+        Returns
+        -------
+        tuple of Interval
+            One interval for each dimension.
 
         Raises
         ------
         DistributionError
-            If the rank owns several separate ranges of a dimension (block-cyclic), or ``shape`` has another number
-            of dimensions.
+            If the rank owns several separate intervals of a dimension (block-cyclic), or ``shape`` has a different
+            number of dimensions.
         """
         box = []
         for dim, ranges in enumerate(self._owned(rank, shape)):
@@ -235,7 +368,25 @@ class Distribution(Generic[Grid_co]):
         return tuple(box)
 
     def local_shape(self, shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
-        """Shape of the block that ``rank`` (default: this one) owns of a tensor of ``shape``."""
+        """Return the shape of the block that a rank owns.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Global shape of the tensor.
+        rank : int, optional
+            The rank (default: this rank).
+
+        Returns
+        -------
+        tuple of int
+            The local shape.
+
+        Raises
+        ------
+        DistributionError
+            If ``shape`` has a different number of dimensions.
+        """
         return tuple(sum(i.extent for i in ranges) for ranges in self._owned(rank, shape))
 
     def _owned(self, rank: int | None, shape: Sequence[int]) -> list[tuple[Interval, ...]]:
@@ -246,12 +397,24 @@ class Distribution(Generic[Grid_co]):
         return [self.intervals(dim, self.coordinate(dim, rank), extent) for dim, extent in enumerate(shape)]
 
     def owners(self, index: Sequence[int], shape: Sequence[int]) -> list[int]:
-        """All ranks that own the element at the global ``index`` of a tensor of ``shape``, rising.
+        """Return the ranks that own an element.
+
+        Parameters
+        ----------
+        index : sequence of int
+            Global index of the element.
+        shape : sequence of int
+            Global shape of the tensor.
+
+        Returns
+        -------
+        list of int
+            All ranks that hold the element, in ascending order; several if the tensor is replicated along an axis.
 
         Raises
         ------
         DistributionError
-            If the index is outside the shape.
+            If ``index`` is outside ``shape``.
         """
         coords: dict[str, int] = {}
         for dim, (i, extent) in enumerate(zip(index, shape, strict=True)):
@@ -270,7 +433,20 @@ class Distribution(Generic[Grid_co]):
         return bisect_right(starts, i) - 1
 
     def same_indices(self, dims: Sequence[int], rank: int | None = None) -> list[int]:
-        """P^(p)(D^(m0), ...): the ranks with the same indices as ``rank`` (default: this one) in all of ``dims``."""
+        """Return the ranks that own the same indices as a rank in some dimensions, P^(p)(D^(m0), ...).
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The dimensions to compare.
+        rank : int, optional
+            The rank (default: this rank).
+
+        Returns
+        -------
+        list of int
+            The ranks, in ascending order.
+        """
         coords = self.grid.coords if rank is None else self.grid.coords_of(rank)
         return self._ranks_at({axis: coords[axis] for axis in (self.split[dim] for dim in dims) if axis is not None})
 
@@ -282,7 +458,19 @@ class Distribution(Generic[Grid_co]):
     # -- derived distributions --------------------------------------------------------------------------------------
 
     def with_axes(self, axes: Sequence[str | None], *, keep_irregular: bool = True) -> Distribution[Grid_co]:
-        """Same grid, other axes; irregular blocks stay with the axes that stay (unless told otherwise)."""
+        """Return a distribution over the same grid with other axes.
+
+        Parameters
+        ----------
+        axes : sequence of str or None
+            As in :class:`Distribution`.
+        keep_irregular : bool
+            Keep the boundaries and block sizes of axes that are in ``axes``, too. Otherwise all blocks are balanced.
+
+        Returns
+        -------
+        Distribution
+        """
         if not keep_irregular or not (self.boundaries or self.cyclic):
             return Distribution(self.grid, axes)
         kept = set(axes)
@@ -294,20 +482,53 @@ class Distribution(Generic[Grid_co]):
         )
 
     def without(self, axes: Collection[str]) -> Distribution[Grid_co]:
-        """Same grid, whole over ``axes``."""
+        """Return the distribution that is replicated along the grid axes ``axes``.
+
+        Parameters
+        ----------
+        axes : collection of str
+
+        Returns
+        -------
+        Distribution[Grid_co]
+        """
         return self.with_axes([None if axis in axes else axis for axis in self.axes])
 
     def replicate(self, dims: Sequence[int] | None = None) -> Distribution[Grid_co]:
-        """Same grid, with ``dims`` (default: all) whole on every rank."""
+        """Return the distribution in which every rank has all indices of some dimensions.
+
+        Parameters
+        ----------
+        dims : sequence of int, optional
+            The dimensions (default: all).
+
+        Returns
+        -------
+        Distribution
+        """
         chosen = range(len(self.axes)) if dims is None else dims
         return self.with_axes([None if dim in chosen else axis for dim, axis in enumerate(self.axes)])
 
     def transposed(self, dims: Sequence[int], shape: Sequence[int]) -> Distribution[Grid_co]:
-        """``dims`` whole: an axis that splits one of them splits another dimension of ``shape`` that is long enough.
+        """Return a distribution in which ``dims`` are not split, for operators that need complete lines along them.
 
-        Each rank then has lines along ``dims`` of its own; along an axis for which there is no such dimension, ranks
-        have the same lines.
+        An axis that splits one of ``dims`` moves to the longest other dimension that is not split, if this has an index
+        for each part. Otherwise the axis holds replicas, and its ranks compute the same lines.
 
+        Parameters
+        ----------
+        dims : sequence of int
+            Dimensions that every rank needs completely.
+        shape : sequence of int
+            Global shape of the tensor.
+
+        Returns
+        -------
+        Distribution
+            Axes that move have balanced blocks.
+
+        Notes
+        -----
         Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
         """
         axes = [None if d in dims else axis for d, axis in enumerate(self.split)]
@@ -315,6 +536,7 @@ class Distribution(Generic[Grid_co]):
         for axis in filter(None, (self.split[d] for d in dims)):
             free = [d for d, taken in enumerate(axes) if taken is None and d not in dims]
             longest = max(free, key=lambda d: shape[d], default=None)
+            # A dimension with fewer indices than parts would leave ranks without a line.
             if longest is not None and shape[longest] >= self.grid.shape[axis]:
                 axes[longest] = axis
         boundaries = {axis: bounds for axis, bounds in self.boundaries.items() if axis in stay}
@@ -322,7 +544,7 @@ class Distribution(Generic[Grid_co]):
         return Distribution(self.grid, axes, boundaries=boundaries, cyclic=cyclic)
 
     def balanced(self) -> Distribution[Grid_co]:
-        """Same axes with balanced blocks."""
+        """Return the distribution with the same axes and balanced blocks."""
         return Distribution(self.grid, self.axes) if self.boundaries or self.cyclic else self
 
     def __eq__(self, other: object) -> bool:
@@ -332,7 +554,7 @@ class Distribution(Generic[Grid_co]):
         return self._hash
 
     def __call__(self, *_: Any, **named: Any) -> NoReturn:
-        """Raise: ``x.dist(y)`` of a DistTensor is not the distance ``torch.dist(x, y)``.
+        """Raise an error, because ``x.dist(y)`` of a DistTensor is not the distance ``torch.dist(x, y)``.
 
         Raises
         ------
@@ -359,12 +581,24 @@ _DEFAULT_AXES: dict[int, tuple[str, ...]] = {
 
 
 def default_axes(dims: str | Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...]:
-    """Grid axis of each of ``ndim`` dimensions: as ``dims`` says (``"nhw"``, ``"n-hw"``), else N, NC, NCW, NCHW, NCDHW.
+    """Return the grid axis that splits each dimension of a tensor.
+
+    Parameters
+    ----------
+    dims : str or sequence of str or None, optional
+        The axes, such as ``"nhw"``, or ``"n-hw"`` with ``-`` (or ``None``) for a dimension that is not split. By
+        default dimensions are N, NC, NCW, NCHW or NCDHW.
+    ndim : int
+        Number of dimensions.
+
+    Returns
+    -------
+    tuple of str or None
 
     Raises
     ------
     DistributionError
-        If ``dims`` names another number of dimensions, or ``ndim`` has no default.
+        If ``dims`` names a different number of dimensions, or ``ndim`` has no default.
 
     Examples
     --------

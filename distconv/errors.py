@@ -1,110 +1,111 @@
-"""The errors distconv raises.
+"""The exceptions and the warning that distconv raises.
 
-Each derives from :class:`DistconvError` and from the built-in exception that a caller would expect, so that both
-``except dc.GridError`` and ``except ValueError`` work. Unless a class says otherwise an error is raised on *all* ranks
-with the same text, before any data is sent, and the communicator stays usable.
+Each class derives from :class:`DistconvError` and from the built-in exception that a caller would expect, so that both
+``except dc.GridError`` and ``except ValueError`` work. Unless a class says otherwise, an error is raised on *all* ranks
+with the same message, before any data is sent, and the communicator stays usable.
 """
 
 BAD_INPUT = 2
-"""The exit code of a command that was given something that is wrong."""
+"""Exit code of a command whose input is invalid."""
 
 DISAGREEMENT = 70
-"""The exit code of a job whose ranks disagree, where nobody catches the MismatchError (EX_SOFTWARE)."""
+"""Exit code of a job whose ranks disagree, if the MismatchError is not caught (EX_SOFTWARE)."""
 
 
 class DistconvError(Exception):
-    """Base of everything that distconv raises on purpose."""
+    """Base class of all errors of distconv."""
 
 
 class GridError(DistconvError, ValueError):
-    """The extents of a process grid do not fit its communicator."""
+    """The shape of a process grid is invalid or does not fit its communicator."""
 
 
 class DistributionError(DistconvError, ValueError):
-    """A distribution that cannot be: unknown axis, boundaries that do not cover the extent, block out of range."""
+    """A distribution is invalid: unknown axis, wrong boundaries, or a block index out of range."""
 
 
 class ShapeError(DistconvError, ValueError, RuntimeError):
-    """Shapes that an operator cannot take; the text is torch's own where torch has one."""
+    """The shapes of operands do not fit; the message is torch's own if torch has one."""
 
 
 class DtypeError(ShapeError):
-    """Dtypes that an operator cannot take together; the text is torch's own where torch has one.
+    """The dtypes of operands do not fit; the message is torch's own if torch has one.
 
-    A ShapeError, which it was before it had a name of its own. No TypeError: Python would take that from ``x @ y`` for
-    an operator that ``x`` does not have.
+    The class derives from ShapeError for compatibility. It is not a TypeError: Python would interpret a TypeError in
+    ``x @ y`` as a missing operator of ``x``.
     """
 
 
 class NumericalError(DistconvError, ValueError, RuntimeError, IndexError):
-    """Values that an operator cannot take, on whatever rank they are; the text is torch's own."""
+    """Values of a tensor are invalid for an operator, on any rank; the message is torch's own."""
 
 
 class CoordinateError(DistconvError, ValueError):
-    """Coordinates of a sparse tensor that cannot be: not integers, repeated, of no sample, or too far apart."""
+    """Coordinates of a sparse tensor are invalid: not integers, repeated, without a sample, or too far apart."""
 
 
 class LabelError(DistconvError, IndexError):
-    """A label that is no class index of the logits."""
+    """A label is not a class index of the logits."""
 
 
 class EnvironmentVariableError(DistconvError, ValueError):
-    """A ``DISTCONV_*`` variable whose value is none that it takes."""
+    """A ``DISTCONV_*`` environment variable has an invalid value."""
 
 
 class LaunchError(DistconvError, RuntimeError):
-    """The launcher started several processes and MPI has one rank in each, or they do not understand each other."""
+    """The launcher and the MPI library do not work together, such as when each process is a job of one rank."""
 
 
 class MismatchError(DistconvError, ValueError):
-    """Ranks disagree about something they must agree on; the text lists what each of them has."""
+    """Ranks disagree about a value or a call that must be identical; the message lists the value of each rank."""
 
     names_calls: bool = False
     """True if the message names the call and the layer of each rank. Otherwise the layer of this rank is added."""
 
 
 class UnsupportedOperation(DistconvError, NotImplementedError):
-    """A function, or an option of it, without a distributed rule; the text names the way out."""
+    """A function or an option has no distributed rule; the message suggests an alternative."""
 
 
 class NoRule(UnsupportedOperation):
-    """One of those that the whole tensors can serve: dispatch catches it and asks the exact fallback."""
+    """An operator has no rule for a call: dispatch catches the error and computes the call replicated if possible."""
 
 
 class ReplicationWarning(UserWarning):
-    """Every rank computes the whole: a call has no distributed rule, or a parallelized model got plain tensors."""
+    """Every rank computes the full result: a call has no rule, or a parallelized model got plain tensors."""
 
 
 class CommunicatorError(DistconvError, RuntimeError):
-    """The communicator is null, freed, or MPI has been finalized. Raised on the rank that finds out."""
+    """The communicator is null or freed, or MPI was finalized. Raised only on the rank that finds out."""
 
 
 class CaptureError(DistconvError, RuntimeError):
-    """A step cannot be recorded, is not what was recorded any more, or its replay gave other numbers; where and why."""
+    """A step cannot be recorded, a guard failed, or a replay gave a different result."""
 
 
 class DataError(DistconvError, OSError):
-    """A data file is missing, unreadable, damaged, changed meanwhile, or not of the expected layout."""
+    """A data file is missing, unreadable, damaged, modified while it is read, or not in the expected format."""
 
 
 class CheckpointError(DistconvError, RuntimeError):
-    """A checkpoint cannot be written, or what is there is incomplete, damaged, or of another model."""
+    """A checkpoint cannot be written, is incomplete or damaged, or belongs to another model."""
 
 
 class PlanError(DistconvError, ValueError):
-    """A plan that does not fit: wrong file, unknown layer, impossible grid."""
+    """A plan is invalid or does not fit the model: wrong file, unknown layer, impossible grid."""
 
 
 class MachineError(DistconvError, ValueError):
-    """A machine description that cannot be: unknown name, unreadable file, wrong unit, missing key."""
+    """A machine description is invalid: unknown name, unreadable file, wrong unit, missing key."""
 
 
 class ScanError(DistconvError, ValueError):
-    """Jacobians that make no chain: shapes, dtypes, devices or numbers of samples that do not fit each other."""
+    """Jacobians do not form a chain: their shapes, dtypes, devices or numbers of samples do not fit each other."""
 
 
 class PipelineError(DistconvError, RuntimeError):
     """A pass of a pipeline failed, or its ranks or stages do not fit each other.
 
-    Raised on the rank that finds out, naming it; the others wait for what it was to send, so the job has to end.
+    Raised only on the rank that finds out, with its number. Other ranks wait for messages of this rank, so the job has
+    to end.
     """

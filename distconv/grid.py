@@ -1,4 +1,8 @@
-"""Process grids: a Cartesian view of the ranks with named axes."""
+"""Process grids: a Cartesian view of the ranks of a communicator, with named axes.
+
+A grid owns all communicators of the tensors on it, and the caches whose lifetime is bound to it. Making one is
+collective, and so is whatever makes a communicator or fills a cache for the first time.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +26,61 @@ if TYPE_CHECKING:
 
 
 class HasGrid(Protocol):
-    """What belongs to a process grid: a distribution, a layout."""
+    """An object that belongs to a process grid, such as a distribution."""
 
     @property
     def grid(self) -> ProcessGrid:
-        """The grid it belongs to."""
+        """The grid."""
 
 
 OnGrid = TypeVar("OnGrid", bound=HasGrid)
 
-REMEMBERED = 4096
-"""Results of a function that a grid keeps, until it forgets all of them."""
+CACHE_LIMIT = 4096
+"""Results of one function that a grid caches. When the cache is full, it is emptied."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ProcessGrid(Arrangement):
-    """The ranks of ``comm`` (default: all of the job) arranged along named axes; axes left out have one part.
+    """The ranks of a communicator, arranged along named axes.
 
-    Ranks vary fastest along ``c``, then ``w``, ``h``, ``d``, and slowest along ``n`` (``r`` outside it).
-    Creating a grid is collective over ``comm``; the grid works on a duplicate of it.
+    Axes are ``n`` (samples), ``c`` (channels), ``d``, ``h``, ``w`` (space) and ``r`` (replicas). Ranks vary fastest
+    along ``c``, then ``w``, ``h``, ``d``, ``n``, and slowest along ``r``. The grid works on a duplicate of the
+    communicator. It is a context manager that frees its communicators at the end of the block.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks (default: ``MPI.COMM_WORLD``).
+    **axes : int
+        Number of parts along each axis; an axis that is left out has one part. The product must be ``comm.size``.
+
+    Attributes
+    ----------
+    world : MPI.Intracomm
+        Communicator of all ranks of the grid.
+    rank : int
+        This rank in ``world``.
+    shape : dict of str to int
+        Number of parts along every axis.
+    size : int
+        Number of ranks.
 
     Raises
     ------
     GridError
-        If an extent is not a positive integer, an axis is unknown, or the product is not ``comm.size``.
+        If a number of parts is not a positive integer, an axis is unknown, or the product is not ``comm.size``.
     MismatchError
-        If the ranks ask for different grids.
+        If ranks pass different axes.
     CommunicatorError
         If ``comm`` is null or freed, or MPI is not running.
+
+    Examples
+    --------
+    >>> grid = dc.ProcessGrid(n=2, h=2)   # on 4 ranks           # doctest: +SKIP
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, **axes: int) -> None:
@@ -63,6 +92,7 @@ class ProcessGrid(Arrangement):
             )
         startup.start(comm)
         exclusive.fresh_reference_counts()
+        # Compared before the axes are checked, which may raise on one rank alone: the others would wait for it below.
         check_same_on_all_ranks(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:
@@ -71,23 +101,36 @@ class ProcessGrid(Arrangement):
                 f"start {self.size} ranks or choose extents whose product is {comm.size}"
             )
         self._derived = CommunicatorRegistry.get(comm)
+        # Collective: the only point at which communicators of dropped grids can be freed, since garbage collection runs
+        # at different times on each rank.
         self._derived.free_unused(comm)
         self.world = self._derived.duplicate(comm)
         device_transport.connect_process_groups(self.world)
-        self.compared = self._derived.shared_duplicate(comm) if agreement.level == "all" else self.world
-        """Where ranks compare what they call: if at all, one for all grids, since they may call on different ones."""
+        self.comparison_comm = self._derived.shared_duplicate(comm) if agreement.level == "all" else self.world
+        """Communicator over which ranks compare their calls. With ``DISTCONV_CHECK=all`` all grids of the same ranks
+        share it, so that ranks that call operators on different grids find the difference."""
         self.rank: int = comm.rank
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
-        self.scattered = 0
-        """How many tensors have been scattered over it."""
+        self.scatter_count = 0
+        """Number of tensors that have been scattered over this grid."""
 
     def comm(self, axes: Iterable[str] | str) -> MPI.Intracomm:
-        """Communicator of the ranks that differ from this one only along ``axes``.
+        """Return the communicator of the ranks that differ from this rank only along some axes.
 
-        Collective over the grid at its first use for these axes, cached afterwards. With no axis of more than one
-        part it is a communicator of this rank alone.
+        Collective at its first use for these axes; cached afterwards.
+
+        Parameters
+        ----------
+        axes : str or iterable of str
+            The axes. Axes of one part are ignored.
+
+        Returns
+        -------
+        MPI.Intracomm
+            The communicator, with ranks in the order of the grid. Without an axis of more than one part it has this
+            rank only.
 
         Raises
         ------
@@ -98,8 +141,10 @@ class ProcessGrid(Arrangement):
         comm = self._comms.get(key)
         if comm is None:
             check_mpi_running()
-            if not self.world:
+            if not self.world:  # MPI handles are false once freed
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
+            # The color is the rank at this rank's coordinates along the other axes, and 0 along ``key``: the ranks with
+            # the same color differ only along ``key``. All ranks of the grid take part, also in other colors.
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 comm = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
@@ -107,7 +152,16 @@ class ProcessGrid(Arrangement):
         return comm
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:
-        """The communicator along ``axis`` with its ranks in the opposite order. Collective at its first use, cached."""
+        """Return the communicator along ``axis`` with its ranks in reverse order. Collective at its first use.
+
+        Parameters
+        ----------
+        axis : str
+
+        Returns
+        -------
+        MPI.Intracomm
+        """
         key = (axis, "reversed")
         reversed_comm = self._comms.get(key)
         if reversed_comm is None:
@@ -123,19 +177,30 @@ class ProcessGrid(Arrangement):
 
     @cached_property
     def key(self) -> Any:
-        """What makes two grids equal: their extents and the ranks they are over."""
+        """Value that is equal for grids of the same shape over the same ranks of ``MPI.COMM_WORLD``."""
         ranks = self.world.group.Translate_ranks(None, MPI.COMM_WORLD.group)
         return super().key, hashlib.blake2b(repr(list(ranks)).encode()).digest()
 
     @cached_property
     def flat(self) -> ProcessGrid:
-        """The same ranks in one row along ``n``. Collective at its first use."""
+        """Grid of the same ranks along the axis ``n`` only. Collective at its first use."""
         return self if self.shape["n"] == self.size else ProcessGrid(self.world, n=self.size)
 
     def factored(self, first: int, second: int) -> ProcessGrid:
-        """The same ranks with axis ``c`` cut into ``w`` = ``first`` by ``c`` = ``second`` and all else along ``r``.
+        """Return a grid of the same ranks in which axis ``c`` is factored into two axes.
 
-        Index i along ``c`` of this grid is there at w = i // second, c = i % second. Collective at its first use.
+        Index i along ``c`` of this grid has the coordinates w = i // second and c = i % second in the new grid. All
+        other axes of this grid become ``r``. Collective at its first use; cached.
+
+        Parameters
+        ----------
+        first, second : int
+            Number of parts along the axes ``w`` and ``c`` of the new grid. Their product is this grid's number of parts
+            along ``c``.
+
+        Returns
+        -------
+        ProcessGrid
         """
         grid = self._factored.get((first, second))
         if grid is None:
@@ -146,17 +211,27 @@ class ProcessGrid(Arrangement):
     # -- lifetime -----------------------------------------------------------------------------------------------------
 
     def cached(self, function: Callable[..., T]) -> Callable[..., T]:
-        """``function`` with a memory of its last results, kept at most as long as this grid is."""
+        """Return ``function`` with a cache of its results that lives at most as long as this grid.
+
+        Parameters
+        ----------
+        function : callable
+
+        Returns
+        -------
+        callable
+        """
         cached = self._cached.get(function)
         if cached is None:
-            cached = self._cached[function] = _remembering(function)
+            cached = self._cached[function] = _memoize(function)
         return cached
 
     def free(self) -> None:
-        """Free the grid's communicators; tensors and models on it can communicate no more. Collective.
+        """Free the communicators of the grid, so that tensors and models on it cannot communicate any more.
 
-        What all ranks have dropped is freed when they next make a grid over the same ``comm``. What makes many grids
-        over other communicators frees them, or uses each as a context manager: MPI has a few thousand.
+        Collective: call on every rank. Grids that all ranks have dropped are freed when the ranks next make a grid over
+        the same communicator. A program that makes many grids over different communicators must free them, or use them
+        as context managers: MPI implementations have only a few thousand communicators.
         """
         self._cached.clear()
         for grid in (*self._factored.values(), self.__dict__.get("flat")):
@@ -170,36 +245,48 @@ class ProcessGrid(Arrangement):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        # After a failure other ranks may be elsewhere: freeing, which all do together, would wait for them.
+        # Freeing is collective. After a failure on this rank the other ranks may be in another operation, and freeing
+        # would wait for them.
         if kind is None:
             self.free()
 
 
-def _remembering(function: Callable[..., T]) -> Callable[..., T]:
-    """``function`` with a memory of its results that depends on nothing but the order of those it had not.
+def _memoize(function: Callable[..., T]) -> Callable[..., T]:
+    """Return ``function`` with a cache whose content depends only on the sequence of cache misses.
 
-    ``function`` may ask all ranks, so they must remember alike; and one may look up what it has more often than others,
-    which changes what ``lru_cache`` drops.
+    ``function`` may be collective, so all ranks must miss at the same calls. With ``lru_cache(maxsize=n)`` they might
+    not: a rank that looks up a cached value more often than the others evicts other values.
     """
 
-    def work_out(*args: Any, **named: Any) -> T:
-        if remembering.cache_info().currsize >= REMEMBERED:
-            remembering.cache_clear()
+    def compute(*args: Any, **named: Any) -> T:
+        if memoized.cache_info().currsize >= CACHE_LIMIT:
+            memoized.cache_clear()
         return function(*args, **named)
 
-    remembering = lru_cache(maxsize=None)(work_out)
-    return remembering
+    memoized = lru_cache(maxsize=None)(compute)
+    return memoized
 
 
 def cached_on_grid(function: Callable[Concatenate[OnGrid, P], T]) -> Callable[Concatenate[OnGrid, P], T]:
-    """``function`` with a memory that is kept with the grid of the first argument: all of a grid's ranks forget alike.
+    """Cache the results of a function with the grid of its first argument.
 
-    A cache of the process would keep every grid alive, and which entry it drops would depend on what a rank does on
-    other grids, in which its peers here may have no part.
+    All ranks of the grid hit and miss at the same calls, so ``function`` may be collective. A cache of the process
+    would keep every grid alive. Its evictions would also depend on calls for other grids, which other ranks may not be
+    part of.
+
+    Parameters
+    ----------
+    function : callable
+        Its first argument has an attribute ``grid``; all arguments are hashable.
+
+    Returns
+    -------
+    callable
+        The function with a cache.
     """
 
     @wraps(function)
-    def found(first: OnGrid, /, *more: P.args, **named: P.kwargs) -> T:
+    def look_up(first: OnGrid, /, *more: P.args, **named: P.kwargs) -> T:
         return first.grid.cached(function)(first, *more, **named)
 
-    return found
+    return look_up

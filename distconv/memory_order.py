@@ -1,7 +1,8 @@
-"""Strides that a tensor would have in one process: random numbers are drawn in that order, and views depend on it.
+"""Strides that a tensor would have in a single process.
 
-A DistTensor carries them where they are not those of a contiguous tensor. They follow from torch itself: what has been
-called is called again with tensors that have shapes and strides, but no memory.
+Random numbers are drawn in the order of memory, and views depend on strides, so a DistTensor stores the strides of the
+full tensor if it is not contiguous. They are found by torch itself: :func:`propagate_strides` repeats a call with meta
+tensors, which have shapes and strides but no memory. ``DistTensor.__torch_function__`` calls it after each operator.
 """
 
 from __future__ import annotations
@@ -12,77 +13,132 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distconv.dispatch import Kind, Order, rule_of
+from distconv.dispatch import OperatorKind, StridePolicy, rule_of
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
-"""What most other arguments are."""
+"""Types of most other arguments; they are their own keys."""
 
 
-class Frozen(NamedTuple):
-    """A tensor in the key of a call: what its result's shape and strides depend on."""
+class TensorKey(NamedTuple):
+    """The properties of a tensor argument on which the shape and the strides of a result depend.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Global shape.
+    strides : tuple of int or None
+        Strides in a single process; None for those of a contiguous tensor.
+    dtype : torch.dtype
+    device : str
+        Device type: some GPU kernels return other strides than the CPU's.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """None: those of a contiguous one."""
     dtype: torch.dtype
     device: str = ""
-    """Its kind: some kernels of a GPU make other strides."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Frozen:
-        """Return the key of ``tensor``."""
+    def of(cls, tensor: torch.Tensor) -> TensorKey:
+        """Return the key of ``tensor``.
+
+        Parameters
+        ----------
+        tensor : Tensor
+
+        Returns
+        -------
+        TensorKey
+        """
         return cls(tensor.shape, _strides_of(tensor), tensor.dtype, tensor.device.type)
 
-    def twin(self) -> torch.Tensor:
-        """Return such a tensor without memory."""
+    def meta_tensor(self) -> torch.Tensor:
+        """Return a meta tensor with these properties."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
 class _Outcome(NamedTuple):
-    """What a call gives: the strides of each tensor, None for contiguous ones; whether it is the first argument."""
+    """The strides of each tensor of a result (None if contiguous), and True if the result is the first argument."""
 
     strides: tuple[tuple[int, ...] | None, ...]
     is_first: bool
 
 
-def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """``result`` of a call, with the strides that it has in one process."""
+def propagate_strides(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+) -> Any:
+    """Give the results of a call the strides that they have in a single process.
+
+    Parameters
+    ----------
+    function, args, kwargs
+        The call.
+    result : object
+        What the distributed operator returned.
+
+    Returns
+    -------
+    object
+        ``result`` with strides set, or the first argument if torch returns that.
+    """
     rule = rule_of(function)
-    new = rule is not None and rule.order is Order.NEW
-    if not (new or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
+    new = rule is not None and rule.order is StridePolicy.NEW
+    if not (new or _has_noncontiguous(args) or (kwargs and _has_noncontiguous(kwargs.values()))):
         return result
-    if rule is not None and rule.kind is Kind.VIEW and _views_of_one_rank(args[0] if args else None, result):
+    if rule is not None and rule.kind is OperatorKind.VIEW and _set_strides_of_views(args[0] if args else None, result):
         return result
-    outcome = _outcome(function, args, kwargs)
+    outcome = _outcome_of_call(function, args, kwargs)
     first: Any = args[0] if args else None
     if outcome.is_first and result is first:
-        return result  # What changes a tensor's dimensions in place sees to its strides.
+        return result  # Operators that change dimensions in place set the strides themselves.
     if outcome.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
         if outcome.is_first and type(first) is type(result) and first.shape == result.shape:
             return first
         if result is first:
             result = type(result)(result.local.clone(), result.dist, result.shape)
     for tensor, strides in zip(_tensors(result), outcome.strides, strict=False):
-        # Where values decide the shape (x[mask]) it may have other dimensions than was taken for granted.
+        # If the shape depends on values (x[mask]), the assumed outcome may have a different number of dimensions.
         if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
-            tensor._lay_out(tensor.dist, tensor.shape, strides)
+            tensor._set_layout(tensor.dist, tensor.shape, strides)
     return result
 
 
 def has_own_strides(tensor: Any) -> bool:
-    """Whether the block of a DistTensor has the strides that the tensor has in one process."""
-    return bool(own_strides(tensor._local) == tensor._strides)
+    """Return True if the block of a DistTensor has the strides that the tensor has in a single process.
+
+    Parameters
+    ----------
+    tensor : object
+
+    Returns
+    -------
+    bool
+    """
+    return bool(noncontiguous_strides(tensor._local) == tensor._strides)
 
 
-def own_strides(block: torch.Tensor) -> tuple[int, ...] | None:
-    """Its strides, None for those of a contiguous one, and where there are none."""
+def noncontiguous_strides(block: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a plain tensor; None if it is contiguous or has no strides.
+
+    Parameters
+    ----------
+    block : Tensor
+
+    Returns
+    -------
+    tuple of int or None
+    """
     return None if block.layout != torch.strided or block.is_contiguous() else block.stride()
 
 
-def _views_of_one_rank(source: Any, result: Any) -> bool:
-    """Whether ``result`` is views of ``source`` on a grid of one rank, which get the strides that their blocks have."""
+def _set_strides_of_views(source: Any, result: Any) -> bool:
+    """Set the strides of views on a grid of one rank to those of their blocks.
+
+    Return False, and set nothing, unless all of ``result`` are views of ``source`` and ``source`` has its block's
+    strides.
+    """
     if not hasattr(source, "_strides") or source.dist.grid.size > 1 or not has_own_strides(source):
         return False
     views = [tensor for tensor in _tensors(result) if hasattr(tensor, "_strides")]
@@ -90,19 +146,19 @@ def _views_of_one_rank(source: Any, result: Any) -> bool:
     if any(view is source or view._local.untyped_storage().data_ptr() != memory for view in views):
         return False
     for view in views:
-        view._lay_out(view.dist, view.shape, own_strides(view._local))
+        view._set_layout(view.dist, view.shape, noncontiguous_strides(view._local))
     return True
 
 
-def _unusual(values: Iterable[Any]) -> bool:
-    """Whether any value says that a result may not be contiguous."""
+def _has_noncontiguous(values: Iterable[Any]) -> bool:
+    """Return True if an argument indicates that a result may not be contiguous."""
     for value in values:
         if type(value) in _PLAIN:
             continue
         if isinstance(value, torch.Tensor):
             if _strides_of(value) is not None:
                 return True
-        elif isinstance(value, torch.memory_format) or (isinstance(value, (list, tuple)) and _unusual(value)):
+        elif isinstance(value, torch.memory_format) or (isinstance(value, (list, tuple)) and _has_noncontiguous(value)):
             return True
     return False
 
@@ -110,89 +166,126 @@ def _unusual(values: Iterable[Any]) -> bool:
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     if hasattr(tensor, "_strides"):
         return tensor._strides  # type: ignore[no-any-return]
-    return own_strides(tensor)
+    return noncontiguous_strides(tensor)
 
 
-def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
-    key = (function, _frozen(args), tuple((name, _frozen(value)) for name, value in kwargs.items()))
+def _outcome_of_call(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
+    key = (function, _to_key(args), tuple((name, _to_key(value)) for name, value in kwargs.items()))
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         try:
-            return _cached(*key)
+            return _compute_outcome_cached(*key)
         except TypeError:  # something that cannot be hashed
-            return _worked_out(*key)
+            return _compute_outcome(*key)
 
 
-def freezing(of: Callable[[torch.Tensor], Frozen]) -> Callable[[Any], Any]:
-    """Return a function that makes keys of caches from arguments of calls, in which ``of`` stands for a tensor."""
+def key_function(of: Callable[[torch.Tensor], TensorKey]) -> Callable[[Any], Any]:
+    """Return a function that converts arguments of calls to cache keys.
 
-    def frozen(value: Any) -> Any:
+    Parameters
+    ----------
+    of : callable
+        Converts a tensor to its :class:`TensorKey`.
+
+    Returns
+    -------
+    callable
+        Converts tensors, and tuples, lists and slices with tensors.
+    """
+
+    def to_key(value: Any) -> Any:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
             return of(value)
         if isinstance(value, tuple):
-            return tuple(map(frozen, value))
+            return tuple(map(to_key, value))
         if isinstance(value, list):  # as an index it is not a tuple
-            return ("list", *map(frozen, value))
+            return ("list", *map(to_key, value))
         return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
 
-    return frozen
+    return to_key
 
 
-_frozen = freezing(Frozen.of)
+_to_key = key_function(TensorKey.of)
 
 
-def thawed(value: Any, make: Callable[[Frozen], torch.Tensor]) -> Any:
-    """Return the arguments of which :func:`freezing` made ``value``, with the tensors that ``make`` gives."""
-    if isinstance(value, Frozen):
+def restore_arguments(value: Any, make: Callable[[TensorKey], torch.Tensor]) -> Any:
+    """Convert a key of :func:`key_function` back to arguments.
+
+    Parameters
+    ----------
+    value : object
+        The key.
+    make : callable
+        Makes a tensor of a :class:`TensorKey`.
+
+    Returns
+    -------
+    object
+        The arguments.
+    """
+    if isinstance(value, TensorKey):
         return make(value)
     if isinstance(value, tuple):
         if value[:1] == ("list",):
-            return [thawed(v, make) for v in value[1:]]
-        return slice(*value[1:]) if value[:1] == ("slice",) else tuple(thawed(v, make) for v in value)
+            return [restore_arguments(v, make) for v in value[1:]]
+        return slice(*value[1:]) if value[:1] == ("slice",) else tuple(restore_arguments(v, make) for v in value)
     return value
 
 
-def has_any(value: Any, test: Callable[[Frozen], bool]) -> bool:
-    """Return True if a tensor among frozen arguments passes ``test``."""
-    if isinstance(value, Frozen):
+def has_any(value: Any, test: Callable[[TensorKey], bool]) -> bool:
+    """Return True if a tensor in a key passes ``test``.
+
+    Parameters
+    ----------
+    value : object
+    test : callable
+
+    Returns
+    -------
+    bool
+    """
+    if isinstance(value, TensorKey):
         return test(value)
     return isinstance(value, tuple) and any(has_any(v, test) for v in value)
 
 
-def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
-    twins: list[torch.Tensor] = []
+def _compute_outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
+    operands: list[torch.Tensor] = []
 
-    def twin(of: Frozen) -> torch.Tensor:
-        twins.append(of.twin())
-        return twins[-1]
+    def make(key: TensorKey) -> torch.Tensor:
+        operands.append(key.meta_tensor())
+        return operands[-1]
 
-    given, named = thawed(args, twin), {name: thawed(value, twin) for name, value in kwargs}
+    given = restore_arguments(args, make)
+    named = {name: restore_arguments(value, make) for name, value in kwargs}
     try:
         results = function(*given, **named)
-    except Exception:  # values decide, or a device: then as for a function element by element
-        results = torch.empty_like(twins[0])
+    except Exception:  # the result depends on values, or meta tensors are unsupported: assume an elementwise function
+        results = torch.empty_like(operands[0])
     rule, on_gpu = rule_of(function), has_any((args, kwargs), lambda tensor: tensor.device == "cuda")
-    order = Order.KEPT if rule is None else rule.order
-    on_cpu = order is Order.OF_INPUT_ON_CPU and not on_gpu and "circular" not in (*given[2:3], named.get("mode"))
-    if order is Order.OF_INPUT or on_cpu:
-        results = torch.empty_like(results, memory_format=_format(twins[:1]))
-    elif order is Order.OF_LAYER:
-        # cuDNN convolves float64 in contiguous memory alone.
-        alone = on_gpu and torch.float64 in (twin.dtype for twin in twins)
-        results = torch.empty_like(results, memory_format=torch.contiguous_format if alone else _format(twins[:2]))
-    elif order is Order.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
+    order = StridePolicy.KEPT if rule is None else rule.order
+    on_cpu = order is StridePolicy.OF_INPUT_ON_CPU and not on_gpu and "circular" not in (*given[2:3], named.get("mode"))
+    if order is StridePolicy.OF_INPUT or on_cpu:
+        results = torch.empty_like(results, memory_format=_memory_format(operands[:1]))
+    elif order is StridePolicy.OF_LAYER:
+        # cuDNN returns contiguous results of float64 convolutions.
+        alone = on_gpu and torch.float64 in (x.dtype for x in operands)
+        results = torch.empty_like(
+            results, memory_format=torch.contiguous_format if alone else _memory_format(operands[:2])
+        )
+    elif order is StridePolicy.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
         results = results if on_gpu else torch.empty(results.shape, device="meta")
-    strides = tuple(own_strides(t) for t in _tensors(results))
+    strides = tuple(noncontiguous_strides(t) for t in _tensors(results))
     return _Outcome(strides, bool(given) and results is given[0])
 
 
-_cached = lru_cache(maxsize=4096)(_worked_out)
+_compute_outcome_cached = lru_cache(maxsize=4096)(_compute_outcome)
 
 
-def _format(twins: Sequence[torch.Tensor]) -> torch.memory_format:
-    """The memory format that any of ``twins`` has."""
-    formats = {torch._prims_common.suggest_memory_format(t) for t in twins if t.dim() in (4, 5)}
+def _memory_format(meta_tensors: Sequence[torch.Tensor]) -> torch.memory_format:
+    """Return the memory format, other than contiguous, that any of the meta tensors has; else contiguous."""
+    formats = {torch._prims_common.suggest_memory_format(t) for t in meta_tensors if t.dim() in (4, 5)}
     return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()
 
 
@@ -204,30 +297,60 @@ def _tensors(result: Any) -> Iterator[Any]:
             yield from _tensors(each)
 
 
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor of ``shape``."""
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor of ``shape``.
+
+    Parameters
+    ----------
+    shape : tuple of int
+
+    Returns
+    -------
+    tuple of int
+    """
     return torch.empty(shape, device="meta").stride()
 
 
-def as_view(tensor: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of ``shape`` with the same elements can share the memory of a DistTensor in one process."""
+def can_view_as(tensor: Any, shape: tuple[int, ...]) -> bool:
+    """Return True if ``tensor.view(shape)`` is possible in a single process; ``tensor`` is a DistTensor.
+
+    Parameters
+    ----------
+    tensor : object
+    shape : tuple of int
+
+    Returns
+    -------
+    bool
+    """
     if tensor._strides is None:
         return True
     with torch._C.DisableTorchFunctionSubclass():
-        return _fits(Frozen.of(tensor), tuple(shape))
+        return _can_view(TensorKey.of(tensor), tuple(shape))
 
 
 @lru_cache(maxsize=4096)
-def _fits(tensor: Frozen, shape: tuple[int, ...]) -> bool:
+def _can_view(tensor: TensorKey, shape: tuple[int, ...]) -> bool:
     try:
-        tensor.twin().view(shape)
+        tensor.meta_tensor().view(shape)
     except RuntimeError:
         return False
     return True
 
 
-def unfilled(tensor: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    """A plain tensor of unknown values, of the shape and with the strides of the whole ``tensor``."""
+def empty_like_global(tensor: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """Return an uninitialized plain tensor with the global shape and strides of a DistTensor.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+    dtype, device : optional
+        As in ``torch.empty`` (default: those of ``tensor``).
+
+    Returns
+    -------
+    Tensor
+    """
     options: dict[str, Any] = {"dtype": dtype or tensor.dtype, "device": device or tensor.device}
     if tensor._strides is None:
         return torch.empty(tensor.shape, **options)

@@ -1,4 +1,8 @@
-"""``parallelize``: make an ordinary module train on distributed tensors with exact gradients."""
+"""``parallelize``: prepare an ordinary module for training on DistTensors with the gradients of a single process.
+
+The layers do not change: DistTensors route their calls to distributed operators. :func:`parallelize` checks that all
+ranks have the same model, shards parameters, and registers hooks.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,17 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from distconv import recording
-from distconv.batch_norm_scope import BATCH_NORM, take
+from distconv.batch_norm_scope import BATCH_NORM, set_batch_norm_scope
 from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.communication.digest import find_differing, to_bytes
-from distconv.dispatch import name_layer
+from distconv.dispatch import add_layer_name
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import linear_axes
 from distconv.parameters.replicas import WeightComparison, is_dtensor
-from distconv.parameters.sharding import shard
+from distconv.parameters.sharding import shard_parameters
 from distconv.plan import Plan
 from distconv.process import watchdog
 from distconv.process.call_stack import users_frame
@@ -43,38 +47,64 @@ def parallelize(
     comm: MPI.Intracomm | None = None,
     batch_norm: str | None = None,
 ) -> M:
-    """Prepare ``model`` for tensors distributed over a grid, or as a plan says; returns the same module. Collective.
+    """Prepare a model for distributed tensors.
 
-    Its layers stay as they are: they meet distributed operators through the tensors. Gradients of its parameters are
-    from now on summed behind the backward pass. Where the channels are split, weights are sharded
-    (distconv.parameters.sharding). With a plan a layer that it names moves its input to the layer's own grid over
-    ``comm`` (default: all ranks); what it does not name stays on the grid that its input is on. Parameters and buffers
-    must be equal on all ranks; with ``broadcast=True`` rank 0's are sent to the others instead. A model that is then
-    trained on plain tensors, which nothing has scattered, says so once in a ReplicationWarning.
+    Layers stay as they are. During backward, distconv all-reduces parameter gradients and overlaps this with
+    computation. If a grid splits channels (axis ``c``), the weights of its layers are sharded
+    (:mod:`distconv.parameters.sharding`). With a plan, each layer that the plan names redistributes its input to the
+    layer's grid; other layers use the grid of their input.
 
-    ``batch_norm``: what statistics are taken over, in place of what a plan says: ``"global"``, the whole mini-batch and
-    the numbers of one process; ``"spatial"``, the samples that a rank shares; ``"local"``, what it has
-    (distconv.batch_norm_scope). ``nn.SyncBatchNorm`` layers stay global.
+    Collective: call on every rank, before the optimizer's first step.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, with parameters and buffers that are identical on all ranks.
+    target : ProcessGrid or Plan
+        The grid of all layers, or a plan with a grid for each layer.
+    broadcast : bool
+        Send the parameters and buffers of rank 0 to all ranks. Otherwise check that they are identical.
+    comm : MPI.Intracomm, optional
+        The ranks of a plan (default: ``MPI.COMM_WORLD``). Ignored with a grid.
+    batch_norm : {"global", "spatial", "local"}, optional
+        The values over which batch norm computes its statistics: the full mini-batch, as in a single process
+        (``"global"``); the samples of which this rank has a part (``"spatial"``); or this rank's values (``"local"``).
+        The default is the plan's, or ``"global"``. ``nn.SyncBatchNorm`` always is global. See
+        :mod:`distconv.batch_norm_scope`.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same ``model``.
 
     Raises
     ------
     MismatchError
-        On all ranks, naming the first parameter or buffer that differs between ranks, or if the plans differ.
+        On every rank, if the models, parameters, buffers or plans differ between ranks.
     PlanError
-        On all ranks, if the plan does not fit the model or the number of ranks.
+        On every rank, if the plan does not fit the model or the number of ranks.
     ShapeError
-        On all ranks, if a layer's groups do not divide over the ranks that split its channels.
+        On every rank, if the groups of a layer do not divide over the ranks that split its channels.
     UnsupportedOperation
-        If ``target`` is neither a grid nor a plan, ``batch_norm`` is none of these, or a lazy layer has not been called
-        yet, or a layer is on the device ``meta``.
+        If ``target`` is neither a grid nor a plan, ``batch_norm`` is invalid, a lazy layer is not initialized, a
+        parameter is on the device ``meta``, or DistributedDataParallel, FSDP or DTensors already distribute the model.
+
+    Warns
+    -----
+    ReplicationWarning
+        Once, if the model is later trained on plain tensors: then ranks train separate models.
+
+    Examples
+    --------
+    >>> model = dc.parallelize(Net(), dc.ProcessGrid(n=2, h=2))   # doctest: +SKIP
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
     over = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
-    described = "; ".join(f"{name} {_described(tensor)}" for name, tensor in state.items())
-    # Before the checks: one rank alone may have another model.
+    described = "; ".join(f"{name} {_describe_parameter(tensor)}" for name, tensor in state.items())
+    # Compared before the checks below, which raise on the ranks that fail them: the models may differ between ranks.
     check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
     if over not in BATCH_NORM:
         raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
@@ -90,23 +120,25 @@ def parallelize(
             for tensor in plain.values():
                 broadcast_tensor(world, tensor)
         else:
-            check_equal(world, plain, "parallelize", ", or pass broadcast=True")
-    shard(layers)
+            check_same_tensors(world, plain, "parallelize", ", or pass broadcast=True")
+    # After the comparison of the full parameters, which would not see differences between blocks of different ranks.
+    shard_parameters(layers)
     _worlds[model] = world
-    take(model, over)
-    if world.size > 1 and not any(isinstance(hook, _SameOnAllRanks) for hook in model._forward_pre_hooks.values()):
-        same = _SameOnAllRanks()
+    set_batch_norm_scope(model, over)
+    if world.size > 1 and not any(isinstance(hook, _SamePassCheck) for hook in model._forward_pre_hooks.values()):
+        same = _SamePassCheck()
+        # prepend: ranks compare their passes before other hooks of the model send messages.
         model.register_forward_pre_hook(same, with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
         if agreement.level == "all":
             model.register_state_dict_pre_hook(same.state_dict)  # type: ignore[no-untyped-call]
             model.register_load_state_dict_pre_hook(same.load_state_dict)  # type: ignore[no-untyped-call]
-    _forget_moves(model)
+    _remove_redistribution_hooks(model)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
-            layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
+            layer.register_forward_pre_hook(_RedistributeInputs(grid), with_kwargs=True)
     for name, parameter in model.named_parameters():
-        # Sharded ones have been marked, and no_sync keeps no shares of what it could not watch.
+        # shard_parameters has marked sharded parameters. Other tensor subclasses have no gradient that it could reduce.
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.defer_grad_reduction(parameter, name)
     return model
@@ -115,17 +147,25 @@ def parallelize(
 _worlds: WeakKeyDictionary[torch.nn.Module, MPI.Intracomm] = WeakKeyDictionary()
 
 
-def ranks_of(model: torch.nn.Module) -> MPI.Intracomm:
-    """Return the communicator that ``model``, or a part of it, was parallelized over; else that of all of the job.
+def training_comm(model: torch.nn.Module) -> MPI.Intracomm:
+    """Return the communicator over which ``model``, or a part of it, was parallelized.
 
-    A job may have ranks that take no part in the training.
+    A job may have ranks that take no part in the training. The default is ``MPI.COMM_WORLD``.
+
+    Parameters
+    ----------
+    model : Module
+
+    Returns
+    -------
+    MPI.Intracomm
     """
     worlds = (_worlds[module] for module in model.modules() if module in _worlds)
     world = next(worlds, None)
     return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _describe_parameter(tensor: torch.Tensor) -> str:
     return "lazy" if is_lazy(tensor) else f"{tuple(tensor.shape)} {tensor.dtype}{' on meta' * tensor.is_meta}"
 
 
@@ -134,8 +174,8 @@ def _check_initialized(model: torch.nn.Module) -> None:
         own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
         if any(map(is_lazy, own)):
             raise UnsupportedOperation(
-                f"parallelize: {name!r} ({type(layer).__name__}) does not know the shapes of its parameters yet: call "
-                "the model once with plain tensors, on every rank with the same seed, and then parallelize it"
+                f"parallelize: {name!r} ({type(layer).__name__}) is a lazy layer without parameter shapes. Call the "
+                "model once with plain tensors, on every rank with the same seed, and then parallelize it."
             )
         if any(tensor.is_meta for tensor in own):
             raise UnsupportedOperation(
@@ -152,7 +192,7 @@ def _check_wrappers(model: torch.nn.Module) -> None:
     UnsupportedOperation
         On every rank, for DistributedDataParallel, FSDP and parameters that are DTensors.
     """
-    # A model can only be wrapped by what has been imported. To import FSDP here would take half a second.
+    # A model can only be wrapped by FSDP if FSDP has been imported. Importing it here would take half a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers = tuple(filter(None, (getattr(fsdp, n, None) for n in ("FullyShardedDataParallel", "FSDPModule"))))
     for name, module in model.named_modules():
@@ -176,13 +216,13 @@ def _check_wrappers(model: torch.nn.Module) -> None:
             )
 
 
-class _SameOnAllRanks:
+class _SamePassCheck:
     """Hooks of a parallelized model: check that all ranks run the same pass with the same weights.
 
-    One allreduce of 16 bytes for each pass with distributed inputs finds a rank that evaluates while others train:
-    equal layers send equal messages, so it would compute with their activations. :class:`WeightComparison` sends more
-    in every tenth pass. ``DISTCONV_CHECK=all`` compares the modes of all submodules and loads and saves of
-    weights, too.
+    A rank that evaluates while others train would silently use their activations, because equal layers send equal
+    messages. One all-reduce of 16 bytes for each pass with distributed inputs finds it. :class:`WeightComparison` sends
+    more in every tenth pass. ``DISTCONV_CHECK=all`` also compares the modes of all submodules, and calls of
+    ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self) -> None:
@@ -191,16 +231,16 @@ class _SameOnAllRanks:
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DistTensor)), None)
         if given is None or agreement.level == "off" or given.grid.size == 1:
-            return  # Nothing is distributed, so this rank may be alone.
+            return  # Nothing is distributed, so this rank may be the only one that calls the model.
         modes = "train()" if model.training else "eval()"
         if agreement.level == "all":
             others = [name for name, module in model.named_modules() if module.training is not model.training]
             modes += f" but for {', '.join(others)}" if others else ""
         gradients = "" if torch.is_grad_enabled() else ", under no_grad"
         check_same_on_all_ranks(
-            given.grid.compared, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE
+            given.grid.comparison_comm, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE
         )
-        # A replay on a GPU would have to wait for it.
+        # The comparison reads values, for which a replay on a GPU would have to synchronize.
         if not (recording.active is not None and given.is_cuda):
             trains = model.training and torch.is_grad_enabled()
             recording.call(lambda *_: self._weights.step(model, given.grid.world, trains=trains), given.local)
@@ -208,23 +248,23 @@ class _SameOnAllRanks:
     def state_dict(self, model: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
         if model not in _worlds or keep_vars:
             return
-        # Unless weights are gathered one rank may be alone, such as the one that writes them.
+        # Without sharded weights the call is not collective: one rank may make it, such as the one that saves them.
         if any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
             check_same_on_all_ranks(_worlds[model], f"{prefix}state_dict", type(model).__name__)
 
     def load_state_dict(self, model: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
-        if model in _worlds:  # otherwise it is a copy that has not been parallelized
+        if model in _worlds:  # otherwise the model is a deep copy, which has the hooks but was not parallelized
             check_same_on_all_ranks(_worlds[model], "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
 
-    def __deepcopy__(self, memo: object) -> _SameOnAllRanks:
-        return _SameOnAllRanks()
+    def __deepcopy__(self, memo: object) -> _SamePassCheck:
+        return _SamePassCheck()
 
 
 class _PlainTraining:
-    """Forward hook of a parallelized model: warns, once, where it is trained and nothing in the call is distributed.
+    """Forward hook of a parallelized model: warns once if it is trained and nothing in the call is distributed.
 
-    It also keeps the model from being pickled: on a grid that splits channels a rank has only its blocks, so a script
-    that pickles its model must fail on every grid.
+    It also prevents pickling of the model. On a grid that splits channels a rank has only blocks of weights, so a
+    script that pickles its model must fail on every grid.
     """
 
     def __init__(self, warned: bool = False) -> None:
@@ -244,14 +284,14 @@ class _PlainTraining:
         if self.warned or not model.training or isinstance(output, DistTensor):
             return
         tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
-        # A model may gather what it returns. Without gradients nothing is trained.
+        # DistTensor inputs suffice: a model may gather its output. Without gradients nothing is trained.
         if any(isinstance(x, DistTensor) for x in tensors) or not any(x.requires_grad for x in tensors):
             return
         caller = users_frame(sys._getframe(1))
         warnings.warn_explicit(
-            f"{type(model).__name__} was parallelized and is trained on plain tensors: every rank computes all that it "
-            "is given, and gradients are not summed, so ranks with different batches come apart. Pass it "
-            "dc.scatter(x, grid), or dc.from_local(block, dist, shape) of blocks that ranks have",
+            f"{type(model).__name__} was parallelized and is trained on plain tensors: every rank trains on its own "
+            "input, and gradients are not all-reduced, so the weights of ranks with different batches diverge. Pass "
+            "dc.scatter(x, grid), or dc.from_local(block, dist, shape) for blocks that ranks already have",
             ReplicationWarning,
             caller.f_code.co_filename,
             caller.f_lineno,
@@ -259,40 +299,52 @@ class _PlainTraining:
         self.warned = True
 
 
-class _Move:
-    """Forward pre-hook of a layer: brings its distributed arguments to ``grid``, split as their dimensions say."""
+class _RedistributeInputs:
+    """Forward pre-hook of a layer: redistributes its DistTensor arguments to the layer's grid."""
 
     def __init__(self, grid: ProcessGrid) -> None:
         self.grid = grid
 
     def __call__(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         try:
-            return tuple(self._moved(layer, a) for a in args), {k: self._moved(layer, v) for k, v in kwargs.items()}
+            moved = {name: self._redistribute(layer, value) for name, value in kwargs.items()}
+            return tuple(self._redistribute(layer, value) for value in args), moved
         except DistconvError as error:
-            name_layer(error)
+            add_layer_name(error)
             raise
 
-    def _moved(self, layer: torch.nn.Module, value: Any) -> Any:
+    def _redistribute(self, layer: torch.nn.Module, value: Any) -> Any:
         if not isinstance(value, DistTensor):
             return value
         linear = isinstance(layer, torch.nn.Linear)
         axes = linear_axes(value.dim()) if linear else default_axes(None, value.dim())
         return value.redistribute(Distribution(self.grid, axes))
 
-    def __deepcopy__(self, memo: object) -> _Move:
+    def __deepcopy__(self, memo: object) -> _RedistributeInputs:
         return self
 
 
-def _forget_moves(model: torch.nn.Module) -> None:
-    """Remove what an earlier plan has layers do: it would move their inputs to its grids first."""
+def _remove_redistribution_hooks(model: torch.nn.Module) -> None:
+    """Remove the hooks of an earlier plan, which would redistribute inputs to its grids first."""
     for module in model.modules():
-        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Move)]:
+        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _RedistributeInputs)]:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Make a plain ``tensor`` what it is on rank ``root``. Collective."""
+    """Overwrite a plain tensor with the values of one rank.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    world : MPI.Intracomm
+    tensor : Tensor
+        Of the same shape and dtype on all ranks.
+    root : int
+        The rank whose values are sent.
+    """
     values = to_bytes(tensor).copy()
     world.Bcast([values, MPI.BYTE], root=root)
     if world.rank != root:
@@ -300,17 +352,29 @@ def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) 
             tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
 
 
-def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str, or_else: str = "") -> None:
-    """Raise MismatchError on all ranks unless ``state`` has the same values on each of them; ``what`` asks.
+def check_same_tensors(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str, or_else: str = "") -> None:
+    """Check that tensors have the same values on all ranks.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    world : MPI.Intracomm
+    state : dict of str to Tensor
+        Parameters and buffers by name, in the same order on all ranks.
+    what : str
+        The caller, with which the error begins.
+    or_else : str
+        A further suggestion, with which the error ends.
 
     Raises
     ------
     MismatchError
-        On all ranks, naming the first that differs.
+        On every rank, with the name of the first tensor that differs.
     """
     wrong = find_differing(world, state, what)
     if wrong:
         raise MismatchError(
             f"{what}: {len(wrong)} of {len(state)} parameters and buffers differ between ranks, the first is "
-            f"{next(iter(wrong))!r}; seed all ranks alike before building the model{or_else}"
+            f"{next(iter(wrong))!r}. Set the same seed on all ranks before building the model{or_else}."
         )

@@ -1,4 +1,8 @@
-"""Tensors on their way onto a grid and off it: scatter, gather, and blocks that ranks have already."""
+"""Scatter and gather: tensors enter and leave a process grid.
+
+``scatter`` takes a full tensor, identical on all ranks or of one rank; ``from_local`` takes blocks that ranks already
+have; ``gather`` returns the full tensor. The public functions check that ranks agree before any data is sent.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,18 @@ from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-_FIRST, COMPARED_EVERY = 4, 7
-"""Values are compared of the first tensors that are scattered over a grid, and of every so many: an odd number, so that
-it is the turn of images and of labels, which take turns themselves."""
+_COMPARED_FIRST, COMPARED_EVERY = 4, 7
+"""Values are compared of the first tensors that are scattered over a grid, and of every seventh after that.
+
+The period is odd, so that images and labels, which usually alternate, are both compared.
+"""
 
 _SAMPLED = 1 << 16
 """Values of a tensor that are compared."""
 
-_WAY_OUT = (
-    "pass the same whole tensor on every rank (seed all ranks alike, the sampler and its shuffle, too), or let one "
-    "rank give it, scatter(x, grid, root=0), or make it of blocks that ranks have, from_local(block, dist, shape)"
+_SUGGESTED_FIX = (
+    "pass the same full tensor on every rank (use the same seed on all ranks, also for the sampler), or pass it on one "
+    "rank with scatter(x, grid, root=0), or distribute existing blocks with from_local(block, dist, shape)"
 )
 
 
@@ -46,44 +52,68 @@ def scatter(
     dims: str | Sequence[str | None] | None = None,
     root: int | None = None,
 ) -> DistTensor:
-    """The global ``tensor`` split over ``target``. Collective and differentiable (the adjoint gathers).
+    """Distribute a full tensor over a process grid.
 
-    Every rank passes the same whole tensor, or with ``root`` only that rank does. ``dims`` names each dimension's grid
-    axis (``"nhw"`` for label maps); by default N, NC, NCW, NCHW or NCDHW. Grid axes it lacks hold replicas.
+    Collective: call on every rank. Differentiable: the backward pass gathers the gradient.
 
-    The first few tensors on a grid, and then some, are compared: a digest of some of their values goes with that of
-    their shapes. ``DISTCONV_CHECK`` chooses all, or none.
+    Parameters
+    ----------
+    tensor : Tensor or None
+        The full (global) tensor, identical on all ranks. With ``root``, the other ranks may pass ``None``. A DistTensor
+        is redistributed.
+    target : ProcessGrid or Distribution
+        The grid, or the complete distribution.
+    dims : str or sequence of str or None, optional
+        The grid axis that splits each dimension, such as ``"nhw"`` for label maps; ``-`` or ``None`` for a dimension
+        that is not split. By default dimensions are N, NC, NCW, NCHW or NCDHW. The tensor is replicated along grid axes
+        that are left out. Ignored if ``target`` is a distribution.
+    root : int, optional
+        Rank that has the tensor. By default every rank passes it.
+
+    Returns
+    -------
+    DistTensor
+        The distributed tensor. Its block never shares memory with ``tensor``.
 
     Raises
     ------
     MismatchError
-        If shape, dtype, device, requires_grad or values differ between ranks.
+        On every rank, if shape, dtype, device type, ``requires_grad``, gradient mode or values differ between ranks.
     DistributionError
-        If ``dims`` does not fit the tensor, or what is passed is none.
+        On every rank, if ``dims`` does not fit the tensor, ``tensor`` is not a tensor with values, ``target`` is not a
+        grid or a distribution, or ``root`` is not a rank.
+
+    Notes
+    -----
+    Without ``root``, distconv compares a digest of up to 65536 values of the first four tensors on a grid, and of every
+    seventh after that. ``DISTCONV_CHECK=all`` compares every tensor, and ``off`` none.
     """
     if root is not None:
         return _scatter_from(root, tensor, target, dims)
     if isinstance(tensor, DistTensor):
         _grid(target)
         return tensor.redistribute(_distribution(target, dims, tensor.dim()))
-    dist = _agreed(tensor, target, dims)
+    dist = _check_and_distribute(tensor, target, dims)
     assert tensor is not None
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        # A subclass such as MONAI's MetaTensor would see the calls of blocks.
+        # A subclass such as MONAI's MetaTensor would intercept the calls on blocks.
         tensor = tensor.as_subclass(torch.Tensor)
     device_transport.choose_transport(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
-    # The block is never the caller's memory, whatever the grid: changing one must not change the other.
+    # The block never shares the caller's memory, on any grid: modifying one must not modify the other.
     own = local.clone() if local.data_ptr() == tensor.data_ptr() else local
     strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
     return DistTensor(own, dist, tensor.shape, strides)
 
 
-def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> Distribution:
-    """The distribution that all ranks give ``tensor``. What one rank alone finds wrong is compared, too."""
+def _check_and_distribute(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> Distribution:
+    """Return the distribution of ``tensor`` after checking that all ranks pass the same tensor.
+
+    An error of one rank alone is compared as a value, so that all ranks reach the comparison and raise. Collective.
+    """
     grid = _grid(target)
-    compares = _compares_values(grid)
-    wrong: DistributionError | None = None
+    compares = _count_and_select(grid)
+    failure: DistributionError | None = None
     try:
         if not isinstance(tensor, torch.Tensor):
             raise DistributionError(
@@ -91,12 +121,12 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
             )
         _check_memory("scatter", tensor.device.type)
         dist = _distribution(target, dims, tensor.dim())
-        said = _described(tensor, dist) + _grad_mode() + (_values(tensor) if compares else "")
+        description = _describe(tensor, dist) + _describe_grad_mode() + (_digest_of_values(tensor) if compares else "")
     except DistributionError as error:
-        wrong, said = error, str(error)
-    agreement.check_same_on_all_ranks(grid.world, "scatter", said, _WAY_OUT)
-    if wrong is not None:
-        raise wrong
+        failure, description = error, str(error)
+    agreement.check_same_on_all_ranks(grid.world, "scatter", description, _SUGGESTED_FIX)
+    if failure is not None:
+        raise failure
     return dist
 
 
@@ -105,41 +135,41 @@ def _check_memory(call: str, device_type: str) -> None:
         raise DistributionError(f"{call}: a tensor on the device meta has no values. Pass one on a device with memory.")
 
 
-def _compares_values(grid: ProcessGrid) -> bool:
-    """Whether it is the turn of a tensor that is scattered over ``grid``: one of the first, or every so many."""
-    number = grid.scattered
-    grid.scattered += 1
+def _count_and_select(grid: ProcessGrid) -> bool:
+    """Return True if the values of the next tensor that is scattered over ``grid`` are compared; count the tensor."""
+    number = grid.scatter_count
+    grid.scatter_count += 1
     if agreement.level == "off" or grid.size == 1:
         return False
-    return agreement.level == "all" or number < _FIRST or number % COMPARED_EVERY == 0
+    return agreement.level == "all" or number < _COMPARED_FIRST or number % COMPARED_EVERY == 0
 
 
-def _values(tensor: torch.Tensor) -> str:
+def _digest_of_values(tensor: torch.Tensor) -> str:
     try:
-        return f", values {digest(_sampled(tensor)):014x}"
+        return f", values {digest(_sample(tensor)):014x}"
     except RuntimeError as error:  # on the meta device, sparse, ...
         return f", values that cannot be read ({error})"
 
 
-def _sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Up to ``_SAMPLED`` values, evenly spaced; an odd step goes through all columns."""
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return up to ``_SAMPLED`` evenly spaced values. The step is odd, so that it visits all columns of a matrix."""
     flat = tensor.detach().reshape(-1)
     return flat[:: flat.numel() // _SAMPLED | 1]
 
 
-def _described(tensor: torch.Tensor, dist: Distribution) -> str:
+def _describe(tensor: torch.Tensor, dist: Distribution) -> str:
     grad = ", requires_grad" if tensor.requires_grad else ""
     return f"shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device.type}{grad}, {dist}"
 
 
-def _grad_mode() -> str:
-    """Words if gradients are off: a rank that evaluates alone would pair its messages with those of a training step."""
+def _describe_grad_mode() -> str:
+    """Describe a disabled gradient mode: a rank that evaluates would exchange messages with ranks that train."""
     return "" if torch.is_grad_enabled() else ", under no_grad"
 
 
 def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
     grid = _grid(target)
-    agreement.check_same_on_all_ranks(grid.world, "scatter", f"root={root}{_grad_mode()}")
+    agreement.check_same_on_all_ranks(grid.world, "scatter", f"root={root}{_describe_grad_mode()}")
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
@@ -156,7 +186,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     elif not shape:
         tensor = tensor.reshape(1)
     device_transport.choose_transport(grid.world, tensor)
-    # All rows on the root: an uneven distribution like any other.
+    # A distribution in which the root owns all rows: sending them is then an ordinary redistribution.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
     local = collectives.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
@@ -164,19 +194,48 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
 
 
 def gather(tensor: DistTensor | torch.Tensor) -> torch.Tensor:
-    """The whole tensor on every rank. Collective and differentiable (the adjoint slices)."""
+    """Return the full tensor on every rank.
+
+    Collective: call on every rank. Differentiable: the backward pass slices the gradient.
+
+    Parameters
+    ----------
+    tensor : DistTensor or Tensor
+        The tensor. A plain tensor is returned unchanged.
+
+    Returns
+    -------
+    Tensor
+        The full tensor, a plain one that does not share memory with the block.
+    """
     return tensor.gather() if isinstance(tensor, DistTensor) else tensor
 
 
 def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
-    """A global tensor of ``shape`` of which ``local`` is this rank's block under ``dist``. Collective.
+    """Make a distributed tensor of blocks that ranks already have.
+
+    Collective: call on every rank. Differentiable with respect to ``local``.
+
+    Parameters
+    ----------
+    local : Tensor
+        This rank's block, of the shape ``dist.local_shape(shape)``. A contiguous block is not copied. Ranks along axes
+        that do not split the tensor must pass identical blocks, which is not checked.
+    dist : Distribution
+        Which rank owns which indices.
+    shape : sequence of int
+        Global shape.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
     MismatchError
-        If shape, dtype, device or distribution differ between ranks.
+        On every rank, if shape, dtype, device type, ``requires_grad`` or distribution differ between ranks.
     DistributionError
-        On every rank, if a rank's block has the wrong shape.
+        On every rank, if a block has the wrong shape, or is on the device ``meta``.
     """
     grad = ", requires_grad" if local.requires_grad else ""
     agreement.check_same_on_all_ranks(

@@ -1,10 +1,10 @@
-"""Plain tensors that are given a distributed one, or made of one, by ways on which torch does not ask that.
+"""Calls in which torch dispatches on a plain tensor although a DistTensor takes part.
 
-torch's setters of ``data``, ``real`` and ``imag``, and DLPack's capsules, take any tensor for one with memory; a
-DistTensor has none, and the process would die. As everywhere, a plain tensor is whole on every rank and gets the whole.
-Other ways lead below torch's function interface, to its ``aten`` operators.
+torch's setters of ``data``, ``real`` and ``imag``, and DLPack capsules, read the memory of any tensor. A DistTensor has
+none, and the process would crash. Here a plain tensor is replicated, as everywhere, and receives the full tensor. Other
+calls reach a DistTensor below torch's function interface, as ``aten`` operators.
 
-The patches declared here are applied when distconv starts.
+distconv applies the patches that are declared here when it starts.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import Kind, fallback, implements
+from distconv.dispatch import OperatorKind, call_fallback, implements
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.process import patches
 from distconv.tensor import DistTensor
 
-_OWN = vars(torch._C.TensorBase)
-_SET_DATA = _OWN["data"].__set__
+_TORCH_ATTRIBUTES = vars(torch._C.TensorBase)
+_SET_DATA = _TORCH_ATTRIBUTES["data"].__set__
 
 
-@implements(_SET_DATA, kind=Kind.EFFECT, tensors=None)
+@implements(_SET_DATA, kind=OperatorKind.EFFECT, tensors=None)
 def assign_data(*_: Any) -> None:
-    """``plain.data = x``.
+    """Reject ``plain.data = x``.
 
     Raises
     ------
     NoRule
-        Always: the exact fallback assigns the whole.
+        Always: the exact fallback assigns the full tensor.
     """
     raise NoRule(
-        "assigning a DistTensor to the data of a plain tensor, which is whole on every rank: assign to a part of a "
-        "distributed one (x.new_zeros(...)), or assign dc.gather(x)"
+        "assigning a DistTensor to the data of a plain tensor, which is replicated: assign to a slice of a distributed "
+        "tensor (x.new_zeros(...)), or assign dc.gather(x)"
     )
 
 
@@ -47,19 +47,19 @@ def _set_data(tensor: torch.Tensor, value: Any) -> None:
 
 
 def _part_setter(name: str) -> Callable[[torch.Tensor, Any], None]:
-    """The setter of ``real`` or ``imag``."""
+    """Return the setter of ``real`` or ``imag``."""
 
     def call(tensor: torch.Tensor, value: Any) -> None:
         if isinstance(tensor, DistTensor) or isinstance(value, DistTensor):
             getattr(tensor, name)[...] = value
         else:
-            _OWN[name].__set__(tensor, value)
+            _TORCH_ATTRIBUTES[name].__set__(tensor, value)
 
     return call
 
 
-class _Attribute:
-    """An attribute of tensors with another setter; to whoever asks the class it is torch's own."""
+class _PatchedAttribute:
+    """An attribute of tensors with another setter. Access through the class returns torch's own descriptor."""
 
     def __init__(self, own: Any, setter: Callable[[torch.Tensor, Any], None]) -> None:
         self._own, self._setter, self._getter = own, setter, own.__get__
@@ -75,16 +75,21 @@ class _Attribute:
 
 
 for _name, _setter in (("data", _set_data), ("real", _part_setter("real")), ("imag", _part_setter("imag"))):
-    patches.declare(torch.Tensor, _name, _Attribute(_OWN[_name], _setter), "plain tensors take DistTensors as values")
+    patches.declare(
+        torch.Tensor,
+        _name,
+        _PatchedAttribute(_TORCH_ATTRIBUTES[_name], _setter),
+        "plain tensors take DistTensors as values",
+    )
 
 
-_capsule = torch._C._to_dlpack
+_torch_to_dlpack = torch._C._to_dlpack
 
 
-@wraps(_capsule)
+@wraps(_torch_to_dlpack)
 def _to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    # A DistTensor refuses, as where NumPy or CuPy ask for it.
-    return tensor.__dlpack__() if isinstance(tensor, DistTensor) else _capsule(tensor, *args, **kwargs)
+    # __dlpack__ of a DistTensor raises, as it does if NumPy or CuPy call it.
+    return tensor.__dlpack__() if isinstance(tensor, DistTensor) else _torch_to_dlpack(tensor, *args, **kwargs)
 
 
 for _holder, _name in ((torch._C, "_to_dlpack"), (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")):
@@ -96,20 +101,39 @@ for _holder, _name in ((torch._C, "_to_dlpack"), (torch, "to_dlpack"), (torch.ut
 _ATEN = torch.ops.aten
 
 
-@implements(_ATEN._local_scalar_dense.default, kind=Kind.EFFECT, tensors=None)
+@implements(_ATEN._local_scalar_dense.default, kind=OperatorKind.EFFECT, tensors=None)
 def as_number(tensor: DistTensor) -> Any:
-    """Its value, where torch expects a number: ``torch.full((2,), x)``, ``torch.arange(x)``."""
+    """Return the value of ``tensor`` where torch expects a number: ``torch.full((2,), x)``, ``torch.arange(x)``.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+
+    Returns
+    -------
+    object
+    """
     return tensor.item()
 
 
-@implements(_ATEN.detach.default, kind=Kind.EFFECT, tensors=None)
-def copied(tensor: DistTensor) -> torch.Tensor:
-    """What ``torch.tensor(loss)`` copies.
+@implements(_ATEN.detach.default, kind=OperatorKind.EFFECT, tensors=None)
+def copy_to_plain(tensor: DistTensor) -> torch.Tensor:
+    """Return the plain tensor that ``torch.tensor(loss)`` copies.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+
+    Returns
+    -------
+    Tensor
 
     Raises
     ------
     UnsupportedOperation
-        If it is split.
+        If ``tensor`` is split.
     """
     if tensor.dist.split_axes:
         raise UnsupportedOperation(
@@ -119,9 +143,13 @@ def copied(tensor: DistTensor) -> torch.Tensor:
     return tensor.local.detach()
 
 
-@implements(_ATEN.alias.default, kind=Kind.EFFECT, tensors=None)
-def wrapped(tensor: DistTensor) -> NoReturn:
-    """What ``torch.Tensor(x)`` and ``as_subclass`` make.
+@implements(_ATEN.alias.default, kind=OperatorKind.EFFECT, tensors=None)
+def reject_wrapping(tensor: DistTensor) -> NoReturn:
+    """Reject ``torch.Tensor(x)`` and ``x.as_subclass(...)``.
+
+    Parameters
+    ----------
+    tensor : DistTensor
 
     Raises
     ------
@@ -134,9 +162,19 @@ def wrapped(tensor: DistTensor) -> NoReturn:
     )
 
 
-@implements(_ATEN.set_.source_Tensor, kind=Kind.EFFECT, tensors=None)
+@implements(_ATEN.set_.source_Tensor, kind=OperatorKind.EFFECT, tensors=None)
 def set_memory(tensor: torch.Tensor, source: DistTensor) -> torch.Tensor:
-    """``plain.set_(x)``."""
-    reason = NoRule("set_ of a plain tensor to a DistTensor: assign to a part of a distributed one (x.new_zeros(...))")
-    moved: torch.Tensor = fallback(reason, _ATEN.set_.source_Tensor, (tensor, source), {})
-    return moved
+    """Call ``plain.set_(x)`` through the exact fallback.
+
+    Parameters
+    ----------
+    tensor : Tensor
+    source : DistTensor
+
+    Returns
+    -------
+    Tensor
+    """
+    reason = NoRule("set_ of a plain tensor to a DistTensor: assign to a slice of a distributed one (x.new_zeros(...))")
+    result: torch.Tensor = call_fallback(reason, _ATEN.set_.source_Tensor, (tensor, source), {})
+    return result

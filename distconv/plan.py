@@ -3,11 +3,10 @@
     {"format": "distconv-plan", "version": 1, "ranks": 4,
      "layers": {"*": {"n": 1, "h": 4}, "layer4.*": {"c": 4}, "fc": {"n": 4}}}
 
-A pattern is matched (``fnmatch``) against the full names of the layers; later patterns win. Convolution and linear
-layers decide their distribution, and so does any module that a pattern names exactly; all other operators stay on the
-grid of their first argument. Parts whose product is smaller than the number of ranks leave replicas (axis ``r``).
-``"batch_norm": "local"`` or ``"spatial"`` beside the layers lets batch norm take its statistics over less than the
-mini-batch (distconv.batch_norm_scope).
+Patterns are matched (``fnmatch``) against the full names of convolution and linear layers; a pattern may also be the
+exact name of any module. If several patterns match, the last one wins. All other operators use the grid of their first
+argument. If the parts of a layer multiply to fewer than the number of ranks, the remaining ranks hold replicas (axis
+``r``). The optional key ``"batch_norm"`` is described in :mod:`distconv.batch_norm_scope`.
 
 Source: Dryden et al. 2019, III-C and V-C.
 """
@@ -40,34 +39,52 @@ FORMAT = "distconv-plan"
 VERSION = 1
 
 Axes = tuple[tuple[str, int], ...]
-"""A grid's axes of more than one part, sorted, with their parts."""
+"""Axes of a grid that have more than one part, sorted, with their numbers of parts."""
 
 _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
-class Entries(File):
-    """Schema of a plan file; the keys are the fields of :class:`Plan`."""
+class PlanFields(File):
+    """Schema of a plan without its header; the keys are the parameters of :class:`Plan`."""
 
     layers: dict[str, dict[str, int]]
     ranks: int | None = None
     batch_norm: str = "global"
 
 
-class _File(Entries, kw_only=True):
+class _File(PlanFields, kw_only=True):
     format: Literal["distconv-plan"]
     version: Literal[1]
 
 
 class Plan:
-    """For layer name patterns the parts along each grid axis: ``Plan({"*": {"h": 4}, "fc": {"n": 4}})``.
+    """The process grid of each layer of a model.
 
-    ``ranks`` is the number of ranks that it was made for; without it any number will do that the parts divide.
-    ``batch_norm`` is what the model's batch norms take their statistics over (distconv.batch_norm_scope).
+    Parameters
+    ----------
+    layers : mapping of str to mapping of str to int
+        For each layer name pattern, the number of parts along each grid axis, such as ``{"*": {"h": 4}, "fc": {"n":
+        4}}``. Later patterns win.
+    ranks : int, optional
+        Number of ranks that the plan is made for. By default any number that the parts divide.
+    batch_norm : {"global", "spatial", "local"}
+        The values over which batch norm computes its statistics, as in :func:`parallelize`.
+
+    Attributes
+    ----------
+    layers, ranks, batch_norm
+        As the parameters.
 
     Raises
     ------
     PlanError
-        If a pattern, an axis, a number of parts or the statistics are none.
+        If a pattern, an axis, a number of parts or ``batch_norm`` is invalid, or the parts of a pattern do not divide
+        ``ranks``.
+
+    Examples
+    --------
+    >>> Plan({"*": {"h": 4}, "fc": {"n": 4}})
+    Plan('*': h=4, 'fc': n=4)
     """
 
     def __init__(
@@ -75,18 +92,18 @@ class Plan:
     ) -> None:
         if not isinstance(layers, Mapping) or not layers:
             raise PlanError(f"a plan needs at least one layer name pattern, not {layers!r}")
-        if ranks is not None and not _positive(ranks):
+        if ranks is not None and not _is_positive_int(ranks):
             raise PlanError(f"plan: ranks={ranks!r} must be a positive whole number")
         if batch_norm not in BATCH_NORM:
-            raise PlanError(f"plan: batch_norm={batch_norm!r}: it is one of {', '.join(BATCH_NORM)}")
+            raise PlanError(f"plan: batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")
         for pattern, parts in layers.items():
             if not isinstance(pattern, str) or not isinstance(parts, Mapping):
                 raise PlanError(f"plan: {pattern!r}: {parts!r} must be a pattern with its parts, like {{'h': 4}}")
             check_parts(pattern, parts)
             if ranks is not None and ranks % math.prod(parts.values()):
                 raise PlanError(
-                    f"plan: {pattern!r}: {written(parts)} has {math.prod(parts.values())} parts, which do not divide "
-                    f"the plan's {ranks} ranks"
+                    f"plan: {pattern!r}: {format_parts(parts)} has {math.prod(parts.values())} parts, which do not "
+                    f"divide the plan's {ranks} ranks"
                 )
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
         self.ranks = ranks
@@ -103,14 +120,27 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> Plan:
-        """The plan in a file of :meth:`save`. Collective over ``comm`` (default: all ranks).
+        """Read a plan from a file.
+
+        Collective: call on every rank of ``comm``.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A file that :meth:`save` wrote.
+        comm : MPI.Intracomm, optional
+            The ranks (default: ``MPI.COMM_WORLD``).
+
+        Returns
+        -------
+        Plan
 
         Raises
         ------
         PlanError
-            On all ranks, if any of them cannot read it or finds something else in it.
+            On every rank, if a rank cannot read the file, or the file does not contain a plan.
         MismatchError
-            If the ranks find different plans.
+            On every rank, if ranks read different plans.
         """
         return try_for_same_result(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "plan")
 
@@ -123,32 +153,54 @@ class Plan:
             raise PlanError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. Every rank that calls it writes."""
+        """Write the plan to a JSON file.
+
+        Not collective: every rank that calls it writes.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file, which is replaced if it exists.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
         write_file(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
-        """The content of a plan file."""
+        """Return the content of a plan file."""
         return json.dumps({"format": FORMAT, "version": VERSION, **self.entries()}, indent=1)
 
     def entries(self) -> dict[str, Any]:
-        """What a file says of it; what is as it is by default is left out."""
+        """Return the fields of a plan file, without those that have their default."""
         ranks = {} if self.ranks is None else {"ranks": self.ranks}
         batch_norm = {} if self.batch_norm == "global" else {"batch_norm": self.batch_norm}
         return {**ranks, **batch_norm, "layers": self.layers}
 
-    # -- what it says of a model --------------------------------------------------------------------------------------
+    # -- application to a model ---------------------------------------------------------------------------------------
 
     def parts(self, model: torch.nn.Module) -> dict[str, dict[str, int]]:
-        """Parts along each axis of every layer of ``model`` that the plan decides, by its name.
+        """Return the parts of every layer of a model that has a grid of its own.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+
+        Returns
+        -------
+        dict of str to dict of str to int
+            The number of parts along each axis by layer name, in the order of ``model.named_modules()``.
 
         Raises
         ------
         PlanError
-            If a pattern matches no layer, or gives a layer an axis that its input has not got.
+            If a pattern matches no layer, or a layer is split along an axis that its input does not have.
         """
         modules = dict(model.named_modules())
-        deciding = [name for name, module in modules.items() if decides(module)]
-        by_module = matched(self.layers, modules, deciding, type(model).__name__)
+        plannable = [name for name, module in modules.items() if is_plannable_layer(module)]
+        by_module = match_patterns(self.layers, modules, plannable, type(model).__name__)
         for name, parts in by_module.items():
             module = modules[name]
             if isinstance(module, _ConvNd):
@@ -156,30 +208,57 @@ class Plan:
         return {name: by_module[name] for name in modules if name in by_module}
 
     def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
-        """The process grid of every layer that the plan decides; the same grids at each call. Collective.
+        """Return the process grid of every layer of a model that has a grid of its own.
+
+        Collective: call on every rank of ``comm``. Repeated calls return the same grids.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+        comm : MPI.Intracomm
+            The ranks.
+
+        Returns
+        -------
+        dict of str to ProcessGrid
+            The grid by layer name, in the order of ``model.named_modules()``.
 
         Raises
         ------
         PlanError
-            On all ranks, if the plan does not fit the model or the ranks of ``comm``.
+            On every rank, if the plan does not fit the model or the number of ranks.
+        MismatchError
+            On every rank, if ranks have different plans.
         """
         check_same_on_all_ranks(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
-        of_parts = self._grids.setdefault(CommunicatorRegistry.get(comm), {})
+        grids_by_axes = self._grids.setdefault(CommunicatorRegistry.get(comm), {})
         grids = {}
         for name, parts in self.parts(model).items():
             check_product(name, parts, comm.size)
             product = math.prod(parts.values())
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
-            if key not in of_parts or not of_parts[key].world:  # it has been freed
-                of_parts[key] = ProcessGrid(comm, **axes)
-            grids[name] = of_parts[key]
+            if key not in grids_by_axes or not grids_by_axes[key].world:  # the user has freed the grid
+                grids_by_axes[key] = ProcessGrid(comm, **axes)
+            grids[name] = grids_by_axes[key]
         return grids
 
     def input_grid(self, model: torch.nn.Module, comm: MPI.Intracomm) -> ProcessGrid:
-        """The grid of the model's first layer (in the order of its modules) that the plan decides: where data go."""
+        """Return the grid to which the model's input is scattered: that of the first layer that has a grid of its own.
+
+        Collective: call on every rank of ``comm``.
+
+        Parameters
+        ----------
+        model, comm
+            As in :meth:`grids`.
+
+        Returns
+        -------
+        ProcessGrid
+        """
         return next(iter(self.grids(model, comm).values()))
 
     def __eq__(self, other: object) -> bool:
@@ -190,84 +269,140 @@ class Plan:
     def __repr__(self) -> str:
         ranks = "" if self.ranks is None else f", ranks={self.ranks}"
         batch_norm = "" if self.batch_norm == "global" else f", batch_norm={self.batch_norm!r}"
-        return f"Plan({', '.join(f'{p!r}: {written(parts)}' for p, parts in self.layers.items())}{ranks}{batch_norm})"
+        return (
+            f"Plan({', '.join(f'{p!r}: {format_parts(parts)}' for p, parts in self.layers.items())}{ranks}{batch_norm})"
+        )
 
 
-def _positive(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def written(parts: Mapping[str, int]) -> str:
-    """``parts`` as text: ``h=2,w=2``, or ``n=1`` where nothing is split."""
+def format_parts(parts: Mapping[str, int]) -> str:
+    """Return ``parts`` as a string, such as ``h=2,w=2``, or ``n=1`` if nothing is split.
+
+    Parameters
+    ----------
+    parts : mapping of str to int
+
+    Returns
+    -------
+    str
+    """
     return ",".join(f"{axis}={number}" for axis, number in parts.items()) or "n=1"
 
 
-def decides(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is a convolution or linear layer: those decide their distribution (V-C)."""
+def is_plannable_layer(module: torch.nn.Module) -> bool:
+    """Return True for a convolution or linear layer: patterns with wildcards match these layers only (V-C).
+
+    Parameters
+    ----------
+    module : Module
+
+    Returns
+    -------
+    bool
+    """
     return isinstance(module, (_ConvNd, torch.nn.Linear))
 
 
-def matched(
-    layers: Mapping[str, Mapping[str, int]], names: Collection[str], deciding: Sequence[str], model: str
+def match_patterns(
+    layers: Mapping[str, Mapping[str, int]], names: Collection[str], plannable: Sequence[str], model: str
 ) -> dict[str, dict[str, int]]:
-    """Parts of every layer that a pattern matches, later patterns winning.
+    """Return the parts of every layer that a pattern matches; later patterns win.
 
-    A pattern is one of ``names``, or matches some of the layers ``deciding``.
+    Parameters
+    ----------
+    layers : mapping of str to mapping of str to int
+        Parts by pattern.
+    names : collection of str
+        Names of all modules, each of which a pattern may name exactly.
+    plannable : sequence of str
+        Names of the layers that patterns are matched against.
+    model : str
+        The name of the model in errors.
+
+    Returns
+    -------
+    dict of str to dict of str to int
+        Parts by layer name.
 
     Raises
     ------
     PlanError
-        If it is and does neither; the text names ``model``.
+        If a pattern matches nothing.
     """
     parts_of: dict[str, dict[str, int]] = {}
     for pattern, parts in layers.items():
-        matching = [pattern] if pattern in names else [name for name in deciding if fnmatchcase(name, pattern)]
+        matching = [pattern] if pattern in names else [name for name in plannable if fnmatchcase(name, pattern)]
         if not matching:
             raise PlanError(
-                f"plan: {pattern!r} matches no layer of {model}; its {len(deciding)} convolution and linear layers are "
-                f"{', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
+                f"plan: {pattern!r} matches no layer of {model}; its {len(plannable)} convolution and linear layers "
+                f"are {', '.join(plannable[:8])}{', ...' if len(plannable) > 8 else ''}"
             )
         parts_of.update((name, dict(parts)) for name in matching)
     return parts_of
 
 
 def check_parts(name: str, parts: Mapping[str, int]) -> None:
-    """Refuse parts of a layer that are no positive whole numbers, or lie along what is no axis.
+    """Check that the parts of a layer are positive integers along known axes.
+
+    Parameters
+    ----------
+    name : str
+    parts : mapping of str to int
 
     Raises
     ------
     PlanError
-        If there are any.
+        If they are not; the error contains ``name``.
     """
     for axis, number in parts.items():
         if axis not in AXES:
             raise PlanError(f"plan: {name!r}: unknown axis {axis!r}; the axes are {', '.join(AXES)}")
-        if not _positive(number):
+        if not _is_positive_int(number):
             raise PlanError(f"plan: {name!r}: {axis}={number!r} must be a positive whole number of parts")
 
 
 def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
-    """Refuse parts of a layer that do not divide ``ranks``.
+    """Check that the product of a layer's parts divides the number of ranks.
+
+    Parameters
+    ----------
+    name : str
+    parts : mapping of str to int
+    ranks : int
 
     Raises
     ------
     PlanError
-        If they do not.
+        If it does not; the error contains ``name``.
     """
     product = math.prod(parts.values())
     if ranks % product:
-        raise PlanError(f"plan: {name!r}: {written(parts)} has {product} parts, which do not divide the {ranks} ranks")
+        raise PlanError(
+            f"plan: {name!r}: {format_parts(parts)} has {product} parts, which do not divide the {ranks} ranks"
+        )
 
 
 def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) -> None:
-    """Refuse ``parts`` that split a dimension that a convolution's input has not got.
+    """Check that a convolution is not split along a spatial axis that its input does not have.
 
-    Of a linear layer they may: it computes redundantly there, as it must at N = 1.
+    Linear layers are not checked: they compute replicated along such axes, as they must at N = 1.
+
+    Parameters
+    ----------
+    name, kind : str
+        The layer's name and class for the error.
+    dimensions : int
+        Number of spatial dimensions.
+    parts : mapping of str to int
+        Number of parts along each axis.
 
     Raises
     ------
     PlanError
-        If they do.
+        If it is.
     """
     axes = ("n", "c", *_SPATIAL[dimensions], "r")
     wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]

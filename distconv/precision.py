@@ -1,17 +1,27 @@
-"""Half precision: which dtypes it is, and what sums of them are taken in."""
+"""Half precision: the dtypes, and the dtype in which partial results of them are accumulated."""
 
 from __future__ import annotations
 
 import torch
 
 HALF = frozenset((torch.float16, torch.bfloat16))
-"""MPI libraries sum these wrongly, silently."""
+"""The half-precision dtypes. MPI libraries silently compute wrong sums of them."""
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """What partial results of ``dtype`` are in, so that the result is rounded once, as in one process.
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for partial results of ``dtype``: the sum is then rounded once, as in a single process.
 
-    >>> widened(torch.bfloat16), widened(torch.float64)
+    Parameters
+    ----------
+    dtype : torch.dtype
+
+    Returns
+    -------
+    torch.dtype
+
+    Examples
+    --------
+    >>> accumulation_dtype(torch.bfloat16), accumulation_dtype(torch.float64)
     (torch.float32, torch.float64)
     """
     return torch.float32 if dtype in HALF else dtype

@@ -1,4 +1,8 @@
-"""DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid."""
+"""DistTensor: a torch.Tensor whose elements are distributed over the ranks of a process grid.
+
+The class routes torch functions to the operator registry (:mod:`distconv.dispatch`) and attributes and methods to the
+local block. It contains no operator: ``distconv.layers`` registers them. Autograd records operations on ``local``.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,10 @@ from distconv.errors import DistconvError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.process import call_stack, profiling
 
-_BELOW = (
-    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev), TorchScript, "
-    "torch.as_tensor(x, dtype=...) and as_subclass work there; use torch.autograd.grad or torch.autograd.functional, "
-    "call the Python function, x.to(dtype), or gather it first"
+_REACHED_BELOW_DISPATCH = (
+    "below torch's function interface, where it has only its block. torch.func (grad, vmap, jvp, jacrev), TorchScript, "
+    "torch.as_tensor(x, dtype=...) and as_subclass work there. Use torch.autograd.grad or torch.autograd.functional, "
+    "call the Python function, use x.to(dtype), or gather the tensor first"
 )
 
 Strides = tuple[int, ...] | None
@@ -33,41 +37,64 @@ _DATA = vars(torch._C.TensorBase)["data"]
 
 
 class DistTensor(torch.Tensor):
-    """A global tensor of which this rank holds ``local``, the block it owns under ``dist``.
+    """A global tensor, of which this rank holds one block.
 
-    Functions of torch called with it go to distributed operators; ``shape``, ``dtype`` and ``device`` are those of the
-    global tensor. It has no storage of its own: autograd lives on ``local``.
+    torch functions that are called with a DistTensor run distributed operators. They are collective unless they only
+    read metadata. A DistTensor has no storage of its own: ``data_ptr()`` and everything below torch's function
+    interface see no data. Make one with :func:`scatter` or :func:`from_local`.
+
+    Parameters
+    ----------
+    local : Tensor
+        The block that this rank owns under ``dist``. It is not checked and not copied.
+    dist : Distribution
+        Which rank owns which indices.
+    shape : sequence of int
+        Global shape.
+    strides : tuple of int, optional
+        Strides of the full tensor in a single process, if it is not contiguous there (:mod:`distconv.memory_order`).
+
+    Attributes
+    ----------
+    local : Tensor
+        This rank's block. Autograd's graph is made of such blocks.
+    dist : Distribution
+        The distribution.
+    grid : ProcessGrid
+        The grid.
+    shape, dtype, device
+        Those of the global tensor.
     """
 
-    gives_way_to: ClassVar[set[type]] = set()
-    """Kinds of tensors that handle calls with DistTensors themselves."""
+    defers_to: ClassVar[set[type]] = set()
+    """Tensor classes that handle calls with DistTensors themselves."""
 
     dist: Distribution
     _local: torch.Tensor
     _shape: torch.Size
     _strides: Strides = None
-    """Those that it has in one process, if they are not those of a contiguous tensor: see distconv.memory_order."""
+    """Strides in a single process; None for those of a contiguous tensor. See :mod:`distconv.memory_order`."""
     _memory: Any = None
-    """What the tensors that share its memory have in common, and ..."""
+    """State that all tensors on the same memory share. See :mod:`distconv.layers.plumbing.inplace_views`."""
     _view: Any = None
-    """... where it comes from, if it is a view of another: see distconv.layers.plumbing.inplace_views."""
+    """The source of a view; None if the tensor is not a view. See :mod:`distconv.layers.plumbing.inplace_views`."""
 
     @staticmethod
     def __new__(
         cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int], strides: Strides = None
     ) -> DistTensor:
-        """Wrap ``local`` without a check; users call :func:`from_local`, which checks."""
+        """Wrap ``local`` without a check. Users call :func:`from_local`, which checks."""
         self: DistTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
         self._local = local
-        self._lay_out(dist, shape, strides)
+        self._set_layout(dist, shape, strides)
         if recomputation.active:
             recomputation.note_result(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:
-        """Nothing is left to do; torch's own would take no arguments."""
+        """Do nothing; torch's ``__init__`` takes no arguments."""
 
     @classmethod
     def __torch_function__(
@@ -81,36 +108,36 @@ class DistTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
-            if len(types) > 1 and not cls.gives_way_to.isdisjoint(types):
+            if len(types) > 1 and not cls.defers_to.isdisjoint(types):
                 return NotImplemented
             if torch._C._are_functorch_transforms_active():
-                raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_BELOW}")
+                raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_REACHED_BELOW_DISPATCH}")
             if recomputation.active:
                 recomputation.count_step()
             if agreement.level == "all":
-                _agree_on_call(dispatch.name_of(func), args, kwargs)
+                _check_same_call(dispatch.name_of(func), args, kwargs)
             kwargs = kwargs or {}
             with profiling.section(dispatch.short_name(func)) if profiling.enabled() else nullcontext():
-                own = dispatch.on_one_rank(func, args, kwargs)
-                result = dispatch.called(func, args, kwargs) if own is NotImplemented else own
+                own = dispatch.call_on_single_rank(func, args, kwargs)
+                result = dispatch.dispatch_call(func, args, kwargs) if own is NotImplemented else own
             if recomputation.active:
                 recomputation.count_step(result)
-            return memory_order.follow(func, args, kwargs, result) if own is NotImplemented else own
+            return memory_order.propagate_strides(func, args, kwargs, result) if own is NotImplemented else own
         except DistconvError as error:
-            dispatch.name_layer(error)
+            dispatch.add_layer_name(error)
             raise
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if not dispatch.has_operator(func):
-            raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
-        return dispatch.called(func, args, kwargs or {})
+            raise UnsupportedOperation(f"{func} reached a DistTensor {_REACHED_BELOW_DISPATCH}")
+        return dispatch.dispatch_call(func, args, kwargs or {})
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def local(self) -> torch.Tensor:
-        """The block that this rank holds. Collective for a moved view whose source has been changed in place."""
+        """The block that this rank holds. Collective for a view on other ranks whose source was modified in place."""
         if self._view is not None:
             self._view.refresh(self)
         return self._local
@@ -119,16 +146,16 @@ class DistTensor(torch.Tensor):
     def local(self, value: torch.Tensor) -> None:
         self._local = value
 
-    def _lay_out(self, dist: Distribution, shape: Sequence[int], strides: Strides) -> None:
-        """Let it be laid out so from now on: ``local`` is that block of it already."""
+    def _set_layout(self, dist: Distribution, shape: Sequence[int], strides: Strides) -> None:
+        """Set distribution, global shape and strides; ``local`` must already be the block under ``dist``."""
         self.dist, self._shape, self._strides = dist, torch.Size(shape), strides
 
     @property
     def grid(self) -> ProcessGrid:
-        """The process grid it is split over."""
+        """The process grid."""
         return self.dist.grid
 
-    # Plain attributes: asking torch for them would come back through __torch_function__ each time.
+    # Python properties: torch's own attributes would go through __torch_function__ each time.
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -146,26 +173,41 @@ class DistTensor(torch.Tensor):
         return self._local.device
 
     def dim(self) -> int:
-        """How many dimensions it has."""
+        """Return the number of dimensions."""
         return len(self._shape)
 
     ndimension = dim
     ndim = property(dim)
 
     def size(self, dim: int | None = None) -> Any:
-        """The global shape, or the global extent of ``dim``."""
+        """Return the global shape, or the global size of dimension ``dim``.
+
+        Parameters
+        ----------
+        dim : int, optional
+
+        Returns
+        -------
+        object
+        """
         return self._shape if dim is None else self._shape[dim]
 
     def numel(self) -> int:
-        """How many elements all ranks hold together, each counted once."""
+        """Return the number of elements of the global tensor."""
         return self._shape.numel()
 
     def box(self) -> tuple[Any, ...]:
-        """Half-open global range of each dimension that ``local`` covers."""
+        """Return the global indices of ``local``: one :class:`Interval` for each dimension.
+
+        Raises
+        ------
+        DistributionError
+            If a dimension is block-cyclic.
+        """
         return self.dist.box(None, self.shape)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        # Nothing is sent for it: one rank alone may print. The value is known where there is but one, on every rank.
+        # Sends no message, because one rank alone may print. A single value is shown if every rank has it.
         single = self.numel() == 1 and not self.dist.split_axes and self._view is None
         value = f"{self._local.item()}, " if single else ""
         box = () if self.dist.cyclic else self.box()
@@ -180,59 +222,92 @@ class DistTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
-            raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
-        twin = self._twin(DistTensor(self.local.detach().clone(), self.dist, self.shape))
+            raise RuntimeError("deepcopy of a DistTensor that is not a leaf of autograd's graph: detach() it first")
+        twin = self._copy_attributes_to(DistTensor(self.local.detach().clone(), self.dist, self.shape))
         if self.grad is not None and not isinstance(self, torch.nn.Parameter):
             twin.grad = copy.deepcopy(self.grad)
         return twin
 
     def __copy__(self) -> DistTensor:
-        # As torch's: another tensor on the same memory, and a leaf.
-        return self._twin(self.detach())  # type: ignore[arg-type]
+        # As copy.copy of a torch tensor: another leaf on the same memory.
+        return self._copy_attributes_to(self.detach())  # type: ignore[arg-type]
 
-    def _twin(self, twin: DistTensor) -> DistTensor:
-        """``twin``, a leaf, as all that this is besides a tensor: a parameter whose gradient is summed somehow."""
+    def _copy_attributes_to(self, twin: DistTensor) -> DistTensor:
+        """Return ``twin``, a new leaf, with the attributes of this tensor, such as how its gradient is reduced."""
         local = twin.local.requires_grad_(self.requires_grad)
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
-        # Where a view comes from stays with the view.
+        # These attributes belong to the tensor's own memory.
         own = (*vars(twin), "_memory", "_view")
         vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
         return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedOperation(
-            "a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it, or a model's "
-            "state_dict(), whose tensors are whole"
+            "a DistTensor cannot be pickled, because each rank holds only a block. Save the result of gather(), or a "
+            "model's state_dict(), whose tensors are full"
         )
 
-    # -- moving -------------------------------------------------------------------------------------------------------
+    # -- redistribution -----------------------------------------------------------------------------------------------
 
     def redistribute(self, target: Distribution | ProcessGrid) -> DistTensor:
-        """The same tensor under another distribution, or with the same axes over another grid of these ranks."""
+        """Return the same global tensor under another distribution.
+
+        Collective: call on every rank. Differentiable: the backward pass redistributes the gradient back.
+
+        Parameters
+        ----------
+        target : Distribution or ProcessGrid
+            The distribution, or another grid of the same ranks, over which the same axes split the tensor.
+
+        Returns
+        -------
+        DistTensor
+            This tensor, if it already has the distribution.
+        """
         dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
         if dist == self.dist:
             return self
         if agreement.level == "all":
-            _agree_on_call(f"redistribution to {dist}", (self,))
+            _check_same_call(f"redistribution to {dist}", (self,))
         local = collectives.redistribute(self.local, self.dist, dist, self.shape)
         return DistTensor(local, dist, self.shape, self._strides)
 
     def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
-        """The same tensor with ``dims`` (default: all) whole on every rank."""
+        """Return the same global tensor with some dimensions complete on every rank.
+
+        Collective: call on every rank. Differentiable.
+
+        Parameters
+        ----------
+        dims : sequence of int, optional
+            The dimensions (default: all).
+
+        Returns
+        -------
+        DistTensor
+        """
         return self.redistribute(self.dist.replicate(dims))
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        """Without arguments the whole tensor as a plain one on every rank; with them ``torch.gather``."""
+        """Return the full tensor as a plain tensor on every rank; with arguments, call ``torch.gather``.
+
+        Collective: call on every rank. Differentiable.
+
+        Returns
+        -------
+        Tensor or DistTensor
+            The full tensor, which does not share memory with ``local``, or the result of ``torch.gather``.
+        """
         if args or kwargs:
             return torch.gather(self, *args, **kwargs)
-        whole = self.replicated().local
-        return whole.clone() if whole is self.local else whole
+        full = self.replicated().local
+        return full.clone() if full is self.local else full  # a copy: the caller may modify it
 
     # -- autograd -----------------------------------------------------------------------------------------------------
 
     @property
     def data(self) -> DistTensor:
-        """The tensor outside autograd, on the same memory.
+        """The tensor without autograd, on the same memory.
 
         Raises
         ------
@@ -248,31 +323,39 @@ class DistTensor(torch.Tensor):
                 f"a DistTensor of {tuple(self.shape)} on {self.device} cannot become {tuple(value.shape)} on "
                 f"{value.device} in place: move the model before parallelize, or the tensor with .to() or reshape()"
             )
-        new = laid_out(value, self.dist)
+        new = to_distribution(value, self.dist)
         if value.dtype is not self.dtype:
-            # What torch reads off the wrapper itself.
+            # torch reads the dtype of the wrapper itself, not of the block.
             with torch._C.DisableTorchFunctionSubclass():
                 _DATA.__set__(self, new)
         self.local.data = new.local
 
     def set_(self, source: Any = None, *place: Any) -> DistTensor:
-        """Itself, from now on on the memory of ``source``, a tensor of this shape.
+        """Make this tensor use the memory of ``source``, a tensor of the same shape, and return this tensor.
+
+        Parameters
+        ----------
+        source : object
+
+        Returns
+        -------
+        DistTensor
 
         Raises
         ------
         UnsupportedOperation
-            Without one, or for a place in its storage.
+            If ``source`` is missing, or an offset into its storage is given.
         """
         if place or source is None:
             raise UnsupportedOperation(
-                "set_ of a DistTensor takes a tensor of its shape: its memory lies on many ranks"
+                "set_ of a DistTensor requires a tensor of its shape, because its memory is distributed over ranks"
             )
         self.data = source
         return self
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd records what is done with it."""
+        """True if autograd records operations on this tensor. Otherwise it is a constant."""
         return self.local.requires_grad
 
     @requires_grad.setter
@@ -281,13 +364,22 @@ class DistTensor(torch.Tensor):
         mark_leaf(self.local, (self.dist, self.shape))
 
     def requires_grad_(self, requires_grad: bool = True) -> DistTensor:
-        """Itself, from now on with gradients or without."""
+        """Set ``requires_grad`` and return this tensor.
+
+        Parameters
+        ----------
+        requires_grad : bool
+
+        Returns
+        -------
+        DistTensor
+        """
         self.requires_grad = requires_grad
         return self
 
     @property
     def grad(self) -> DistTensor | None:
-        """The gradient, distributed as the tensor is, or None. Collective after a backward pass under ``no_sync``.
+        """The gradient, distributed as this tensor, or None. Collective after a backward pass under ``no_sync``.
 
         Raises
         ------
@@ -303,7 +395,7 @@ class DistTensor(torch.Tensor):
         if value is not None and value.shape != self.shape:
             raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
         gradient_reduction.discard_pending(self.local)
-        self.local.grad = None if value is None else laid_out(value, self.dist).local
+        self.local.grad = None if value is None else to_distribution(value, self.dist).local
 
     @grad.deleter
     def grad(self) -> None:
@@ -311,21 +403,31 @@ class DistTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        """The autograd node that made ``local``; hooks on it see whole gradients."""
+        """The autograd node that made ``local``; hooks on the node receive gradients of global tensors."""
         node = self.local.grad_fn
         return node if node is None or hasattr(node, "layouts") else GradFn(node, (self.dist, self.shape), LAYOUTS)
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        """Whether no recorded operation made it."""
+        """True if no recorded operation made this tensor. Otherwise it has a ``grad_fn``."""
         return self.local.is_leaf
 
     def retain_grad(self) -> None:
-        """Keep the gradient although this is no leaf."""
+        """Keep the gradient of this tensor although it is not a leaf."""
         self.local.retain_grad()
 
     def register_hook(self, hook: Callable[[DistTensor], DistTensor | None]) -> Any:
-        """Call ``hook`` with the gradient, a DistTensor; what it returns, if anything, replaces the gradient."""
+        """Call a hook with the gradient of this tensor.
+
+        Parameters
+        ----------
+        hook : callable
+            Called with the gradient, a DistTensor. If it returns a tensor, that replaces the gradient.
+
+        Returns
+        -------
+        torch.utils.hooks.RemovableHandle
+        """
         layout = (self.dist, self.shape)
 
         def call(grad: torch.Tensor) -> torch.Tensor | None:
@@ -335,17 +437,36 @@ class DistTensor(torch.Tensor):
         return self.local.register_hook(call)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[DistTensor], None]) -> Any:
-        """Call ``hook`` with this leaf once its gradient has been added."""
+        """Call ``hook`` with this leaf after its gradient has been accumulated; return torch's handle.
+
+        Parameters
+        ----------
+        hook : callable
+
+        Returns
+        -------
+        object
+        """
         return self.local.register_post_accumulate_grad_hook(lambda _: hook(self))
 
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        """Gradients of this tensor; ``gradient`` (whole or distributed) as torch asks for it. Collective."""
+        """Compute the gradients of this tensor with respect to the leaves of the graph.
+
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        gradient : Tensor or DistTensor, optional
+            The gradient of this tensor: distributed, or a full one that is identical on all ranks.
+        retain_graph, create_graph, inputs
+            As in torch.
+        """
         if gradient is None and self.numel() == 1 and self.dist.split_axes:
             return self.replicated().backward(None, retain_graph, create_graph, inputs)
         if gradient is not None:
-            gradient = laid_out(gradient, self.dist).local
+            gradient = to_distribution(gradient, self.dist).local
         if isinstance(inputs, torch.Tensor):
             inputs = [inputs]
         if inputs is not None:
@@ -355,26 +476,26 @@ class DistTensor(torch.Tensor):
     # -- single values ------------------------------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """The value of a tensor of one element, on every rank."""
+        """Return the value of a tensor of one element, on every rank. Collective."""
         return self.replicated().local.item()
 
     def tolist(self) -> Any:
-        """All values as nested lists, on every rank. Collective."""
+        """Return all values as nested lists, on every rank. Collective."""
         return self.replicated().local.tolist()
 
-    def _number(self) -> Any:
+    def _scalar(self) -> Any:
         if self.numel() != 1:
             raise ValueError("only one element tensors can be converted to Python scalars")
         return self.item()
 
     def __float__(self) -> float:
-        return float(self._number())
+        return float(self._scalar())
 
     def __int__(self) -> int:
-        return int(self._number())
+        return int(self._scalar())
 
     def __complex__(self) -> complex:
-        return complex(self._number())
+        return complex(self._scalar())
 
     def __bool__(self) -> bool:
         if self.numel() > 1:
@@ -385,29 +506,42 @@ class DistTensor(torch.Tensor):
         return format(self.item(), spec) if self.dim() == 0 or (self.numel() == 1 and spec) else repr(self)
 
 
-def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
-    """``tensor`` under ``dist``: a DistTensor moved, of a plain one, equal on all ranks, the block."""
+def to_distribution(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
+    """Return ``tensor`` under a distribution.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    tensor : Tensor or DistTensor
+        A DistTensor is redistributed. A plain tensor is a full one that is identical on all ranks; it sends no message.
+    dist : Distribution
+
+    Returns
+    -------
+    DistTensor
+    """
     distributed = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
     return distributed.redistribute(dist)
 
 
 LAYOUTS = BlockConverter(
-    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: laid_out(whole, layout[0]).local
+    lambda block, layout: DistTensor(block, *layout), lambda tensor, layout: to_distribution(tensor, layout[0]).local
 )
-"""For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
+"""Conversions for hooks on autograd nodes: a block to a DistTensor, and a gradient to its block."""
 
 
-def _agree_on_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-    """Check that all ranks call ``what`` in the same layer, with equal numbers and plain tensors. Collective."""
+def _check_same_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Check that all ranks make the same call in the same layer, with equal numbers and plain tensors. Collective."""
     leaves = tree_leaves((args, kwargs or {}))
     first = next((leaf for leaf in leaves if isinstance(leaf, DistTensor)), None)
     if first is not None:
-        listed = ", ".join(filter(None, map(_described, leaves)))
-        agreement.check_same_on_all_ranks(first.grid.compared, what + call_stack.layer_being_called(), listed)
+        listed = ", ".join(filter(None, map(_describe_argument, leaves)))
+        agreement.check_same_on_all_ranks(first.grid.comparison_comm, what + call_stack.layer_being_called(), listed)
 
 
-def _described(argument: Any) -> str:
-    """Return what must be the same on all ranks of an argument of a call."""
+def _describe_argument(argument: Any) -> str:
+    """Describe what must be identical on all ranks about an argument of a call."""
     if isinstance(argument, DistTensor):
         return f"{tuple(argument.shape)} {argument.dtype} {argument.dist}"
     if type(argument) in (torch.Tensor, torch.nn.Parameter) and argument.layout is torch.strided:

@@ -1,10 +1,10 @@
-"""Strict reading of small JSON and YAML files: plans, machines, layer profiles, options, manifests of checkpoints.
+"""Strict reading of small JSON and YAML files: plans, machines, layer profiles, options, manifests.
 
-A file passes three steps, and each has one place here:
+A file passes three steps::
 
-1. :func:`read_text` limits the size and decodes UTF-8.
-2. :func:`parsed_json` and :func:`parsed_yaml` reject repeated keys, deep nesting and aliases that grow without end.
-3. :func:`decoded` checks types and keys against a schema: a subclass of :class:`File`, whose fields are the keys.
+    1  read_text                 limits the size and decodes UTF-8
+    2  parse_json, parse_yaml    reject repeated keys, deep nesting, and aliases that expand without limit
+    3  decode                    checks types and keys against a schema: a subclass of File, whose fields are the keys
 
 Every error is one line ``<kind of file> <path>: <path of the key>: found <value>, expected <...>``.
 """
@@ -37,7 +37,7 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of schemas: a mapping in a file that has exactly these keys; those with a default are optional."""
+    """Base class of schemas: a mapping with exactly these keys, of which those with a default are optional."""
 
 
 def load(
@@ -47,22 +47,48 @@ def load(
     error: type[DistconvError],
     parse: Callable[[str, str, type[DistconvError]], Any] | None = None,
 ) -> T:
-    """Return the content of a file as ``schema``; ``what`` is the kind of file, ``parse`` reads JSON by default.
+    """Read a file and check it against a schema.
+
+    Parameters
+    ----------
+    path : str or path-like
+    schema : type
+        The expected type, usually a subclass of :class:`File`.
+    what : str
+        The kind of file, such as ``"plan"``, for messages.
+    error : type
+        The class of the error to raise.
+    parse : callable, optional
+        :func:`parse_json` (default) or :func:`parse_yaml`.
+
+    Returns
+    -------
+    T
+        The content, an instance of ``schema``.
 
     Raises
     ------
     error
-        If the file cannot be read, or holds something else.
+        If the file cannot be read or does not fit the schema.
     """
     where = f"{what} {path}"
-    return decoded((parse or parsed_json)(read_text(path, what, error), where, error), schema, where, error)
+    return decode((parse or parse_json)(read_text(path, what, error), where, error), schema, where, error)
 
 
 # -- from a path to text ----------------------------------------------------------------------------------------------
 
 
 def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError]) -> str:
-    """Return the UTF-8 text of a file of at most ``LARGEST_BYTES`` bytes; ``what`` is the kind of file, for messages.
+    """Return the UTF-8 text of a file of at most ``LARGEST_BYTES`` bytes.
+
+    Parameters
+    ----------
+    path, what, error
+        As in :func:`load`.
+
+    Returns
+    -------
+    str
 
     Raises
     ------
@@ -85,10 +111,23 @@ def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError
 # -- from text to mappings, lists and values --------------------------------------------------------------------------
 
 
-def parsed_json(text: str, where: str, error: type[DistconvError], constant: Callable[[str], object] = float) -> Any:
-    """Return the content of a JSON text; ``where`` names the file, for messages.
+def parse_json(text: str, where: str, error: type[DistconvError], constant: Callable[[str], object] = float) -> Any:
+    """Parse a JSON text.
 
-    ``constant`` converts NaN, Infinity and -Infinity, or rejects them with a ValueError.
+    Parameters
+    ----------
+    text : str
+    where : str
+        The name of the file, for messages.
+    error : type
+        The class of the error to raise.
+    constant : callable
+        Converts the strings NaN, Infinity and -Infinity, or rejects them with a ValueError.
+
+    Returns
+    -------
+    object
+        Mappings, lists and values.
 
     Raises
     ------
@@ -96,13 +135,23 @@ def parsed_json(text: str, where: str, error: type[DistconvError], constant: Cal
         If the text is not JSON, repeats a key, or is nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=_reject_repeated_keys, parse_constant=constant)
     except (ValueError, RecursionError) as failure:  # ValueError also for a number of thousands of digits
         raise error(f"{where} cannot be read as JSON: {failure}") from failure
 
 
-def parsed_yaml(text: str, where: str, error: type[DistconvError]) -> Any:
-    """Return the content of a YAML text, all of whose keys are strings; ``where`` names the file, for messages.
+def parse_yaml(text: str, where: str, error: type[DistconvError]) -> Any:
+    """Parse a YAML text whose keys are all strings.
+
+    Parameters
+    ----------
+    text, where, error
+        As in :func:`parse_json`.
+
+    Returns
+    -------
+    object
+        Mappings, lists and values.
 
     Raises
     ------
@@ -131,11 +180,14 @@ def _check_depth(events: Iterable[str]) -> None:
 
 
 def _check_keys(root: Any) -> None:
-    """Raise unless keys are unique strings: YAML silently keeps the last, and merges (``<<``) can grow without end."""
+    """Check that keys are unique strings.
+
+    YAML silently keeps the last of repeated keys, and merges (``<<``) can expand without limit.
+    """
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
-        # An alias is the same node again, perhaps inside of itself.
+        # An alias is the same node again, perhaps inside itself.
         if node is None or node.id == "scalar" or id(node) in seen:
             continue
         seen.add(id(node))
@@ -148,16 +200,16 @@ def _check_keys(root: Any) -> None:
             if kind != "str":
                 raise ValueError(f"line {line}: found a key of type {kind}, expected a string; put it in quotes")
             if key.value in keys:
-                raise ValueError(f"line {line}: key {short(repr(key.value))} is there twice, expected once")
+                raise ValueError(f"line {line}: key {shorten(repr(key.value))} is there twice, expected once")
             keys.add(key.value)
             waiting.append(value)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
-            raise ValueError(f"key {short(repr(key))} is there twice, expected once")
+            raise ValueError(f"key {shorten(repr(key))} is there twice, expected once")
         members[key] = value
     return members
 
@@ -165,11 +217,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # -- from mappings to a schema ----------------------------------------------------------------------------------------
 
 
-def decoded(content: object, schema: type[T], where: str, error: type[DistconvError]) -> T:
-    """Return ``content`` as ``schema``; ``where`` names the file, for messages.
+def decode(content: object, schema: type[T], where: str, error: type[DistconvError]) -> T:
+    """Check parsed content against a schema.
 
     Messages describe an expected value by the ``description`` of its ``msgspec.Meta``, otherwise by its type. A type
-    that msgspec does not know has a class method ``decode``, whose ValueError says what is expected.
+    that msgspec does not support has a class method ``decode``, whose ValueError describes what is expected.
+
+    Parameters
+    ----------
+    content : object
+        Mappings, lists and values.
+    schema : type
+        The expected type.
+    where : str
+        The name of the file, for messages.
+    error : type
+        The class of the error to raise.
+
+    Returns
+    -------
+    T
+        An instance of ``schema``.
 
     Raises
     ------
@@ -179,18 +247,18 @@ def decoded(content: object, schema: type[T], where: str, error: type[DistconvEr
     try:
         return msgspec.convert(content, schema, dec_hook=_decode)
     except msgspec.ValidationError as failure:
-        raise error(f"{where}{': ' if where else ''}{_explained(str(failure), content, schema)}") from None
+        raise error(f"{where}{': ' if where else ''}{_explain(str(failure), content, schema)}") from None
 
 
 def _decode(kind: Any, value: object) -> object:
     return kind.decode(value)
 
 
-def _explained(failure: str, content: Any, kind: Any) -> str:
-    """Msgspec's message with the names of keys, the value that was found, and the keys or values that are allowed."""
+def _explain(failure: str, content: Any, kind: Any) -> str:
+    """Return msgspec's message with the path of the key, the value that was found, and the allowed keys or values."""
     message, _, path = failure.replace("Number out of range", "Expected `float`").partition(" - at `$")
     place = ""
-    with contextlib.suppress(LookupError, TypeError):  # an unknown key may hold what looks like a path
+    with contextlib.suppress(LookupError, TypeError):  # an unknown key may look like a path
         for key, index in _STEP.findall(path):
             kind = _bare(kind)
             if key:
@@ -200,11 +268,11 @@ def _explained(failure: str, content: Any, kind: Any) -> str:
             if index == "...":
                 key = next(name for name, value in content.items() if not _is_valid(value, kind))
             content = content[int(index) if index.isdigit() else key]
-            place += f"[{index}]" if index.isdigit() else f".{shown(key, quoted=False)}"
+            place += f"[{index}]" if index.isdigit() else f".{describe_value(key, quoted=False)}"
     meant = [each.description for each in getattr(kind, "__metadata__", ()) if each.description]
-    kind, found = _bare(kind), shown(content)
+    kind, found = _bare(kind), describe_value(content)
     if named := re.fullmatch("Object (missing|contains un).*? `(.+)`", message, re.DOTALL):
-        place += f".{shown(named[2], quoted=False)}"
+        place += f".{describe_value(named[2], quoted=False)}"
         found = "nothing" if named[1] == "missing" else "an unknown key"
     if meant:
         expected = meant[0]
@@ -222,7 +290,7 @@ def _explained(failure: str, content: Any, kind: Any) -> str:
 
 
 def _bare(kind: Any) -> Any:
-    """``kind`` without constraints, and without None as an alternative."""
+    """Return the type ``kind`` without constraints and without None as an alternative."""
     while get_origin(kind) is Annotated or type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
     return kind
@@ -239,15 +307,36 @@ def _is_valid(content: object, kind: Any) -> bool:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def shown(value: object, quoted: bool = True) -> str:
-    """Return ``value`` in a few words: a file may hold anything of any size."""
+def describe_value(value: object, quoted: bool = True) -> str:
+    """Return a short description of a value, which may be of any size.
+
+    Parameters
+    ----------
+    value : object
+    quoted : bool
+        Show strings with quotes. Otherwise without.
+
+    Returns
+    -------
+    str
+    """
     if value is None:
         return "nothing"
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
-    return short(repr(value) if quoted else " ".join(str(value).split()))
+    return shorten(repr(value) if quoted else " ".join(str(value).split()))
 
 
-def short(text: str, most: int = 60) -> str:
-    """Return ``text``, or its beginning and three dots if it has more than ``most`` characters."""
+def shorten(text: str, most: int = 60) -> str:
+    """Return ``text``, or its beginning and three dots if it has more than ``most`` characters.
+
+    Parameters
+    ----------
+    text : str
+    most : int
+
+    Returns
+    -------
+    str
+    """
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,9 +1,9 @@
-"""Programs that torch transforms, with distributed tensors in them: compiled ones run eagerly, others are refused.
+"""Program transformations of torch with DistTensors: ``torch.compile`` runs eagerly, the others raise.
 
-Scripts, traces, exports and ``torch.func`` work on tensors below torch's function interface, where a DistTensor has
-nothing but this rank's block. ``torch.compile`` leaves every call with distributed tensors alone, and compiles others.
+TorchScript, tracing, exporting and ``torch.func`` work below torch's function interface, where a DistTensor has only
+this rank's block. ``torch.compile`` compiles no call that has DistTensors among its arguments, and all other calls.
 
-The patches declared here are applied when distconv starts.
+distconv applies the patches that are declared here when it starts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import torch.export
 
-from distconv.dispatch import Kind, implements, name_layer
+from distconv.dispatch import OperatorKind, add_layer_name, implements
 from distconv.errors import UnsupportedOperation
 from distconv.process import patches
 from distconv.tensor import DistTensor
 
 _TRACE = "trace the model with a plain example before it is parallelized"
-_WAYS_OUT = {
+_SUGGESTED_FIXES = {
     "torch.jit.trace": _TRACE,
     "torch.jit.trace_module": _TRACE,
     "torch.export.export": "export the model with a plain example before it is parallelized",
@@ -30,64 +30,75 @@ _WAYS_OUT = {
 }
 
 
-def distributed(value: Any) -> bool:
-    """Whether ``value`` is a DistTensor, or has one: in a list, tuple or dict, or as a module's parameter or buffer."""
+def contains_dist_tensor(value: Any) -> bool:
+    """Return True if ``value`` is a DistTensor or contains one: in a list, tuple or dict, or as a module's state.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    bool
+    """
     if isinstance(value, torch.nn.Module):
         return any(isinstance(t, DistTensor) for state in (value.parameters(), value.buffers()) for t in state)
     if isinstance(value, dict):
         value = [*value.values()]
-    return isinstance(value, DistTensor) or (isinstance(value, (list, tuple)) and any(map(distributed, value)))
+    return isinstance(value, DistTensor) or (isinstance(value, (list, tuple)) and any(map(contains_dist_tensor, value)))
 
 
-def _refusing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function``, or a refusal of distributed tensors."""
+def _reject_dist_tensors(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return ``function`` with a check that raises UnsupportedOperation if an argument contains a DistTensor."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if distributed((args, kwargs)):
+        if contains_dist_tensor((args, kwargs)):
             error = UnsupportedOperation(
                 f"{name} works below torch's function interface, where a DistTensor has only its block: "
-                f"{_WAYS_OUT[name]}, or pass gathered tensors (dc.gather(x))"
+                f"{_SUGGESTED_FIXES[name]}, or pass gathered tensors (dc.gather(x))"
             )
-            name_layer(error)
+            add_layer_name(error)
             raise error
         return function(*args, **kwargs)
 
     return call
 
 
-def _forward_mode(*_: Any, **named: Any) -> None:
+def _reject_forward_mode(*_: Any, **named: Any) -> None:
     raise UnsupportedOperation(
         "forward-mode differentiation (torch.autograd.forward_ad, torch.func.jvp) of a DistTensor: use "
         "torch.autograd.functional.jvp, which takes two backward passes"
     )
 
 
-implements(torch._make_dual, kind=Kind.EFFECT, tensors=None)(_forward_mode)
+implements(torch._make_dual, kind=OperatorKind.EFFECT, tensors=None)(_reject_forward_mode)
 _RECORDS = "it would record one rank's blocks"
 for _module, _name in ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.export, "export")):
-    _known = f"{_module.__name__}.{_name}"
-    patches.declare(_module, _name, _refusing(getattr(_module, _name), _known), _RECORDS)
+    _name_of_function = f"{_module.__name__}.{_name}"
+    patches.declare(_module, _name, _reject_dist_tensors(getattr(_module, _name), _name_of_function), _RECORDS)
 for _script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-    patches.declare(_script, "__call__", _refusing(_script.__call__, "TorchScript"), "it runs below torch's functions")
+    patches.declare(
+        _script, "__call__", _reject_dist_tensors(_script.__call__, "TorchScript"), "it runs below torch's functions"
+    )
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
 
-def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
-    """The compiler's ``convert`` of a frame, which leaves alone one with distributed tensors and all that it calls."""
+def _skip_dist_tensor_frames(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
+    """Wrap the compiler's ``convert``: a frame with DistTensors, and all frames that it calls, are not compiled."""
 
     @wraps(convert)
     def call(self: Any, frame: Any, *state: Any) -> Any:
-        if not distributed(frame.f_locals):
+        if not contains_dist_tensor(frame.f_locals):
             return convert(self, frame, *state)
         backend = getattr(self, "_torchdynamo_orig_backend", None) or self._torchdynamo_orig_callable  # torch 2.7
         if getattr(backend, "_one_graph", False):
             raise UnsupportedOperation(
-                "torch.compile(fullgraph=True) of a function that is called with a DistTensor: without fullgraph=True "
-                "it is not compiled for such calls, and runs; torch.cond and flex_attention compile so, too: use "
-                "Python's if, and scaled_dot_product_attention"
+                "torch.compile(fullgraph=True) of a function that is called with a DistTensor is unsupported. Without "
+                "fullgraph=True such calls run eagerly. torch.cond and flex_attention set it, too: use Python's if and "
+                "scaled_dot_product_attention instead"
             )
         skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
         return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
@@ -98,28 +109,28 @@ def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
 _COMPILES = "compiled code would take a DistTensor for its block"
 
 
-def _watch_compiler() -> None:
+def _patch_compiler() -> None:
     from torch._dynamo import convert_frame, types
 
     wrapper = convert_frame.CatchErrorsWrapper
     if not hasattr(wrapper.__call__, "__wrapped__"):
-        patches.replace(wrapper, "__call__", _let_alone(wrapper.__call__, types), _COMPILES)
+        patches.replace(wrapper, "__call__", _skip_dist_tensor_frames(wrapper.__call__, types), _COMPILES)
 
 
 _compile = torch.compile
 
 
 @wraps(_compile)
-def _watched_compile(*args: Any, **kwargs: Any) -> Any:
-    # Not before it is needed: importing the compiler takes seconds.
-    _watch_compiler()
+def _patched_compile(*args: Any, **kwargs: Any) -> Any:
+    # Imported at the first use: importing the compiler takes seconds.
+    _patch_compiler()
     return _compile(*args, **kwargs)
 
 
-def _watch_loaded_compiler() -> None:
+def _patch_loaded_compiler() -> None:
     if "torch._dynamo.convert_frame" in sys.modules:
-        _watch_compiler()
+        _patch_compiler()
 
 
-patches.declare(torch, "compile", _watched_compile, _COMPILES)
-patches.at_start(_watch_loaded_compiler)
+patches.declare(torch, "compile", _patched_compile, _COMPILES)
+patches.at_start(_patch_loaded_compiler)

@@ -1,8 +1,8 @@
-"""Tensors on their way to files: each rank writes its own part, and nothing is gathered.
+"""Writing distributed tensors to files: each rank writes its own block, and nothing is gathered.
 
-``.zarr`` is a zarr group: ranks trade the rows at the borders of their blocks first, so that a chunk has one writer.
-``.h5`` is a virtual dataset over files of the ranks, in the folder ``NAME.h5.parts`` beside it: HDF5 needs no MPI then.
-What is not finished says so, and is gone on with.
+``.zarr`` is a zarr group. Ranks first redistribute rows at the borders of their blocks, so that each chunk has a single
+writer. ``.h5`` is a virtual dataset over one file of each rank in the folder ``NAME.h5.parts``, so that HDF5 needs no
+MPI support. An unfinished output is marked as such, and a later run resumes it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,45 @@ from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
-from distconv.text_files import File, decoded, parsed_json
+from distconv.text_files import File, decode, parse_json
 from distconv.whole_files import Folder, open_regular, write_file
 
 _LARGEST_CHUNK = 128
+"""Largest size of a chunk along channels and space."""
 _ROWS = 1024
-"""Of a chunk of what has no space."""
+"""Rows of a chunk of arrays with fewer than three dimensions."""
 
 _PROGRESS = "progress.json"
 
 
 def write(tensor: DistTensor, path: str | os.PathLike[str], name: str = "values") -> None:
-    """Write a distributed tensor to the dataset ``name`` of a new zarr group (.zarr) or HDF5 file (.h5). Collective.
+    """Write a distributed tensor to a new file.
 
-    Each rank writes its own part. An unfinished output of the same shape is written anew.
+    Each rank writes its own block. An unfinished output of the same shape is overwritten.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+        Real values. Half precision is written as float32.
+    path : str or path-like
+        A zarr group, ``NAME.zarr``, or an HDF5 file, ``NAME.h5``, which must not exist.
+    name : str
+        The name of the dataset.
 
     Raises
     ------
     DataError
-        On all ranks, if the tensor is not distributed or has no dimensions, there is something else of that name, or it
-        cannot be written.
+        On every rank, if the tensor is not distributed or has no dimensions, the path exists, its suffix or the dtype
+        is not supported, or the file cannot be written.
+    MismatchError
+        On every rank, if ranks pass different paths or names.
     """
     if not isinstance(tensor, DistTensor):
         raise DataError(
             f"write: a {type(tensor).__name__} is not distributed. Pass a distributed tensor, dc.scatter(x, grid), or "
-            "write it on one rank."
+            "write the tensor on one rank."
         )
     output = open_output(path, name, tuple(tensor.shape), tensor.dtype, tensor.grid.world, note={})
     output.write(0, tensor)
@@ -66,12 +80,36 @@ def open_output(
     *,
     note: Mapping[str, Any],
 ) -> Output:
-    """A dataset of ``shape`` in a new zarr group or HDF5 file, or one begun with the same ``note``. Collective.
+    """Open a new dataset, or resume an unfinished one with the same ``note``.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A zarr group, ``NAME.zarr``, or an HDF5 file, ``NAME.h5``.
+    name : str
+        The name of the dataset.
+    shape : sequence of int
+        Its global shape; dimension 0 counts rows, such as samples.
+    dtype : torch.dtype
+        The dtype of the tensors. Half precision is written as float32.
+    comm : MPI.Intracomm
+        The ranks that write.
+    note : mapping of str to object
+        Describes the content, in JSON types. An unfinished output is resumed only if it is the same.
+
+    Returns
+    -------
+    Output
 
     Raises
     ------
     DataError
-        On all ranks, if there is something else, the name has another ending, or it cannot be written.
+        On every rank, if the path contains something else, its suffix or the dtype is not supported, or it cannot be
+        written.
+    MismatchError
+        On every rank, if ranks pass different arguments.
     """
     place = Path(path)
     described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
@@ -79,140 +117,170 @@ def open_output(
     if not shape:
         raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
     if not isinstance(name, str) or not name.strip("/"):
-        raise DataError(f"write: {place}: a dataset cannot be called {name!r}. Give it a name.")
-    kind = {".zarr": _Zarr, ".h5": _Hdf5}.get(place.suffix)
+        raise DataError(f"write: {place}: {name!r} is not a valid dataset name. Pass a name that is not empty.")
+    kind = {".zarr": _ZarrOutput, ".h5": _Hdf5Output}.get(place.suffix)
     if kind is None:
-        raise DataError(f"{place}: an output is a zarr group, NAME.zarr, or an HDF5 file, NAME.h5")
-    if kind is _Hdf5 and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
         raise DataError(
-            f"write: {place}: HDF5 finds no parts with % or without UTF-8 in their names. Choose another name."
+            f"write: {place}: unknown output format. Name a zarr group, NAME.zarr, or an HDF5 file, NAME.h5."
+        )
+    if kind is _Hdf5Output and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
+        raise DataError(
+            f"write: {place}: HDF5 cannot open parts whose names contain % or are not UTF-8. Choose another name."
         )
     dtype = torch.float32 if dtype in HALF else dtype
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
-        raise DataError(f"write: {place}: values of {dtype} cannot be read as samples. Write real numbers of NumPy.")
+        raise DataError(f"write: {place}: {dtype} is not a real NumPy dtype. Convert the tensor.")
     described["dtype"] = str(dtype).removeprefix("torch.")
     return kind(place.absolute(), name, tuple(shape), dtype=dtype, comm=comm, note=described)
 
 
-def rows_written(path: Path, comm: MPI.Intracomm) -> int:
-    """How many rows an output has that is not finished; 0 if there is none. Collective.
+def count_written_rows(path: Path, comm: MPI.Intracomm) -> int:
+    """Return the number of rows in an unfinished output; 0 if there is no output.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    path : Path
+    comm : MPI.Intracomm
+
+    Returns
+    -------
+    int
 
     Raises
     ------
     DataError
-        On all ranks, if something else of that name is there.
+        On every rank, if the path contains something else.
     """
 
-    def look() -> int:
+    def read_rows() -> int:
         if not path.exists():
-            progress = _progress(path)
+            progress = _read_progress(path)
             return progress.rows if progress else 0
         begun = _zarr(path).open_group(path, mode="r").attrs.get(UNFINISHED) if path.suffix == ".zarr" else None
         if begun is None:
-            raise DataError(f"{path} is there already; remove it, or name another")
-        return decoded(begun, _Begun, f"{path}: {UNFINISHED}", DataError).rows
+            raise DataError(f"{path} already exists. Remove it, or choose another name.")
+        return decode(begun, _Begun, f"{path}: {UNFINISHED}", DataError).rows
 
-    return try_on_rank_0(comm, look, DataError)
+    return try_on_rank_0(comm, read_rows, DataError)
 
 
 class Output(ABC):
-    """A dataset that ranks write together, some rows at a time, from the first to the last. Collective."""
+    """A dataset that ranks write together, some rows at a time, from the first to the last.
+
+    Collective: make it and call its methods on every rank of ``comm``. :func:`open_output` makes it.
+
+    Attributes
+    ----------
+    rows : int
+        Number of rows that are written.
+    """
 
     def __init__(
         self, path: Path, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, comm: MPI.Intracomm, note: Any
     ) -> None:
         self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
-        rows = try_on_all_ranks(comm, lambda: self._begun() if comm.rank == 0 else None, DataError)
+        rows = try_on_all_ranks(comm, lambda: self._begin_or_resume() if comm.rank == 0 else None, DataError)
         self.rows = int(comm.bcast(rows, root=0))
-        """How many are written."""
         try_on_all_ranks(comm, self._open, DataError)
 
     @property
-    def whole(self) -> str:
-        """What an earlier output must be, for its unfinished part to be gone on with."""
+    def signature(self) -> str:
+        """String that an unfinished output must have stored to be resumed."""
         return f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
 
     @abstractmethod
-    def _begun(self) -> int:
-        """Make it if it is not there; how many rows are written. On rank 0."""
+    def _begin_or_resume(self) -> int:
+        """Create the output if it does not exist; return the number of written rows. Called on rank 0."""
 
     @abstractmethod
     def _open(self) -> None:
-        """Get ready to write, on each rank."""
+        """Prepare for writing, on each rank."""
 
     @abstractmethod
     def _distribution(self, begin: int, tensor: DistTensor) -> Distribution:
-        """Which rank writes what."""
+        """Return the distribution under which ranks write rows from ``begin`` on."""
 
     @abstractmethod
-    def _put(self, box: Box, block: torch.Tensor) -> None:
+    def _write_block(self, box: Box, block: torch.Tensor) -> None:
         """Write this rank's block."""
 
     @abstractmethod
-    def _note_rows(self, rows: int, boxes: list[Box | None]) -> None:
-        """So many are written, the last by ranks with these boxes. On rank 0."""
+    def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
+        """Store the number of written rows, and the boxes that ranks have just written. Called on rank 0."""
 
     @abstractmethod
-    def _complete(self) -> None:
-        """All is written. On rank 0."""
+    def _finalize(self) -> None:
+        """Mark the output as complete. Called on rank 0."""
 
     def write(self, begin: int, tensor: DistTensor) -> None:
-        """Write the rows from ``begin`` on, behind those that are written; those behind them are to be written again.
+        """Write rows, and drop rows that were written after them.
 
-        Collective.
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        begin : int
+            The first row, at most ``rows``.
+        tensor : DistTensor
+            The rows.
 
         Raises
         ------
         DataError
-            On all ranks, if they cannot be written, or do not fit.
+            On every rank, if the rows do not fit, or cannot be written.
         """
         with torch.no_grad():
             if begin > self.rows or tensor.shape[1:] != self.shape[1:] or begin + len(tensor) > self.shape[0]:
                 raise DataError(
                     f"{self.path}: rows {begin} to {begin + len(tensor)} of {tuple(tensor.shape[1:])} do not fit "
-                    f"behind {self.rows} rows of {self.shape}"
+                    f"after {self.rows} rows of {self.shape}"
                 )
             placed = tensor.redistribute(self._distribution(begin, tensor))
             box = placed.dist.box(None, placed.shape)
             box = (Interval(box[0].start + begin, box[0].stop + begin), *box[1:])
-            alone = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
-            mine = box if alone and placed.local.numel() else None
+            # Of the ranks that hold the same block, the one with coordinate 0 along the other axes writes it.
+            is_writer = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
+            mine = box if is_writer and placed.local.numel() else None
             block = placed.local.to("cpu", self.dtype).contiguous()
-            try_on_all_ranks(self.comm, lambda: None if mine is None else self._put(mine, block), DataError)
+            try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
         boxes = self.comm.gather(mine, root=0)
         self.rows = begin + len(tensor)
 
         def note() -> None:
             if boxes is not None:
-                self._note_rows(self.rows, boxes)
+                self._record_rows(self.rows, boxes)
 
         try_on_all_ranks(self.comm, note, DataError)
 
     def finish(self) -> None:
-        """Say that it is complete. Collective.
+        """Mark the output as complete.
+
+        Collective: call on every rank.
 
         Raises
         ------
         DataError
-            On all ranks, if rows are missing, or that cannot be written.
+            On every rank, if rows are missing, or the file cannot be written.
         """
         if self.rows < self.shape[0]:
             raise DataError(f"{self.path}: {self.rows} of {self.shape[0]} rows are written")
-        try_on_all_ranks(self.comm, lambda: self._complete() if self.comm.rank == 0 else None, DataError)
+        try_on_all_ranks(self.comm, lambda: self._finalize() if self.comm.rank == 0 else None, DataError)
 
 
-class _Zarr(Output):
-    """A zarr group, format 3; while it is written an attribute says so."""
+class _ZarrOutput(Output):
+    """A zarr group, format 3, with an attribute while it is unfinished."""
 
-    def _begun(self) -> int:
+    def _begin_or_resume(self) -> int:
         zarr = _zarr(self.path)
         if self.path.exists():
             group = zarr.open_group(self.path, mode="r+")
             begun = group.attrs.get(UNFINISHED)
-            if begun is None or (found := decoded(begun, _Begun, str(self.path), DataError)).whole != self.whole:
-                raise DataError(f"{self.path} is there already; remove it, or name another")
+            if begun is None or (found := decode(begun, _Begun, str(self.path), DataError)).whole != self.signature:
+                raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
             return found.rows
-        group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.whole}})
+        group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.signature}})
         dtype = str(self.note["dtype"])
         group.create_array(self.name, shape=self.shape, chunks=_chunks(self.shape), dtype=dtype)
         return 0
@@ -225,83 +293,101 @@ class _Zarr(Output):
         offsets = (begin, *(0 for _ in self.shape[1:]))
         for axis, extent, chunk, offset in zip(axes, tensor.shape, self._array.chunks, offsets, strict=True):
             if axis is not None:
-                bounds[axis] = aligned(extent, chunk, tensor.grid.shape[axis], offset)
+                bounds[axis] = chunk_aligned_bounds(extent, chunk, tensor.grid.shape[axis], offset)
         return Distribution(tensor.grid, axes, boundaries=bounds)
 
-    def _put(self, box: Box, block: torch.Tensor) -> None:
+    def _write_block(self, box: Box, block: torch.Tensor) -> None:
         self._array[tuple(slice(i.start, i.stop) for i in box)] = block.numpy()
 
-    def _note_rows(self, rows: int, boxes: list[Box | None]) -> None:
+    def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
         group = _zarr(self.path).open_group(self.path, mode="r+")
-        group.attrs[UNFINISHED] = {"rows": rows, "whole": self.whole}
+        group.attrs[UNFINISHED] = {"rows": rows, "whole": self.signature}
 
-    def _complete(self) -> None:
+    def _finalize(self) -> None:
         group = _zarr(self.path).open_group(self.path, mode="r+")
         if UNFINISHED in group.attrs:
             del group.attrs[UNFINISHED]
 
 
-class _Hdf5(Output):
-    """Files of the ranks, and a virtual dataset over them, which is there when all are."""
+class _Hdf5Output(Output):
+    """Files of the ranks, and a virtual dataset over them, which is made at the end."""
 
-    def _begun(self) -> int:
+    def _begin_or_resume(self) -> int:
         if self.path.exists():
-            raise DataError(f"{self.path} is there already; remove it, or name another")
+            raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
         self._pieces: list[tuple[str, list[tuple[int, int]]]] = []
-        _parts_of(self.path).mkdir(parents=True, exist_ok=True)
-        begun = _progress(self.path)
+        _parts_folder(self.path).mkdir(parents=True, exist_ok=True)
+        begun = _read_progress(self.path)
         if begun is None:
-            if next(_parts_of(self.path).iterdir(), None) is not None:
-                raise DataError(f"{_parts_of(self.path)} holds other files; remove it, or name another output")
-            self._note_rows(0, [])
+            if next(_parts_folder(self.path).iterdir(), None) is not None:
+                raise DataError(f"{_parts_folder(self.path)} contains other files. Remove it, or choose another name.")
+            self._record_rows(0, [])
             return 0
-        if begun.whole != self.whole:
+        if begun.whole != self.signature:
             raise DataError(
-                f"{_parts_of(self.path)} holds another output that is not finished; remove it, or name another"
+                f"{_parts_folder(self.path)} contains another unfinished output. Remove it, or choose another name."
             )
         self._pieces = begun.pieces
         return begun.rows
 
     def _open(self) -> None:
-        """Each write opens a file of its own."""
+        """Do nothing: each write opens a file of its own."""
 
     def _distribution(self, begin: int, tensor: DistTensor) -> Distribution:
         return tensor.dist.balanced() if tensor.dist.cyclic else tensor.dist
 
-    def _put(self, box: Box, block: torch.Tensor) -> None:
-        with Folder(_parts_of(self.path)) as folder:
+    def _write_block(self, box: Box, block: torch.Tensor) -> None:
+        with Folder(_parts_folder(self.path)) as folder:
             folder.write(_file_name(box[0].start, self.comm.rank), file_of({self.name: block}))
 
-    def _note_rows(self, rows: int, boxes: list[Box | None]) -> None:
+    def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
         begin = min((box[0].start for box in boxes if box is not None), default=rows)
-        # What an earlier job wrote, but did not note as complete, is written anew.
+        # Files of an earlier job after the recorded rows may be incomplete, and are overwritten.
         earlier = [(name, box) for name, box in self._pieces if box[0][0] < begin]
         self._pieces = [(name, [(box[0][0], min(box[0][1], begin)), *box[1:]]) for name, box in earlier]
         for rank, box in enumerate(boxes):
             if box is not None:
                 self._pieces.append((_file_name(box[0].start, rank), [(i.start, i.stop) for i in box]))
-        progress = {"rows": rows, "whole": self.whole, "pieces": self._pieces}
-        write_file(_parts_of(self.path) / _PROGRESS, json.dumps(progress))
+        progress = {"rows": rows, "whole": self.signature, "pieces": self._pieces}
+        write_file(_parts_folder(self.path) / _PROGRESS, json.dumps(progress))
 
-    def _complete(self) -> None:
+    def _finalize(self) -> None:
         layout = h5py.VirtualLayout(self.shape, np.dtype(str(self.note["dtype"])))
         for name, box in self._pieces:
             shape = tuple(stop - start for start, stop in box)
-            source = h5py.VirtualSource(f"{_parts_of(self.path).name}/{name}", self.name, shape=shape)
+            source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{name}", self.name, shape=shape)
             layout[tuple(slice(*each) for each in box)] = source
         with h5py.File(str(self.path), "w", driver="core", backing_store=False) as file:
             file.create_virtual_dataset(self.name, layout)
             file.flush()
             image = file.id.get_file_image()
         write_file(self.path, image)
-        with Folder(_parts_of(self.path)) as folder:
+        with Folder(_parts_folder(self.path)) as folder:
             folder.remove(_PROGRESS)
 
 
-def aligned(extent: int, chunk: int, parts: int, offset: int = 0) -> tuple[int, ...]:
-    """Boundaries of ``parts`` blocks of ``extent`` indices, which lie at ``offset``, on the borders of chunks.
+def chunk_aligned_bounds(extent: int, chunk: int, parts: int, offset: int = 0) -> tuple[int, ...]:
+    """Return the boundaries of blocks that begin at chunk borders.
 
-    >>> aligned(10, 4, 2), aligned(10, 4, 4), aligned(4, 4, 2, offset=2)
+    Parameters
+    ----------
+    extent : int
+        Number of indices.
+    chunk : int
+        Size of a chunk.
+    parts : int
+        Number of blocks.
+    offset : int
+        Position of the first index in the array of chunks.
+
+    Returns
+    -------
+    tuple of int
+        ``parts + 1`` boundaries, for ``Distribution(boundaries=...)``.
+
+    Examples
+    --------
+    >>> chunk_aligned_bounds(10, 4, 2), chunk_aligned_bounds(10, 4, 4), chunk_aligned_bounds(4, 4, 2, offset=2)
     ((0, 8, 10), (0, 4, 8, 10, 10), (0, 2, 4))
     """
     if not extent:
@@ -313,32 +399,36 @@ def aligned(extent: int, chunk: int, parts: int, offset: int = 0) -> tuple[int, 
 
 
 def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a new array: of one sample, and small enough for many ranks."""
+    """Return the chunk shape of a new array: one sample, split into parts small enough for many ranks."""
     if len(shape) < 3:
         return tuple(max(1, min(extent, _ROWS)) for extent in shape)
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
 
 
 class _Begun(File):
+    """Schema of what is stored about an unfinished output."""
+
     rows: int
     whole: str
 
 
 class _Progress(_Begun):
+    """Schema of ``progress.json``, with the box of each file."""
+
     pieces: list[tuple[str, list[tuple[int, int]]]]
 
 
-def _progress(path: Path) -> _Progress | None:
-    """What is noted of an HDF5 output that is not finished; None if nothing is."""
-    note = _parts_of(path) / _PROGRESS
+def _read_progress(path: Path) -> _Progress | None:
+    """Return what is stored about an unfinished HDF5 output; None if there is none."""
+    note = _parts_folder(path) / _PROGRESS
     if not os.path.lexists(note):
         return None
     with open_regular(note, follow_links=False) as file:
         text = file.read().decode(errors="replace")
-    return decoded(parsed_json(text, str(note), DataError), _Progress, str(note), DataError)
+    return decode(parse_json(text, str(note), DataError), _Progress, str(note), DataError)
 
 
-def _parts_of(path: Path) -> Path:
+def _parts_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 
 _BLOCK_ELEMENTS = 1 << 19
 """Elements of a temporary: about what a core's cache holds."""
@@ -108,7 +108,7 @@ class BatchNormGradient:
         self._dtype, self._mean, var = x.dtype, moments[0], moments[1]
         if not x.is_cuda:
             # Rounded once, at the end: a slope of 1 / variance may be none of the numbers of half precision.
-            grad, x = (t.to(widened(t.dtype)) for t in (grad, x))
+            grad, x = (t.to(accumulation_dtype(t.dtype)) for t in (grad, x))
             weight = None if weight is None else weight.to(var.dtype)
         self._x, self._weight, self._inverse = x, weight, inverse_deviation(var, eps)
         grad = self._partial = copy_if_misread(grad)

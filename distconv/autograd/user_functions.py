@@ -48,7 +48,7 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
         way_out = "pass use_reentrant=False to torch.utils.checkpoint, or the tensor as an argument of the function"
     try:
         if _distributed((args, kwargs)):
-            return dispatch.fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
+            return dispatch.call_fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
         result = _apply(cls, *args, **kwargs)
         if _distributed(result):
             raise UnsupportedOperation(
@@ -56,7 +56,7 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
             )
         return result
     except DistconvError as error:
-        dispatch.name_layer(error)
+        dispatch.add_layer_name(error)
         raise
 
 

@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
 
     # -- reports through distconv.recording ---------------------------------------------------------------------------
 
-    def posted(
+    def record_exchange(
         self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
     ) -> None:
         """Record the start of messages (peer, tensor) by MPI, or by a ``channel`` of process groups."""
@@ -244,7 +244,9 @@ class Recorder(TorchDispatchMode):
             self._save(tensor)
         self._start(exchange, Post(self._line(), next(self._numbers), comm, out, into, what, 0, channel))
 
-    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any) -> None:
+    def record_reduction(
+        self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any
+    ) -> None:
         """Record the start of a reduction of ``tensor`` in place."""
         if self.paused:
             return
@@ -256,7 +258,7 @@ class Recorder(TorchDispatchMode):
         self._pending[id(operation)] = operation, entry
         self._add(entry)
 
-    def waited(self, operation: Any) -> None:
+    def record_wait(self, operation: Any) -> None:
         """Record that the step waits for an exchange or a reduction."""
         pending = self._pending.get(id(operation))
         if pending is not None and pending[0] is operation:
@@ -278,7 +280,7 @@ class Recorder(TorchDispatchMode):
             self._add(Call(self._line(), function, args, results, several is not result, launches))
         return result
 
-    def together(self, world: Any, body: Callable[[], Any]) -> Any:
+    def try_on_all_ranks(self, world: Any, body: Callable[[], Any]) -> Any:
         """Run ``body``, which may fail on some ranks of ``world``."""
         entries, self.recording.entries = self.recording.entries, []
         try:

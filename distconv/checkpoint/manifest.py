@@ -21,7 +21,7 @@ from mpi4py import MPI
 from distconv.checkpoint import schema
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
-from distconv.text_files import parsed_json
+from distconv.text_files import parse_json
 from distconv.whole_files import open_regular
 
 FORMAT = 1
@@ -169,7 +169,7 @@ def _verified(folder: Path, content: bytes, check: Callable[[Mapping[str, Any]],
         If it is none.
     """
     try:
-        manifest = parsed_json(content.decode(), MANIFEST, CheckpointError, _no_number)
+        manifest = parse_json(content.decode(), MANIFEST, CheckpointError, _no_number)
         said = manifest.pop("sha256") if isinstance(manifest, dict) else None
         right = said is not None and said == _digest(manifest)
     except (ValueError, KeyError, RecursionError, CheckpointError) as error:

@@ -37,7 +37,7 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
     if optimizer is None:
         return tensors, {OPTIMIZER: None, GROUPS: [], SCALARS: scalars}
     split = split_of(optimizer)
-    state = optimizer.state if split is None else split.whole(optimizer)
+    state = optimizer.state if split is None else split.gather_state(optimizer)
     for name, parameter in model.named_parameters():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
@@ -201,5 +201,5 @@ def restore_optimizer(
         optimizer.state[parameter][key] = tree_map_only(torch.Tensor, placed, value)
     split = split_of(optimizer)
     if split is not None:
-        split.deal(optimizer)
+        split.assign_owners(optimizer)
     return unused

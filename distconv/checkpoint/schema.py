@@ -14,7 +14,7 @@ from distconv.checkpoint.files import room_for, stored_as
 from distconv.checkpoint.pieces import box_of, check_cover
 from distconv.checkpoint.values import from_json, tensor_names
 from distconv.errors import CheckpointError
-from distconv.text_files import decoded, shown
+from distconv.text_files import decode, describe_value
 
 _STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
 _PLAIN = re.compile(r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex(64|128))")
@@ -68,7 +68,7 @@ def check_head(manifest: Mapping[str, Any]) -> None:
     CheckpointError
         If one of them is missing or wrong.
     """
-    decoded(manifest, _Head, "", CheckpointError)
+    decode(manifest, _Head, "", CheckpointError)
 
 
 def check(manifest: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def check(manifest: Mapping[str, Any]) -> None:
     CheckpointError
         If it is not.
     """
-    decoded(manifest, _Manifest, "", CheckpointError)
+    decode(manifest, _Manifest, "", CheckpointError)
     try:
         values = from_json(manifest["values"])
     except ValueError as error:
@@ -92,7 +92,9 @@ def check(manifest: Mapping[str, Any]) -> None:
             raise CheckpointError(f"it refers to the file {name!r}")
     for name, entry in manifest["tensors"].items():
         if not _is_dtype(entry["dtype"]):
-            raise CheckpointError(f"tensor {name!r}: dtype: found {shown(entry['dtype'])}, expected one of numbers")
+            raise CheckpointError(
+                f"tensor {name!r}: dtype: found {describe_value(entry['dtype'])}, expected one of numbers"
+            )
         if not all(piece["file"] in manifest["files"] for piece in entry["pieces"]):
             raise CheckpointError(f"a piece of {name!r} is in none of its files")
         check_cover(name, entry)

@@ -25,7 +25,7 @@ from distconv.checkpoint.writing import save
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
-from distconv.parallel import ranks_of
+from distconv.parallel import training_comm
 from distconv.parameters.replicas import check_tensors
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
@@ -94,7 +94,7 @@ def save_checkpoint(
         On all ranks, if it could not be written, a value cannot be saved, or ``keep`` is below 0; earlier ones are
         intact.
     """
-    comm = comm or ranks_of(model)
+    comm = comm or training_comm(model)
     check_same_on_all_ranks(comm, "save_checkpoint", f"step {step} in {directory}")
     try_on_all_ranks(comm, lambda: _check_values(values), CheckpointError)
     tensors, own = capture(model, optimizer, comm)
@@ -140,7 +140,7 @@ def load_checkpoint(
     CheckpointError
         On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
-    comm = comm or ranks_of(model)
+    comm = comm or training_comm(model)
     check_same_on_all_ranks(
         comm, "load_checkpoint", f"{directory}, {strict=}, {convert_dtype=}, {fallback=}, {missing_ok=}"
     )

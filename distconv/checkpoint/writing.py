@@ -125,7 +125,7 @@ class Saving:
         pieces = file_of(blocks)
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(digest_of, pieces)
-            partial = folder.write_beside(f"state-{self._comm.rank}", pieces)
+            partial = folder.write_temporary(f"state-{self._comm.rank}", pieces)
             digest = hashed.result()
         # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
         name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"

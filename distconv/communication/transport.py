@@ -23,7 +23,7 @@ from distconv.communication.agreement import check_communicator, check_order
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
 from distconv.communication.packing import materialize
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.process import watchdog
 from distconv.process.profiling import section
 
@@ -149,7 +149,7 @@ class Exchange:
         way = device_transport.get_transport(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = way.channel
         if recording.active is not None:
-            recording.active.posted(self, comm, sends, receives, what, channel=self._channel)
+            recording.active.record_exchange(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
@@ -208,7 +208,7 @@ class Exchange:
         """
         self._what = what or self._what
         if recording.active is not None:
-            recording.active.waited(self)
+            recording.active.record_wait(self)
         if self._channel is not None and self._launch is not None:
             self._channel.join(self._launch)
             self._launch = None
@@ -277,14 +277,14 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_communicator(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        self._wide = materialize(tensor.to(widened(tensor.dtype)))
+        self._wide = materialize(tensor.to(accumulation_dtype(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
         way = device_transport.choose_transport(comm, self._wide)
         # Process groups reduce complex numbers as pairs of real ones, which is right for sums only.
         self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
-            recording.active.reduced(self, comm, self._wide, op, what, channel=self._channel)
+            recording.active.record_reduction(self, comm, self._wide, op, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return
@@ -300,7 +300,7 @@ class Reduction:
     def wait(self) -> torch.Tensor:
         """Block until the all-reduce is complete, and return the tensor."""
         if recording.active is not None:
-            recording.active.waited(self)
+            recording.active.record_wait(self)
         if self._channel is not None:
             self._channel.join(self._launch)
         else:

@@ -1,14 +1,16 @@
-"""Which rank has which channels and filters of a layer whose C channels and F filters grid axis ``c`` splits.
+"""Which rank has which channels and filters of a layer whose channels are split over grid axis ``c``.
 
-Activations are split over their channels in p balanced blocks. Index i along the axis holds the weights from channel
-block i % b to filter block i // b, of b and p / b blocks:
+C channels of x and F filters of y are split over p ranks in balanced blocks. The weights form a grid of b channel
+blocks by p / b filter blocks; index i along the axis holds the weights from channel block i % b to filter block i //
+b::
 
-    gather-x    b = 1      needs all of x; has filters F/p; what it computes of y is what it owns
-    reduce-y    b = p      needs what it owns of x; computes a share of all of y, summed at the owners
-    2-D         between    needs C/b channels, computes F b/p filters: neither x nor y moves whole
+    gather-x    b = 1      needs all of x; computes F/p filters, which are the block of y that it owns
+    reduce-y    b = p      needs its own block of x; computes a partial sum of all of y, which is reduce-scattered
+    2-D         between    needs C/b channels and computes F b/p filters: neither x nor y is communicated completely
 
-Weights never move. With groups, filters are split and only their own groups' channels are needed. Pure arithmetic;
-``layers.plumbing.sharded_weights`` has what operators do with it.
+Weights are never communicated. With groups, filters are split, and an index needs the channels of its own groups.
+
+Pure arithmetic: this module sends no message. ``layers.plumbing.sharded_weights`` has the operators.
 
 Source: Dryden et al. 2019, III-D, which leaves the choice of distributions open.
 """
@@ -29,10 +31,20 @@ AXIS = "c"
 
 
 def linear_axes(ndim: int) -> tuple[str | None, ...]:
-    """The grid axis of each dimension of what goes into and comes out of a linear layer.
+    """Return the grid axes that split the input and the output of a linear layer.
 
-    Samples come first and features last; whatever lies between is not split.
+    Samples come first and features last; dimensions between them are not split.
 
+    Parameters
+    ----------
+    ndim : int
+
+    Returns
+    -------
+    tuple[str or None, ...]
+
+    Examples
+    --------
     >>> linear_axes(3)
     ('n', None, 'c')
     """
@@ -41,12 +53,23 @@ def linear_axes(ndim: int) -> tuple[str | None, ...]:
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """C channels and F filters in ``groups`` groups over ``parts`` indices, channels in ``blocks`` blocks.
+    """The split of one layer's channels and filters.
+
+    Parameters
+    ----------
+    channels, filters : int
+        C and F.
+    groups : int
+        Groups of the convolution; 1 for a linear layer.
+    parts : int
+        p, the number of ranks along the axis.
+    blocks : int
+        b, the number of channel blocks, which divides p.
 
     Raises
     ------
     ShapeError
-        If there are groups that do not divide evenly.
+        If groups do not divide evenly over the ranks.
     """
 
     channels: int
@@ -63,16 +86,34 @@ class ChannelSplit:
                 "or the ranks of the groups and the filters of the ranks; use fewer ranks along c, or other axes"
             )
 
-    def needed(self, index: int) -> Interval:
-        """Channels of x that ``index`` computes from."""
+    def input_channels(self, index: int) -> Interval:
+        """Return the channels of x from which index ``index`` computes.
+
+        Parameters
+        ----------
+        index : int
+
+        Returns
+        -------
+        Interval
+        """
         if self.groups == 1:
             return _block(self.channels, self.blocks, index % self.blocks)
-        filters, per_group = self.computed(index), self.filters // self.groups
+        filters, per_group = self.output_filters(index), self.filters // self.groups
         first, last = filters.start // per_group, -(-filters.stop // per_group)
         return Interval(first * self.channels // self.groups, last * self.channels // self.groups)
 
-    def computed(self, index: int) -> Interval:
-        """Filters of y that ``index`` computes, or computes a share of."""
+    def output_filters(self, index: int) -> Interval:
+        """Return the filters of y that index ``index`` computes, or of which it computes a partial sum.
+
+        Parameters
+        ----------
+        index : int
+
+        Returns
+        -------
+        Interval
+        """
         return _block(self.filters, self.parts // self.blocks, index // self.blocks)
 
     @property
@@ -81,9 +122,21 @@ class ChannelSplit:
         return max(1, self.groups // self.parts) if self.groups > 1 else 1
 
     def weight_layout(self, grid: ProcessGrid, shape: Sequence[int], *, transposed: bool = False) -> Distribution:
-        """Which block of the weight each rank holds.
+        """Return the distribution of the weight.
 
-        ``shape`` is (F, C / groups, ...), or (C, F / groups, ...) of a transposed convolution.
+        Parameters
+        ----------
+        grid : ProcessGrid
+            The grid of the layer. Collective at its first use for this split.
+        shape : sequence of int
+            Shape of the weight: (F, C / groups, ...), or (C, F / groups, ...) if transposed.
+        transposed : bool
+            The layer is a transposed convolution. Otherwise it is a convolution or a linear layer.
+
+        Returns
+        -------
+        Distribution
+            Over a factored grid (:meth:`ProcessGrid.factored`).
         """
         if self.groups == 1:
             first, second = self.parts // self.blocks, self.blocks
@@ -96,8 +149,20 @@ class ChannelSplit:
 
 
 def groups_divide(groups: int, filters: int, parts: int) -> bool:
-    """Whether F filters in ``groups`` groups can be split over ``parts`` indices, each with its groups' channels.
+    """Return True if F filters in groups can be split over ``parts`` indices, each with the channels of its groups.
 
+    Parameters
+    ----------
+    groups : int
+    filters : int
+    parts : int
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
     >>> groups_divide(4, 8, 2), groups_divide(2, 8, 4), groups_divide(3, 6, 2)
     (True, True, False)
     """
@@ -113,10 +178,30 @@ def _block(extent: int, parts: int, index: int) -> Interval:
 def channel_split(
     channels: int, filters: int, groups: int, parts: int, stride: tuple[int, ...] = (), *, transposed: bool = False
 ) -> ChannelSplit:
-    """The split that moves least, of a convolution with this ``stride`` or (without one) of a linear layer.
+    """Return the split that communicates least.
 
-    An index receives C (1/b - 1/p) values of x per position of x and F (b/p - 1/p) of y per position of y.
+    An index receives C (1/b - 1/p) values for each position of x, and F (b/p - 1/p) for each position of y.
 
+    Parameters
+    ----------
+    channels, filters, groups, parts : int
+        As in :class:`ChannelSplit`.
+    stride : tuple of int
+        Stride of the convolution; empty for a linear layer.
+    transposed : bool
+        The convolution is transposed. Otherwise it is not.
+
+    Returns
+    -------
+    ChannelSplit
+
+    Raises
+    ------
+    ShapeError
+        If groups do not divide evenly over the ranks.
+
+    Examples
+    --------
     >>> channel_split(64, 64, 1, 4).blocks, channel_split(64, 64, 1, 4, (4, 4)).blocks
     (2, 4)
     """
@@ -131,8 +216,18 @@ def channel_split(
 
 
 def divisors(number: int) -> list[int]:
-    """Into how many equal parts ``number`` can be cut, from 1 on.
+    """Return the divisors of ``number`` in ascending order.
 
+    Parameters
+    ----------
+    number : int
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """

@@ -1,4 +1,7 @@
-"""torch's distributed checkpoints (``torch.distributed.checkpoint``), written and read by one process."""
+"""torch's distributed checkpoints (``torch.distributed.checkpoint``), written and read by a single process.
+
+Metadata of such a checkpoint is pickled. It is read without running any code of the file.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from distconv.whole_files import PARTIAL, open_regular
 METADATA = ".metadata"
 
 
-def _member(kind: object, name: str) -> object:
-    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as calls of ``getattr``."""
+def _format_member(kind: object, name: str) -> object:
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of ``getattr``."""
     if kind is not metadata._MEM_FORMAT_ENCODING:
         raise CheckpointError("metadata with builtins.getattr cannot be read without running code")
     return metadata._MEM_FORMAT_ENCODING[name]
@@ -47,25 +50,34 @@ _ALLOWED = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("collections", "OrderedDict"): dict,
-    ("builtins", "getattr"): _member,
+    ("builtins", "getattr"): _format_member,
     **{("pathlib", name): PurePath for name in ("Path", "PosixPath", "WindowsPath")},
 }
-"""What metadata consist of, which are pickled; paths in them are of no use here."""
+"""Classes and functions in pickled metadata. Paths in metadata are not used."""
 
 
 def write(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors by name as such a checkpoint, a folder: whole, or not at all.
+    """Write tensors as a distributed checkpoint: the folder appears complete, or not at all.
+
+    Not collective: call on one rank.
+
+    Parameters
+    ----------
+    state : mapping of str to Tensor
+        Full tensors by name.
+    path : Path
+        The folder, which must not exist.
 
     Raises
     ------
     CheckpointError
-        If something is there already.
+        If ``path`` exists.
     """
     if os.path.lexists(path):
         raise CheckpointError(f"{path} exists; name another folder")
     partial = path.with_name(f"{path.name[:60]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with _as_one_process():
+        with _without_warning():
             state_dict_saver.save(dict(state), checkpoint_id=partial, no_dist=True)
         partial.rename(path)
     except BaseException:
@@ -74,12 +86,24 @@ def write(state: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def read(path: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of such a checkpoint by name. Nothing in it is run.
+    """Read the tensors of a distributed checkpoint, without running code of its files.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+
+    Returns
+    -------
+    mapping of str to Tensor
+        Full tensors by name. Entries that are not tensors are left out.
 
     Raises
     ------
     CheckpointError
-        If it is none, or damaged.
+        If ``path`` is not a distributed checkpoint, or is damaged.
+    OSError
+        If a file cannot be read.
     """
     try:
         reader = _Reader(path)
@@ -89,7 +113,7 @@ def read(path: Path) -> Mapping[str, torch.Tensor]:
             for name, entry in entries.items()
             if isinstance(entry, metadata.TensorStorageMetadata)
         }
-        with _as_one_process():
+        with _without_warning():
             state_dict_loader.load(state, storage_reader=reader, no_dist=True)
     except (OSError, CheckpointError):
         raise
@@ -101,17 +125,18 @@ def read(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 @contextmanager
-def _as_one_process() -> Iterator[None]:
-    with warnings.catch_warnings():  # that it is one is what is meant
+def _without_warning() -> Iterator[None]:
+    """Suppress torch's warning that torch.distributed is not in use, which is intended here."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
 
 
-class _Metadata(pickle.Unpickler):
-    """Reads what metadata consist of, and nothing that would run."""
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickler for the classes of metadata only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of those classes, or a dtype."""
+        """Return an allowed class, or a dtype."""
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         if (module, name) not in _ALLOWED:
@@ -120,10 +145,12 @@ class _Metadata(pickle.Unpickler):
 
 
 class _Reader(filesystem.FileSystemReader):
+    """Reader of a checkpoint whose files all lie in its folder."""
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        """Those of the folder; files that they name lie in it."""
+        """Return the metadata of the folder; raise if it names files elsewhere."""
         with open_regular(Path(self.path) / METADATA, follow_links=False) as file:
-            described = _Metadata(file).load()
+            described = _MetadataUnpickler(file).load()
         for name in {each.relative_path for each in described.storage_data.values()}:
             if Path(name).name != name:
                 raise CheckpointError(f"{self.path}: {name!r} lies in another folder")

@@ -1,18 +1,18 @@
-"""Optimizer state split over the ranks: each updates some of the parameters that all of them hold, for all.
+"""Optimizer state sharded over ranks that hold the same parameters (ZeRO, stage 1).
 
-Parameters are dealt out whole, the largest first, each to the rank that has least, so that any optimizer is exact that
-looks at one parameter at a time. In ``optimizer.step()``
+Complete parameters are assigned to ranks, the largest first, each to the rank with the fewest elements. Any optimizer
+that updates one parameter at a time therefore stays exact. ``optimizer.step()`` consists of::
 
-    1  a rank hides the gradients of the parameters that are not its own: torch's optimizers pass over those, and make
-       no state for them
-    2  it updates its own
-    3  the gradients come back, and updated weights go from their owners to the others
+    1  before_step  hide the gradients of parameters of other ranks, which torch's optimizers then skip
+    2  step         update this rank's parameters
+    3  after_step   restore the gradients, and send updated parameters from their owners to all ranks
 
-Gradients are summed in their buckets behind the backward pass as ever, and are whole everywhere: whoever clips, scales
-or looks at them finds what one process has. Reduced to the owners alone they would not be, and half the volume that
-this saved is what step 3 sends.
+Gradients are all-reduced in buckets during backward, as without sharding, and are complete on every rank: code that
+clips, scales or reads them works as in a single process. A reduce-scatter would halve the volume of this step, but step
+3 sends that half, and such code would break.
 
-What is sharded over ``c`` stays as it is: operators on DistTensors are calls of all ranks together.
+Parameters that are sharded over ``c`` are not split further. Operators on DistTensors are collective, so every rank
+updates its block.
 
 Source: Rajbhandari et al. 2020 (ZeRO), stage 1.
 """
@@ -37,25 +37,42 @@ from distconv.tensor import DistTensor
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 MESSAGE_BYTES = 4 << 20
-"""Updated weights travel in messages of about this much, or of one parameter."""
+"""Size of the messages with updated parameters, unless a single parameter is larger."""
 
 
 def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) -> AnyOptimizer:
-    """Let each rank keep the state of a part of the parameters, and update it for all; returns the same. Collective.
+    """Shard the state of an optimizer over ranks.
 
-    To be called once, after ``parallelize``, with any of torch's optimizers but LBFGS, over the ranks of ``comm``
-    (default: all) that train the model. Numbers stay those of one process; so do ``state_dict()``, which is then
-    collective, what it loads, and checkpoints: they have the whole state. ``optimizer.state`` has this rank's part.
-    Parameters that are sharded over ``c``, and their state with them, are not split further. What a step writes
-    into gradients (Nesterov's with ``foreach``) reaches those of this rank's parameters alone. A deep copy is not
-    split, and has this rank's part of the state alone: make another optimizer, and load the ``state_dict()`` into it.
+    Each rank keeps the state of a part of the parameters and updates it for all ranks. Results are those of a single
+    process. ``optimizer.state`` has this rank's part. ``state_dict()`` and checkpoints have the full state, and
+    ``state_dict()`` is collective. Parameters that are sharded over ``c``, and their state, are not split further.
+
+    Collective: call on every rank, once, after ``parallelize``.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        An optimizer of ``torch.optim``, except LBFGS.
+    comm : MPI.Intracomm, optional
+        The ranks that train the model (default: ``MPI.COMM_WORLD``).
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        The same ``optimizer``.
 
     Raises
     ------
     UnsupportedOperation
-        If the optimizer is not torch's, or looks at all parameters together.
+        If the optimizer is not of ``torch.optim``, or is LBFGS, which uses all parameters together.
     MismatchError
-        On all ranks, if the parameters are not the same on all of them.
+        On every rank, if the parameters differ between ranks.
+
+    Warnings
+    --------
+    If a step modifies gradients, as Nesterov momentum with ``foreach`` does, the gradients of other ranks' parameters
+    do not change. A deep copy of the optimizer is not sharded and has only this rank's part of the state: make a new
+    optimizer and load the ``state_dict()`` into it instead.
     """
     comm = comm or MPI.COMM_WORLD
     kind = type(optimizer)
@@ -65,8 +82,8 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     )
     if isinstance(optimizer, LBFGS) or not kind.step.__module__.startswith("torch.optim."):
         raise UnsupportedOperation(
-            f"shard_optimizer: {kind.__module__}.{kind.__qualname__} may look at several parameters at once, of which "
-            "a rank would have a part only; use one of torch.optim (not LBFGS), or keep its state whole"
+            f"shard_optimizer: {kind.__module__}.{kind.__qualname__} may use several parameters at once, of which a "
+            "rank would have only some. Use an optimizer of torch.optim (not LBFGS), or do not shard its state."
         )
     if comm.size == 1 or split_of(optimizer) is not None:
         return optimizer
@@ -74,19 +91,28 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     wrong = find_differing(comm, plain, "shard_optimizer")
     if wrong:
         raise MismatchError(
-            f"shard_optimizer: {len(wrong)} of {len(plain)} whole parameters differ between ranks, the first is number "
-            f"{next(iter(wrong))}; parallelize the model before"
+            f"shard_optimizer: {len(wrong)} of {len(plain)} replicated parameters differ between ranks, the first is "
+            f"number {next(iter(wrong))}. Call parallelize on the model first."
         )
     split = StateSplit(optimizer, comm)
-    optimizer.register_step_pre_hook(split.before)
-    optimizer.register_step_post_hook(split.after)
-    optimizer.register_state_dict_post_hook(split.in_state_dict, prepend=True)
-    optimizer.register_load_state_dict_post_hook(split.deal)
+    optimizer.register_step_pre_hook(split.before_step)
+    optimizer.register_step_post_hook(split.after_step)
+    optimizer.register_state_dict_post_hook(split.fill_state_dict, prepend=True)
+    optimizer.register_load_state_dict_post_hook(split.assign_owners)
     return optimizer
 
 
 def split_of(optimizer: Optimizer) -> StateSplit | None:
-    """How the state of ``optimizer`` is split, if it is."""
+    """Return the sharding of an optimizer's state, or None if it is not sharded.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+
+    Returns
+    -------
+    StateSplit or None
+    """
     hooks = optimizer._optimizer_step_pre_hooks.values()
     owners = (getattr(hook, "__self__", None) for hook in hooks)
     return next((owner for owner in owners if isinstance(owner, StateSplit)), None)
@@ -96,110 +122,160 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _whole_ones(optimizer: Optimizer) -> list[torch.Tensor]:
+def _plain_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for parameter in _parameters(optimizer) if not isinstance(parameter, DistTensor)]
 
 
 class StateSplit:
-    """Which rank has the state of which parameter of an optimizer. :func:`shard_optimizer` makes it."""
+    """The assignment of parameters to the ranks that hold their optimizer state. :func:`shard_optimizer` makes it."""
 
     def __init__(self, optimizer: Optimizer, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._owners: dict[torch.Tensor, int] = {}
-        self._loads = [0] * comm.size
+        self._owned_elements = [0] * comm.size
         """Elements that each rank owns."""
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._stepped: list[torch.Tensor] = []
-        self.deal(optimizer)
+        self.assign_owners(optimizer)
 
-    def owned(self, parameter: torch.Tensor) -> bool:
-        """Whether this rank has the state of ``parameter``."""
+    def is_owned(self, parameter: torch.Tensor) -> bool:
+        """Return True if this rank has the state of ``parameter``.
+
+        Parameters
+        ----------
+        parameter : Tensor
+
+        Returns
+        -------
+        bool
+        """
         return isinstance(parameter, DistTensor) or self._owners[parameter] == self._comm.rank
 
-    def deal(self, optimizer: Optimizer) -> None:
-        """Give parameters that have no owner yet one, and drop what state this rank has of others' parameters."""
-        parameters = _whole_ones(optimizer)
-        # Alike on all ranks: sorting leaves equal ones in their order.
+    def assign_owners(self, optimizer: Optimizer) -> None:
+        """Assign new parameters to ranks, and drop the state of other ranks' parameters.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Its parameters must be identical on all ranks, so that all compute the same assignment.
+        """
+        parameters = _plain_parameters(optimizer)
+        # Identical on all ranks, because sorted() is stable.
         for parameter in sorted((p for p in parameters if p not in self._owners), key=lambda p: -p.numel()):
-            self._owners[parameter] = least = self._loads.index(min(self._loads))
-            self._loads[least] += parameter.numel()
+            self._owners[parameter] = least = self._owned_elements.index(min(self._owned_elements))
+            self._owned_elements[least] += parameter.numel()
         for parameter in parameters:
-            if not self.owned(parameter):
+            if not self.is_owned(parameter):
                 optimizer.state.pop(parameter, None)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Hook before a step: leaves it the gradients of this rank's own parameters, now or behind a closure."""
-        self.deal(optimizer)
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Pre-hook of ``step``: hide gradients of other ranks' parameters, after the closure if there is one.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        args : object
+        kwargs : object
+
+        Returns
+        -------
+        tuple[object, object] or None
+        """
+        self.assign_owners(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._hide(optimizer)
+            self._hide_gradients(optimizer)
             return None
 
-        def evaluated() -> Any:
-            self._show()
+        def evaluate_and_hide() -> Any:
+            self._restore_gradients()
             with torch.enable_grad():
                 loss = closure()
-            self._hide(optimizer)
+            self._hide_gradients(optimizer)
             return loss
 
         self._hidden = []
-        return args[:1], {**kwargs, "closure": evaluated}
+        return args[:1], {**kwargs, "closure": evaluate_and_hide}
 
-    def _hide(self, optimizer: Optimizer) -> None:
-        # All of them are asked for, in the same order: those that no_sync has kept are summed then.
+    def _hide_gradients(self, optimizer: Optimizer) -> None:
+        # Reading .grad all-reduces gradients that no_sync left unreduced. All ranks must read all of them, in the same
+        # order.
         gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
         stepped = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
         self._stepped = [parameter for parameter, _ in stepped if not isinstance(parameter, DistTensor)]
-        self._hidden = [(parameter, gradient) for parameter, gradient in stepped if not self.owned(parameter)]
+        self._hidden = [(parameter, gradient) for parameter, gradient in stepped if not self.is_owned(parameter)]
         for parameter, _ in self._hidden:
             parameter.grad = None
 
-    def _show(self) -> None:
+    def _restore_gradients(self) -> None:
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden = []
 
-    def after(self, *_: Any) -> None:
-        """Hook behind a step: gives back gradients, and brings updated weights from their owners."""
-        self._show()
-        alike: dict[Any, list[list[torch.Tensor]]] = {}
+    def after_step(self, *_: Any) -> None:
+        """Post-hook of ``step``: restore gradients, and send updated parameters from their owners. Collective."""
+        self._restore_gradients()
+        by_dtype: dict[Any, list[list[torch.Tensor]]] = {}
         for parameter in self._stepped:
-            owned = alike.setdefault((parameter.dtype, parameter.device), [[] for _ in self._loads])
+            owned = by_dtype.setdefault((parameter.dtype, parameter.device), [[] for _ in self._owned_elements])
             owned[self._owners[parameter]].append(parameter)
         self._stepped = []
         with torch.no_grad():
-            for owned in alike.values():
+            for owned in by_dtype.values():
                 for buckets in zip_longest(*map(_buckets, owned), fillvalue=()):
-                    _send(self._comm, buckets)
+                    _exchange_buckets(self._comm, buckets)
 
     # -- state dicts --------------------------------------------------------------------------------------------------
 
-    def whole(self, optimizer: Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
-        """The state of all parameters that have any, what is sharded as it is. Collective."""
-        self.deal(optimizer)
+    def gather_state(self, optimizer: Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return the state of all parameters that have any; that of sharded parameters stays sharded.
+
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+
+        Returns
+        -------
+        dict of Tensor to dict
+            The state by parameter.
+        """
+        self.assign_owners(optimizer)
         with watchdog.waiting(lambda: "optimizer state"):
-            states = {parameter: self._state(optimizer, parameter) for parameter in _parameters(optimizer)}
+            states = {parameter: self._gather_state_of(optimizer, parameter) for parameter in _parameters(optimizer)}
         return {parameter: state for parameter, state in states.items() if state}
 
-    def _state(self, optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
-        held = optimizer.state.get(parameter, {}) if self.owned(parameter) else {}
+    def _gather_state_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+        held = optimizer.state.get(parameter, {}) if self.is_owned(parameter) else {}
         if isinstance(parameter, DistTensor):
             return held
         on_host = {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in held.items()}
+        # Every rank broadcasts for every parameter, in the same order, also for parameters without state.
         sent = self._comm.bcast(on_host, self._owners[parameter])
-        return held or {key: _beside(value, parameter) for key, value in sent.items()}
+        return held or {key: _to_device_of(value, parameter) for key, value in sent.items()}
 
-    def in_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Hook of ``state_dict()``: the state of all parameters."""
-        states = self.whole(optimizer)
+    def fill_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Post-hook of ``state_dict``: insert the state of all parameters. Collective.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        state_dict : dict[str, object]
+
+        Returns
+        -------
+        dict[str, object]
+        """
+        states = self.gather_state(optimizer)
         numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
         return {**state_dict, "state": {numbers[parameter]: {**entries} for parameter, entries in states.items()}}
 
 
-def _beside(value: Any, parameter: torch.Tensor) -> Any:
-    # torch keeps a count of steps on the CPU, the rest beside the parameter.
+def _to_device_of(value: Any, parameter: torch.Tensor) -> Any:
+    # torch keeps the step count, which has no dimensions, on the CPU, and other tensors on the parameter's device.
     return value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() else value
 
 
@@ -217,8 +293,9 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         yield bucket
 
 
-def _send(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Bring each rank's bucket to all others."""
+def _exchange_buckets(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Send each rank's bucket of updated parameters to all other ranks. Collective."""
+    # All ranks have the same buckets, so each can compute the sizes of all messages.
     like = next(bucket for bucket in buckets if bucket)[0]
     sizes = [[parameter.numel() for parameter in bucket] for bucket in buckets]
     flat = [like.new_empty(sum(each)) for each in sizes]

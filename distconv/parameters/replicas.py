@@ -1,4 +1,8 @@
-"""Comparison of the parameters and buffers that several ranks hold copies of."""
+"""Comparison of parameters and buffers that several ranks hold.
+
+Gradient reductions already compare the weights that they cover (``communication.weight_digest``);
+:class:`WeightComparison` covers the rest. :func:`check_replicas` compares everything, for users.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,24 @@ from distconv.tensor import DistTensor
 
 
 def check_replicas(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
-    """Raise MismatchError unless parameters and buffers are the same, bit for bit, on all ranks that have them.
+    """Check that parameters and buffers are identical, bit for bit, on all ranks that hold them.
 
-    Of a sharded parameter that is each block on the ranks that hold it. Training keeps them so: a difference means that
-    a rank has computed, received or kept something wrong, from which no error follows. One digest of all parameters
-    and a message of 16 bytes for each; collective over ``comm``, the ranks that train the model.
+    Blocks of sharded parameters are compared between the ranks that hold the same block. Training keeps replicas
+    identical: a difference means that a rank has computed, received or stored a wrong value without an error.
+
+    Collective: call on every rank of ``comm``. One digest of all parameters and an all-reduce with 16 bytes for each
+    tensor.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    comm : MPI.Intracomm
+        The ranks that train the model.
 
     Raises
     ------
     MismatchError
-        On all ranks, naming the first that differs, and the ranks that have each value.
+        On every rank, with the name of the first tensor that differs, and the ranks that have each value.
     """
     check_tensors(dict(model.named_parameters()) | dict(model.named_buffers()), comm, "check_replicas")
 
@@ -69,7 +81,7 @@ def check_tensors(
             )
     names = list(tensors)
     if allreduce_max(comm, len(names), what) != -allreduce_max(comm, -len(names), what):
-        # Rank 0 of a pipeline has the optimizer state of all stages when it saves.
+        # The names may differ: rank 0 of a pipeline has the optimizer state of all stages when it saves.
         with watchdog.waiting(lambda: what):
             on_all = set.intersection(*map(set, comm.allgather(names)))
         tensors = {name: tensors[name] for name in names if name in on_all}
@@ -83,7 +95,7 @@ def _check(
     for name, tensor in tensors.items():
         holders = _holders(tensor, comm)
         groups.setdefault(holders.handle, (holders, {}))[1][name] = _block(tensor)
-    # All groups first: a rank that raised would be missing from its next one.
+    # Compare all groups before raising: comparisons are collective, and a rank that raised would miss the next one.
     differences = [describe_difference(*group, comm.rank, summary) for group in groups.values()]
     for text in filter(None, differences):
         raise MismatchError(f"{what}: {text}")
@@ -94,10 +106,10 @@ COMPARED_EVERY = 10
 
 
 class WeightComparison:
-    """Compares buffers, and those weights of a model that no reduction of gradients compares.
+    """Comparison of buffers, and of weights that no gradient reduction compares.
 
-    A gradient that is summed over ranks carries a checksum of its weight over the same ranks. Layers whose input is
-    replicated, such as a head after global pooling, sum nothing, and other layers sum over some axes of the grid alone.
+    An all-reduce of a gradient carries a checksum of its weight over the same ranks. Layers with replicated input, such
+    as a head after global pooling, reduce nothing, and other layers reduce over only some axes of the grid.
     """
 
     def __init__(self) -> None:
@@ -107,6 +119,12 @@ class WeightComparison:
         """Compare in every tenth pass: in training from the second on, otherwise from the first on.
 
         In the second pass in training a backward pass has shown which weights are left. Otherwise all are compared.
+
+        Parameters
+        ----------
+        model : Module
+        comm : MPI.Intracomm
+        trains : bool
 
         Raises
         ------
@@ -126,8 +144,17 @@ class WeightComparison:
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Return True for a DTensor, of which torch.distributed has put a part on each rank."""
-    # There is none unless its module has been imported, which takes time.
+    """Return True for a DTensor, which torch.distributed has distributed.
+
+    Parameters
+    ----------
+    tensor : Tensor
+
+    Returns
+    -------
+    bool
+    """
+    # DTensors only exist if their module has been imported. Importing it here would take long.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -1,7 +1,7 @@
-"""Sharded parameters: each rank holds the block of a weight that it works with, and its optimizer state with it.
+"""Sharded parameters: each rank holds the block of a weight that it works with, and its optimizer state.
 
-A sharded parameter is a DistTensor in the module's own attribute: its shape is the global one, torch's optimizers and
-gradient clipping meet distributed operators through it. ``state_dict()`` of modules and of optimizers gives whole
+A sharded parameter is a DistTensor in the module's own attribute. Its shape is the global one, and torch's optimizers
+and gradient clipping run distributed operators on it. ``state_dict()`` of modules and of optimizers returns full
 tensors under the usual names, and ``load_state_dict`` takes them; both are collective.
 
 Source: Dryden et al. 2019, III-D (weights partitioned over channels and filters).
@@ -23,33 +23,37 @@ from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
-from distconv.parameters.state_tensor import whole_of
-from distconv.tensor import DistTensor, laid_out
+from distconv.parameters.state_tensor import gather_state_tensor
+from distconv.tensor import DistTensor, to_distribution
 
 
-def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
-    """Leave of the parameters of each layer what this rank works with when the layer's grid splits its channels.
+def shard_parameters(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
+    """Replace the parameters of layers whose grid splits channels by this rank's blocks.
 
-    They stay the same objects, so an optimizer made before still has them.
+    The parameters stay the same Python objects, so an existing optimizer keeps them. Convolutions whose groups do not
+    divide over the ranks along ``c`` keep replicated weights. Collective at the first use of a split on a grid.
 
-    Convolutions whose groups do not divide over the ranks along ``c`` keep whole weights.
+    Parameters
+    ----------
+    layers : mapping of str to (Module, ProcessGrid)
+        Layers with their grids, by name. The parameters are identical on all ranks.
     """
     layouts = {name: _layouts(module, grid) for name, (module, grid) in layers.items()}
     for name, (module, _) in layers.items():
         for key, layout in layouts[name].items():
             parameter = module._parameters.get(key)
             if parameter is not None and not isinstance(parameter, DistTensor):
-                _replace(parameter, layout, f"{name}.{key}".lstrip("."))
+                _shard_in_place(parameter, layout, f"{name}.{key}".lstrip("."))
         if layouts[name]:
-            module.register_state_dict_post_hook(_whole_in_place)
-            _watch_optimizers()
+            module.register_state_dict_post_hook(_gather_state_dict)
+            _register_optimizer_hook()
 
 
 def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
-    """Layout of each parameter of ``module`` that is to be sharded over ``grid``."""
+    """Return the distribution of each parameter of ``module`` that is to be sharded over ``grid``."""
     parts = grid.shape[AXIS]
     weight = module._parameters.get("weight")
-    # A weight that is computed (weight norm, spectral norm) stays whole, and asking for it would compute it.
+    # A parametrized weight (weight norm, spectral norm) stays replicated. Reading module.weight would compute it.
     if parts == 1 or weight is None:
         return {}
     vector = Distribution(grid, (AXIS,))
@@ -66,14 +70,24 @@ def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distributi
 
 
 def convolution_split(module: _ConvNd, parts: int) -> ChannelSplit:
-    """How a convolution, transposed or not, splits its channels and filters over ``parts`` ranks."""
+    """Return the split of the channels and filters of a convolution, transposed or not, over ``parts`` ranks.
+
+    Parameters
+    ----------
+    module : _ConvNd
+    parts : int
+
+    Returns
+    -------
+    ChannelSplit
+    """
     transposed = isinstance(module, _ConvTransposeNd)
     channels, filters = module.in_channels, module.out_channels
     return channel_split(channels, filters, module.groups, parts, tuple(module.stride), transposed=transposed)
 
 
-def _replace(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
-    """Make ``parameter``, whole until now, a DistTensor under ``layout`` without changing which object it is."""
+def _shard_in_place(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
+    """Make ``parameter`` a DistTensor under ``layout`` without changing which Python object it is."""
     block = tuple(slice(i.start, i.stop) for i in layout.box(None, parameter.shape))
     local = parameter.detach()[block].clone().requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
@@ -83,48 +97,53 @@ def _replace(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
         gradient_reduction.defer_grad_reduction(local, name)
     sharded = DistTensor(local, layout, parameter.shape)
     mark_leaf(local, (layout, parameter.shape))
-    sharded._is_param = True  # what isinstance(..., torch.nn.Parameter) looks at
+    sharded._is_param = True  # isinstance(..., torch.nn.Parameter) checks this attribute
     with torch._C.DisableTorchFunctionSubclass():
         torch.utils.swap_tensors(parameter, sharded)
 
 
-def _whole_in_place(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _gather_state_dict(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Post-hook of a module's ``state_dict``: replace sharded parameters by full tensors. Collective."""
     # With keep_vars=True the caller wants the parameters themselves.
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     for name, value in state.items():
         if name.startswith(prefix) and id(value) not in own:
-            state[name] = whole_of(value)
+            state[name] = gather_state_tensor(value)
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
-_watching = False
+_optimizer_hook_registered = False
 
 
-def _watch_optimizers() -> None:
-    global _watching
-    if not _watching:
+def _register_optimizer_hook() -> None:
+    global _optimizer_hook_registered
+    if not _optimizer_hook_registered:
         register_optimizer_step_pre_hook(_before_step)
-        _watching = True
+        _optimizer_hook_registered = True
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    """Shard what state came whole (from a checkpoint, or from before the parameters were), and see it saved whole."""
+    """Pre-hook of every optimizer's step: shard state that is full, and register the hook that gathers it.
+
+    State is full if it came from a checkpoint, or is older than the sharding of the parameters.
+    """
     sharded = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, DistTensor)]
     for parameter in sharded:
         state = optimizer.state.get(parameter, {})
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and not isinstance(value, DistTensor) and value.shape == parameter.shape:
-                state[key] = laid_out(value, parameter.dist).clone()
-    # An optimizer that wraps another may be one without having been made as one: the inner one's state is seen to.
+                state[key] = to_distribution(value, parameter.dist).clone()
+    # A wrapper of an optimizer may lack the hooks of torch's class. Its inner optimizer has them.
     hooks = getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
-    if sharded and hooks is not None and _whole_state not in hooks.values():
-        optimizer.register_state_dict_post_hook(_whole_state)
+    if sharded and hooks is not None and _gather_optimizer_state not in hooks.values():
+        optimizer.register_state_dict_post_hook(_gather_optimizer_state)
 
 
-def _whole_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _gather_optimizer_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Post-hook of an optimizer's ``state_dict``: replace sharded state by full tensors. Collective."""
     state = {
-        number: {key: whole_of(value) for key, value in entries.items()}
+        number: {key: gather_state_tensor(value) for key, value in entries.items()}
         for number, entries in state_dict["state"].items()
     }
     return {**state_dict, "state": state}

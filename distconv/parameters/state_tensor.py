@@ -1,8 +1,8 @@
-"""What state dicts hold of sharded parameters: whole plain tensors on which changes in place pass both ways.
+"""Entries of state dicts for sharded parameters: full plain tensors that stay linked to the parameters.
 
-In one process the tensors of ``state_dict()`` are the parameters' memory: moving averages, surgery on weights and
-resets of an optimizer write into them. Here they are copies that know whose. What a call changes in one is written back
-to the block, and one whose parameter has been changed since is gathered again when anybody looks at its values.
+In a single process the tensors of ``state_dict()`` share the parameters' memory, and code such as moving averages or a
+reset of an optimizer writes into them. Here they are gathered copies. A change of an entry is written back to the
+block, and an entry is gathered again before its values are read if the parameter has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from distconv.dispatch import METADATA, map_leaves
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
-from distconv.tensor import DistTensor, laid_out
+from distconv.tensor import DistTensor, to_distribution
 
 _WITHOUT_VALUES = METADATA | {
     *(
@@ -27,61 +27,61 @@ _WITHOUT_VALUES = METADATA | {
     torch.Tensor.__len__,
     torch.Tensor.stride,
 }
-"""What may be asked of a tensor on one rank alone."""
+"""Functions that read no values, and may thus be called on one rank alone."""
 
 
 class _Memory:
-    """The whole of the sharded ``source``: what a StateTensor and its views have in common."""
+    """The full tensor of the sharded ``source``, which a StateTensor and its views share."""
 
     def __init__(self, source: DistTensor) -> None:
-        # Inference tensors do not count what is changed in them.
+        # Inference tensors have no version counter, on which the detection of changes relies.
         with torch.inference_mode(False), torch.no_grad():
-            self.source, self.whole = source, source.gather()
-        self._seen = self._changes()
+            self.source, self.full = source, source.gather()
+        self._seen = self._count_changes()
 
-    def _changes(self) -> int:
+    def _count_changes(self) -> int:
         return 0 if self.source._memory is None else int(self.source._memory.changes)
 
     @property
     def stale(self) -> bool:
-        """Whether the source has been changed since."""
-        return self._seen != self._changes()
+        """True if the source has changed since it was gathered. Otherwise ``full`` is up to date."""
+        return self._seen != self._count_changes()
 
     def refresh(self) -> None:
-        """Have the values of the source. Collective if it has been changed."""
+        """Gather the source again if it has changed. Collective then."""
         if self.stale:
             with torch.no_grad():
-                self.whole.copy_(self.source.gather())
-            self._seen = self._changes()
+                self.full.copy_(self.source.gather())
+            self._seen = self._count_changes()
 
     def write_back(self) -> None:
-        """Let the source have the values of the whole."""
+        """Copy the full values to the source."""
         x = self.source
         with torch.no_grad():
-            x.copy_(laid_out(self.whole, x.dist))
-        self._seen = self._changes()
+            x.copy_(to_distribution(self.full, x.dist))
+        self._seen = self._count_changes()
 
-    def tensor(self, values: torch.Tensor) -> StateTensor:
-        """``values``, the whole or a view of it, as others get it."""
+    def wrap(self, values: torch.Tensor) -> StateTensor:
+        """Return ``values``, the full tensor or a view of it, as a StateTensor."""
         tensor = values.as_subclass(StateTensor)
         tensor.memory = self
         return tensor
 
-    def handed_out(self, result: Any) -> Any:
-        """``result`` of a call, as a StateTensor if it lies in the memory of the whole."""
-        if isinstance(result, np.ndarray) and np.may_share_memory(result, self.whole.numpy()):
-            # Nobody would see what is written into it.
+    def wrap_result(self, result: Any) -> Any:
+        """Return the result of a call, as a StateTensor if it shares memory with the full tensor."""
+        if isinstance(result, np.ndarray) and np.may_share_memory(result, self.full.numpy()):
+            # A write through NumPy would not be noticed, and not be written back.
             result.flags.writeable = False
-        return self.tensor(result) if type(result) is torch.Tensor and self._holds(result) else result
+        return self.wrap(result) if type(result) is torch.Tensor and self._shares_memory(result) else result
 
-    def _holds(self, tensor: torch.Tensor) -> bool:
+    def _shares_memory(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided or not tensor.numel():
             return False
-        return bool(tensor.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr())
+        return bool(tensor.untyped_storage().data_ptr() == self.full.untyped_storage().data_ptr())
 
 
 class StateTensor(torch.Tensor):
-    """A whole plain tensor that stands for a sharded one, or a view of such a tensor. Copies of it are plain."""
+    """A full plain tensor that is linked to a sharded one, or a view of such a tensor. Copies are plain tensors."""
 
     memory: _Memory
 
@@ -93,7 +93,7 @@ class StateTensor(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """``func`` of plain tensors; what it has changed is written back."""
+        """Call ``func`` with plain tensors and write changes back. Collective if values are involved."""
         if func in _WITHOUT_VALUES:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -114,7 +114,7 @@ class StateTensor(torch.Tensor):
         changed = {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}
         for memory in changed | _written_uncounted(func, args):
             memory.write_back()
-        return result if result is None else map_leaves(lambda y: _handed_out(y, memories), result)
+        return result if result is None else map_leaves(lambda y: _wrap_result(y, memories), result)
 
     def __deepcopy__(self, memo: object) -> torch.Tensor:
         return self.clone()
@@ -122,13 +122,13 @@ class StateTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.memory.stale:
             raise UnsupportedOperation(
-                "saving a state_dict() of sharded parameters that have been changed since it was taken: on all ranks "
-                "take it anew before one of them saves it, or copy.deepcopy() it when it is taken to keep what it was"
+                "saving a state_dict() of sharded parameters that have changed since it was taken. Call state_dict() "
+                "again on all ranks before one of them saves it, or copy.deepcopy() it when it is taken"
             )
         return _plain(self).__reduce_ex__(protocol)
 
 
-DistTensor.gives_way_to.add(StateTensor)
+DistTensor.defers_to.add(StateTensor)
 
 
 def _replicated(values: torch.Tensor, like: DistTensor) -> DistTensor:
@@ -146,22 +146,38 @@ def _version(tensor: StateTensor) -> int:
 
 
 def _written_uncounted(func: Any, args: Sequence[Any]) -> set[_Memory]:
-    """What ``func`` writes without counting it as a change: a GPU's kernels for lists of tensors do not."""
+    """Return the memories that ``func`` modifies without increasing a version counter.
+
+    GPU kernels for lists of tensors (``_foreach_*_``) do so.
+    """
     if not (func.__name__.startswith("_foreach_") and func.__name__.endswith("_")):
         return set()
     return {x.memory for x in args[0] if isinstance(x, StateTensor)}
 
 
-def _handed_out(result: Any, memories: Sequence[_Memory]) -> Any:
+def _wrap_result(result: Any, memories: Sequence[_Memory]) -> Any:
     for memory in memories:
-        result = memory.handed_out(result)
+        result = memory.wrap_result(result)
     return result
 
 
-def whole_of(value: Any) -> Any:
-    """What a state dict holds of ``value``: of a DistTensor the whole. Collective."""
+def gather_state_tensor(value: Any) -> Any:
+    """Return the entry of a state dict for ``value``.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    value : object
+        A DistTensor is gathered.
+
+    Returns
+    -------
+    object
+        A :class:`StateTensor`, or ``value`` if it is not a DistTensor.
+    """
     if not isinstance(value, DistTensor):
         return value
     detached: Any = value.detach()
     memory = _Memory(detached)
-    return memory.tensor(memory.whole)
+    return memory.wrap(memory.full)

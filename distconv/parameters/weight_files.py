@@ -1,4 +1,4 @@
-"""Weights as others have them: torch's and safetensors files, and distributed checkpoints. Nothing in them is run."""
+"""Weight files of PyTorch and safetensors, and distributed checkpoints. No code in them is run."""
 
 from __future__ import annotations
 
@@ -18,38 +18,58 @@ from distconv.whole_files import open_regular, write_file
 SAFETENSORS = ".safetensors"
 
 
-_EXTRA = "_extra_state"
-"""How names end of what a module's ``get_extra_state`` returned, which need not be a tensor."""
+_EXTRA_STATE_SUFFIX = "_extra_state"
+"""Suffix of the names of what ``get_extra_state`` of a module returned, which need not be a tensor."""
 
 
 def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
-    """The tensors of a file by name: of ``torch.save(model.state_dict())``, or of safetensors. Collective.
+    """Read weights on every rank.
 
-    A folder is one of ``torch.distributed.checkpoint``.
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    path : Path
+        A file of ``torch.save(model.state_dict())`` or of safetensors, or a folder of ``torch.distributed.checkpoint``.
+    comm : MPI.Intracomm
+
+    Returns
+    -------
+    mapping of str to Tensor
+        Full tensors on the CPU, by name.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if it is neither, holds other things than tensors, or cannot be read.
+        On every rank, if the file has another format, contains other objects than tensors, or cannot be read.
     MismatchError
-        If ranks see different files.
+        On every rank, if ranks read different weights.
     """
     weights = try_on_all_ranks(comm, lambda: _read(path), CheckpointError)
     check_same_on_all_ranks(
-        comm, f"weights in {path}", ", ".join(f"{name} {_described(x)}" for name, x in weights.items())
+        comm, f"weights in {path}", ", ".join(f"{name} {_describe(x)}" for name, x in weights.items())
     )
     return weights
 
 
 def write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors by name as the path says: .safetensors, a folder (a name without an ending), or else torch's.
+    """Write weights in the format that the suffix of the path selects.
 
-    A folder is one of ``torch.distributed.checkpoint``. On one rank.
+    Not collective: call on one rank.
+
+    Parameters
+    ----------
+    state : mapping of str to Tensor
+        Full tensors by name.
+    path : Path
+        ``NAME.safetensors``; a name without a suffix for a folder of ``torch.distributed.checkpoint``; any other suffix
+        for a file of ``torch.save``.
 
     Raises
     ------
     CheckpointError
-        If there is such a folder already, safetensors is not installed, or what is not a tensor has no place there.
+        If the folder exists, safetensors is not installed, or the format does not support an entry that is not a
+        tensor.
     """
     others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if others and (not path.suffix or path.suffix == SAFETENSORS):
@@ -81,12 +101,27 @@ def load_weights(
     of: str = "the model",
     unfit: type[DistconvError] = CheckpointError,
 ) -> None:
-    """Let ``model``, which an error calls ``of``, have the weights of a file. Collective.
+    """Load weights from a file into a model.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    path : Path
+        As in :func:`read_weights`.
+    comm : MPI.Intracomm
+    of : str
+        The name of the model in errors.
+    unfit : type
+        The class of the error if the weights do not fit the model.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if it cannot be read; if its weights do not fit it is an ``unfit``.
+        On every rank, if the weights cannot be read.
+    unfit
+        On every rank, if they do not fit the model.
     """
     state = read_weights(path, comm)
 
@@ -103,8 +138,19 @@ def load_weights(
 
 
 def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
-    """Return what all ``wanted`` names have before them in ``saved``; empty if that is nothing, or not all are there.
+    """Return the prefix that all ``wanted`` names have in ``saved``; empty if there is none, or names are missing.
 
+    Parameters
+    ----------
+    saved : collection of str
+    wanted : collection of str
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> added_prefix(["module.a.bias", "module.a.weight"], ["a.weight", "a.bias"])
     'module.'
     """
@@ -116,7 +162,16 @@ def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
 
 
 def without_prefix(prefix: str) -> str:
-    """Return what to do about weights whose names have an added ``prefix``."""
+    """Return the suggested fix for weights whose names have an added ``prefix``.
+
+    Parameters
+    ----------
+    prefix : str
+
+    Returns
+    -------
+    str
+    """
     return (
         f"their names begin with {prefix!r}, as in DataParallel, torch.compile or Lightning, and the model's do not. "
         f"Save them under the model's names: {{name.removeprefix({prefix!r}): x for name, x in state.items()}}, or the "
@@ -124,7 +179,7 @@ def without_prefix(prefix: str) -> str:
     )
 
 
-def _described(x: object) -> str:
+def _describe(x: object) -> str:
     return f"{tuple(x.shape)} {x.dtype} with checksum {checksum(x):x}" if isinstance(x, torch.Tensor) else ""
 
 
@@ -135,14 +190,15 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
         return distributed_checkpoint.read(path)
     with open_regular(path) as file:
         if path.suffix == SAFETENSORS:
-            return _of_safetensors(path)
+            return _read_safetensors(path)
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
             reason = " ".join(f"{error}".split())[:200]
             raise CheckpointError(
                 f"{path} holds no weights that can be read without running code: {reason}. "
-                f"{_alone(path, 'network_weights')} That key is nnU-Net's; others are 'state_dict' and 'model'."
+                f"{_suggest_extraction(path, 'network_weights')} That key is nnU-Net's; others are 'state_dict' and "
+                "'model'."
             ) from error
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
@@ -150,26 +206,26 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
         inside = [key for key, value in content.items() if _is_weights(value)] if isinstance(content, dict) else []
         raise CheckpointError(
             f"{path} holds {type(content).__name__}; it must be a state_dict: tensors by name"
-            + (f". Its {', '.join(map(repr, inside))} is one. {_alone(path, inside[0])}" if inside else "")
+            + (f". Its {', '.join(map(repr, inside))} is one. {_suggest_extraction(path, inside[0])}" if inside else "")
         )
     return content  # type: ignore[no-any-return]
 
 
 def _is_weights(content: object) -> bool:
     return isinstance(content, dict) and all(
-        isinstance(name, str) and (isinstance(value, torch.Tensor) or name.endswith(_EXTRA))
+        isinstance(name, str) and (isinstance(value, torch.Tensor) or name.endswith(_EXTRA_STATE_SUFFIX))
         for name, value in content.items()
     )
 
 
-def _alone(path: Path, key: str) -> str:
+def _suggest_extraction(path: Path, key: str) -> str:
     return (
         "If you trust the file, write its weights alone: "
         f"torch.save(torch.load({path.name!r}, weights_only=False)[{key!r}], 'weights.pt')."
     )
 
 
-def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
+def _read_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -89,6 +89,6 @@ def _divide_node(comm: MPI.Intracomm) -> None:
     cores = node.allgather(_cores())
     if "OMP_NUM_THREADS" not in os.environ and _ranks < 2:
         torch.set_num_threads(threads_for(_cores(), cores))
-    local_device.number_on(node)
+    local_device.set_local_rank(node)
     stuck_ranks.processes.update(node.allgather((MPI.COMM_WORLD.rank, os.getpid())))
     node.Free()

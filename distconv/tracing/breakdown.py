@@ -1,15 +1,15 @@
-"""Where the time of a trace went: parts of it that add up, for each rank.
+"""Breakdown of the time of a trace for each rank.
 
 ::
 
-    compute    torch's operators, of a GPU its kernels
-    halo       packing, sending and unpacking of boxes: halos, redistributions, sums of shares
-    allreduce  sums over ranks: waiting for the others in them, too
-    wait       until messages of others are there
-    between    Python, and whatever else is none of these
+    compute    torch operators; on a GPU, kernels
+    halo       packing, sending and unpacking: halo exchanges, redistributions, reduce-scatters
+    allreduce  all-reduces, including the wait for other ranks in them
+    wait       waiting for messages of other ranks
+    between    Python, and everything else
 
-At each moment one of them counts: a wait inside a halo exchange is a wait, an operator inside the packing is part of
-that. So they add up to the length of the trace.
+Each moment counts for one part only: a wait inside a halo exchange is a wait, an operator inside packing belongs to the
+halo. The parts therefore add up to the length of the trace.
 """
 
 from __future__ import annotations
@@ -21,42 +21,62 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from distconv.tracing.chrome import Event, Trace, begin, lasting, spans
+from distconv.tracing.chrome import Event, Trace, begin_time, duration_events, spans
 
 END = "distconv::end"
-"""A range that a rank enters when it has done its part."""
+"""Name of the profiler range that marks the end of a rank's own work."""
 
 SLOW = 1.1
-"""A rank whose own work takes so many times the median is named."""
+"""A rank is reported as slow if its own work takes more than this multiple of the other ranks' median."""
 
 PARTS = {
     "allreduce": frozenset({"distconv::allreduce"}),
     "wait": frozenset({"distconv::wait"}),
     "halo": frozenset(f"distconv::{name}" for name in ("pack", "unpack", "halo", "redistribute", "share_out", "post")),
 }
-"""Ranges of what is no computation; where one is inside another, the first of these counts."""
+"""Profiler ranges of communication by part. Where ranges are nested, the first part in this order counts."""
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of one rank. ``seconds`` has each part; they add up to ``total``."""
+    """The time of one rank.
+
+    Parameters
+    ----------
+    rank : int
+    total : float
+        Length of the trace in seconds.
+    seconds : dict of str to float
+        Seconds of each part, which add up to ``total``.
+    """
 
     rank: int
     total: float
     seconds: dict[str, float]
 
     @property
-    def own(self) -> float:
-        """What the rank did itself: everything but waiting for others and sums."""
+    def own_work(self) -> float:
+        """Seconds without waits and all-reduces."""
         return self.total - self.seconds["wait"] - self.seconds["allreduce"]
 
 
 def breakdown(trace: Trace, rank: int) -> Breakdown:
-    """The parts of the time from ``BEGIN`` to ``END``."""
-    events = lasting(trace)
-    origin = begin(trace)
+    """Return the breakdown of the time between the markers ``BEGIN`` and ``END``.
+
+    Parameters
+    ----------
+    trace : mapping
+        The trace of one rank, in Chrome's format.
+    rank : int
+
+    Returns
+    -------
+    Breakdown
+    """
+    events = duration_events(trace)
+    origin = begin_time(trace)
     total = max(float(event["ts"]) for event in events if event["name"] == END) - origin
     groups = _groups(events)
     edges = np.unique(
@@ -65,7 +85,7 @@ def breakdown(trace: Trace, rank: int) -> Breakdown:
     taken = np.zeros(max(0, len(edges) - 1), dtype=bool)
     lengths, seconds = np.diff(edges), dict.fromkeys(("compute", "halo", "wait", "allreduce"), 0.0)
     for part, group in groups:
-        covered = _covered(edges, spans(group, origin)) & ~taken
+        covered = _is_covered(edges, spans(group, origin)) & ~taken
         seconds[part] += float(lengths[covered].sum()) / 1e6
         taken |= covered
     seconds["between"] = float(lengths[~taken].sum()) / 1e6
@@ -73,7 +93,10 @@ def breakdown(trace: Trace, rank: int) -> Breakdown:
 
 
 def _groups(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
-    """Parts and their events: where several run, the first counts. A GPU's kernels hide what goes on beside them."""
+    """Return parts with their events, by priority: at a moment when several run, the first part counts.
+
+    GPU kernels come first, as they overlap with the work of the CPU.
+    """
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     messages = [event for event in kernels if str(event["name"]).startswith("nccl")]
     sums = [event for event in messages if "AllReduce" in event["name"]]
@@ -86,8 +109,8 @@ def _groups(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
     ]
 
 
-def _covered(edges: npt.NDArray[np.float64], intervals: Sequence[tuple[float, float]]) -> npt.NDArray[np.bool_]:
-    """Which of the stretches between ``edges`` lie in some of the spans."""
+def _is_covered(edges: npt.NDArray[np.float64], intervals: Sequence[tuple[float, float]]) -> npt.NDArray[np.bool_]:
+    """Return True for each interval between consecutive ``edges`` that lies in one of ``intervals``."""
     depth = np.zeros(len(edges), dtype=np.int64)
     if intervals and len(edges):
         starts, ends = (np.clip(np.array(side), edges[0], edges[-1]) for side in zip(*intervals, strict=True))
@@ -96,27 +119,48 @@ def _covered(edges: npt.NDArray[np.float64], intervals: Sequence[tuple[float, fl
     return np.cumsum(depth)[:-1] > 0
 
 
-def table(breakdowns: Sequence[Breakdown], steps: int = 1) -> str:
-    """The parts in ms a step, a row for each rank, and which rank the others wait for."""
+def format_table(breakdowns: Sequence[Breakdown], steps: int = 1) -> str:
+    """Return a table of the parts in milliseconds per step, and a sentence about slow ranks.
+
+    Parameters
+    ----------
+    breakdowns : sequence of Breakdown
+        One for each rank, which becomes a row.
+    steps : int
+        Number of steps in the trace.
+
+    Returns
+    -------
+    str
+    """
     head = ["rank", *breakdowns[0].seconds, "step"]
     lines = ["  ".join(f"{name:>9}" for name in head) + "  ms"]
     for each in breakdowns:
         cells = [1e3 * value / steps for value in (*each.seconds.values(), each.total)]
         lines.append("  ".join([f"{each.rank:>9}", *(f"{cell:>9.3f}" for cell in cells)]))
-    return "\n".join([*lines, verdict(breakdowns)])
+    return "\n".join([*lines, describe_slowest_rank(breakdowns)])
 
 
-def verdict(breakdowns: Sequence[Breakdown]) -> str:
-    """Which rank is slow, in a sentence."""
-    slowest = max(breakdowns, key=lambda each: each.own)
+def describe_slowest_rank(breakdowns: Sequence[Breakdown]) -> str:
+    """Return a sentence that says which rank is slow, if any.
+
+    Parameters
+    ----------
+    breakdowns : sequence of Breakdown
+
+    Returns
+    -------
+    str
+    """
+    slowest = max(breakdowns, key=lambda each: each.own_work)
     usual = (
-        statistics.median(each.own for each in breakdowns if each is not slowest)
+        statistics.median(each.own_work for each in breakdowns if each is not slowest)
         if len(breakdowns) > 1
-        else slowest.own
+        else slowest.own_work
     )
-    if usual and slowest.own > SLOW * usual:
+    if usual and slowest.own_work > SLOW * usual:
         return (
-            f"rank {slowest.rank} is slow: its own work takes {slowest.own / usual:.2f} times that of the others, "
+            f"rank {slowest.rank} is slow: its own work takes {slowest.own_work / usual:.2f} times that of the others, "
             "which wait for it"
         )
     return f"no rank is slow: own work differs by less than {SLOW - 1:.0%}"

@@ -1,6 +1,6 @@
-"""Traces in Chrome's format: what torch.profiler writes, and several of them on one clock.
+"""Traces in Chrome's format, as torch.profiler writes them.
 
-An event that lasts is ``{"ph": "X", "ts": microseconds, "dur": microseconds, "name": ..., "pid": ..., "tid": ...}``.
+A duration event is ``{"ph": "X", "ts": microseconds, "dur": microseconds, "name": ..., "pid": ..., "tid": ...}``.
 """
 
 from __future__ import annotations
@@ -9,26 +9,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 BEGIN = "distconv::begin"
-"""A range that all ranks enter at the same time, behind a barrier."""
+"""Name of the profiler range that all ranks enter at the same time, after a barrier."""
 
 Event = dict[str, Any]
 Trace = Mapping[str, Any]
 
 
-def lasting(trace: Trace) -> list[Event]:
-    """The events of a trace that have a length."""
+def duration_events(trace: Trace) -> list[Event]:
+    """Return the events of a trace that have a duration.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    list of Event
+    """
     return [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
 
 
-def merged(traces: Sequence[Trace]) -> dict[str, Any]:
-    """One trace of all ranks: a process for each, whose clocks agree where ``BEGIN`` starts.
+def merge_traces(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Merge the traces of all ranks on a common clock.
 
-    Threads and processes of a rank (Python's, a GPU's streams) are threads of its process here.
+    Each rank becomes a process of the merged trace, and its processes and threads (Python's, the streams of a GPU)
+    become threads of that process. The clocks agree at ``BEGIN``.
+
+    Parameters
+    ----------
+    traces : sequence of mapping
+        One trace for each rank.
+
+    Returns
+    -------
+    dict
+        The merged trace.
     """
-    starts = [begin(trace) for trace in traces]
+    starts = [begin_time(trace) for trace in traces]
     events: list[Event] = []
     for rank, trace in enumerate(traces):
-        events.append(_named("process_name", rank, 0, f"rank {rank}"))
+        events.append(_metadata_event("process_name", rank, 0, f"rank {rank}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}})
         threads: dict[tuple[object, object], int] = {}
         for event in trace["traceEvents"]:
@@ -37,26 +57,47 @@ def merged(traces: Sequence[Trace]) -> dict[str, Any]:
             origin = event.get("pid"), event.get("tid")
             if origin not in threads:
                 threads[origin] = len(threads)
-                events.append(_named("thread_name", rank, threads[origin], f"{origin[0]} {origin[1]}"))
+                events.append(_metadata_event("thread_name", rank, threads[origin], f"{origin[0]} {origin[1]}"))
             moved = float(event["ts"]) - starts[rank]
-            events.append(dict(event) | {"pid": rank, "tid": threads[origin], "ts": moved} | _apart(event, rank))
+            events.append(
+                dict(event) | {"pid": rank, "tid": threads[origin], "ts": moved} | _with_unique_id(event, rank)
+            )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def begin(trace: Trace) -> float:
-    """When ``BEGIN`` starts, in microseconds of the trace's own clock."""
-    return min(float(event["ts"]) for event in lasting(trace) if event["name"] == BEGIN)
+def begin_time(trace: Trace) -> float:
+    """Return the time of ``BEGIN`` in microseconds of the trace's own clock.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    float
+    """
+    return min(float(event["ts"]) for event in duration_events(trace) if event["name"] == BEGIN)
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> Event:
+def _metadata_event(what: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _apart(event: Event, rank: int) -> Event:
-    """Arrows between events have numbers, which other ranks have too."""
+def _with_unique_id(event: Event, rank: int) -> Event:
+    """Return the fields that make the id of a flow event unique, as ranks use the same ids."""
     return {"id": f"{rank}.{event['id']}"} if "id" in event else {}
 
 
 def spans(events: Iterable[Event], origin: float = 0.0) -> list[tuple[float, float]]:
-    """Start and end of events, in microseconds from ``origin``."""
+    """Return the start and the end of each event, in microseconds from ``origin``.
+
+    Parameters
+    ----------
+    events : iterable of Event
+    origin : float
+
+    Returns
+    -------
+    list[tuple[float, float]]
+    """
     return [(float(e["ts"]) - origin, float(e["ts"]) + float(e["dur"]) - origin) for e in events]

@@ -1,4 +1,4 @@
-"""Some of the steps of a training, traced."""
+"""Tracing selected steps of a training job."""
 
 from __future__ import annotations
 
@@ -10,23 +10,39 @@ from typing import Any
 
 from mpi4py import MPI
 
-from distconv.tracing.trace import Traced, trace
+from distconv.tracing.trace import TraceResult, trace
 
 
 class StepTrace:
-    """Traces the steps whose numbers are in ``steps``, if any, into ``folder``, and has rank 0 print where time went.
+    """A trace of selected training steps; at its end, rank 0 prints the breakdown of the time.
 
-    A block around the training: what goes wrong in a traced step ends the trace without a message to other ranks.
+    Use it as a context manager around the training loop. If a traced step raises, the trace ends without communication.
+
+    Parameters
+    ----------
+    steps : range or None
+        The steps to trace; ``None`` for no step. Identical on all ranks.
+    folder : Path
+        Where traces are written.
+    comm : MPI.Intracomm
+        The ranks.
     """
 
     def __init__(self, steps: range | None, folder: Path, comm: MPI.Intracomm) -> None:
         self._steps, self._folder, self._comm = steps or range(0), folder, comm
         self._open = ExitStack()
-        self._traced: Traced | None = None
+        self._traced: TraceResult | None = None
 
     @contextmanager
-    def around(self, number: int) -> Iterator[None]:
-        """Around step ``number``. Collective where a trace begins or ends."""
+    def step(self, number: int) -> Iterator[None]:
+        """Run step ``number`` inside the block, traced if it is selected.
+
+        Collective where a trace begins or ends.
+
+        Parameters
+        ----------
+        number : int
+        """
         if number not in self._steps:
             yield
             return

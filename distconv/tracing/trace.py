@@ -1,4 +1,4 @@
-"""``trace``: the profiler of each rank, over a stretch that all of them enter and leave together.
+"""``trace``: run the profiler on all ranks for a block of code.
 
     with dc.trace("runs/trace") as traced:
         for number in range(3):
@@ -8,9 +8,9 @@
 
 ::
 
-    FOLDER/rank-0.json ...    what torch.profiler has of each rank, with ``distributedInfo``: a folder for
-                              HolisticTraceAnalysis, or for chrome://tracing rank by rank
-    FOLDER/merged/trace.json  all of them on one clock, for Perfetto
+    FOLDER/rank-0.json ...    torch.profiler's trace of each rank, with ``distributedInfo``: a folder for
+                              HolisticTraceAnalysis; open single ranks in chrome://tracing
+    FOLDER/merged/trace.json  the traces of all ranks on a common clock, for Perfetto
 """
 
 from __future__ import annotations
@@ -34,10 +34,19 @@ from distconv.tracing import breakdown, chrome
 from distconv.whole_files import Folder, write_file
 
 MERGED = Path("merged", "trace.json")
+"""Path of the merged trace in the folder."""
 
 
-class Traced:
-    """What was traced, once its block has ended: ``ranks`` has the parts of each rank's time, on every rank."""
+class TraceResult:
+    """The result of a trace.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder with the traces.
+    ranks : list of Breakdown
+        The breakdown of each rank's time, on every rank; empty until the block has ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,38 +55,63 @@ class Traced:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around a step, which has its ``number`` in the trace."""
+        """Mark the block as step ``number`` in the trace.
+
+        Parameters
+        ----------
+        number : int
+        """
         self._steps += 1
         with record_function(f"ProfilerStep#{number}"):
             yield
 
     def table(self) -> str:
-        """Milliseconds of each part by rank, for each step if there were any, and which rank is slow."""
-        return breakdown.table(self.ranks, max(1, self._steps))
+        """Return a table of the time of each rank.
+
+        Returns
+        -------
+        str
+            Milliseconds per step (or of the full trace if no step is marked), and a sentence about slow ranks.
+        """
+        return breakdown.format_table(self.ranks, max(1, self._steps))
 
 
 @contextmanager
-def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> Iterator[Traced]:
-    """Trace what this rank does inside, and write it to ``folder`` behind it. Collective over ``comm`` (all ranks).
+def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> Iterator[TraceResult]:
+    """Trace the block on every rank, and write the traces at its end.
 
-    Tracing costs some microseconds for each operator. If the block raises, nothing is written.
+    Tracing costs a few microseconds for each operator. If the block raises, nothing is written.
+
+    Collective: enter and leave the block on every rank of ``comm``.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        The folder for the traces, which is created. Traces of an earlier run in it are deleted.
+    comm : MPI.Intracomm, optional
+        The ranks (default: ``MPI.COMM_WORLD``).
+
+    Yields
+    ------
+    TraceResult
+        Marks steps inside the block, and has the results after it.
 
     Raises
     ------
     DataError
-        On all ranks, if the folder cannot be made or a trace cannot be written.
+        On every rank, if the folder cannot be created or a trace cannot be written.
     MismatchError
-        If the ranks name different folders.
+        On every rank, if ranks pass different folders.
     """
     comm = comm or MPI.COMM_WORLD
     check_communicator(comm, "trace")
     check_same_on_all_ranks(comm, "trace", str(folder))
-    traced = Traced(Path(folder))
-    try_on_all_ranks(comm, lambda: _make(traced.folder) if comm.rank == 0 else None, DataError)
+    traced = TraceResult(Path(folder))
+    try_on_all_ranks(comm, lambda: _make_folder(traced.folder) if comm.rank == 0 else None, DataError)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as profiler:
-        profiler.add_metadata_json("distributedInfo", _distributed(comm))
-        _meet(comm)
+        profiler.add_metadata_json("distributedInfo", _distributed_info(comm))
+        _start_together(comm)
         with record_function(chrome.BEGIN):
             pass
         yield traced
@@ -85,40 +119,41 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
             torch.cuda.synchronize()
         with record_function(breakdown.END):
             pass
-    mine = try_on_all_ranks(comm, lambda: _exported(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
+    mine = try_on_all_ranks(comm, lambda: _export(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
     with watchdog.waiting(lambda: "the traces of all ranks"):
         traced.ranks = comm.allgather(breakdown.breakdown(mine, comm.rank))
         traces = comm.gather(mine)
     try_on_all_ranks(comm, lambda: _write_merged(traced.folder, traces), DataError)
 
 
-def _make(folder: Path) -> None:
-    """The folder, without the ranks of an earlier trace."""
+def _make_folder(folder: Path) -> None:
+    """Create the folder, and delete the traces of an earlier run."""
     with Folder(folder, make=True) as out, Folder(MERGED.parent.name, make=True, within=out):
         for name in out.names():
             if re.fullmatch(r"rank-\d+\.json", name):
                 out.remove(name)
 
 
-def _distributed(comm: MPI.Intracomm) -> str:
-    """What torch writes into a trace where its own process groups are at work."""
+def _distributed_info(comm: MPI.Intracomm) -> str:
+    """Return the metadata that torch writes into a trace if its own process groups are used."""
     backend = "nccl" if torch.cuda.is_available() else "mpi"
     return json.dumps({"backend": backend, "rank": comm.rank, "world_size": comm.size, "pg_count": 1})
 
 
-def _meet(comm: MPI.Intracomm) -> None:
+def _start_together(comm: MPI.Intracomm) -> None:
+    """Wait until all ranks begin the trace. Collective."""
     with watchdog.waiting(lambda: "the beginning of a trace"):
         comm.Barrier()
 
 
 def _write_merged(folder: Path, traces: Sequence[chrome.Trace] | None) -> None:
-    """On rank 0, which has all of them."""
+    """Write the merged trace; ``traces`` is None except on rank 0."""
     if traces is not None:
-        write_file(folder / MERGED, json.dumps(chrome.merged(traces)))
+        write_file(folder / MERGED, json.dumps(chrome.merge_traces(traces)))
 
 
-def _exported(profiler: profile, path: Path) -> chrome.Trace:
-    """The trace as torch writes it, written to ``path`` whole."""
+def _export(profiler: profile, path: Path) -> chrome.Trace:
+    """Write the profiler's trace to ``path`` atomically, and return it."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch, "trace.json")
         profiler.export_chrome_trace(str(where))

@@ -35,7 +35,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def described(words: str, command: cli.Command) -> str:
     """The section of a command as reStructuredText: what it does, its options, and examples."""
-    parser = cli.parser_of(f"distconv {words}", importlib.import_module(command.module))
+    parser = cli.make_parser(f"distconv {words}", importlib.import_module(command.module))
     title, label = f"distconv {words}", f".. _command-{words.replace(' ', '-')}:"
     lines = [label, "", title, "~" * len(title), "", f".. program:: {title}", ""]
     for paragraph in re.split(r"\n\s*\n", parser.description or ""):

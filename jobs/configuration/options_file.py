@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from distconv.errors import DistconvError
-from distconv.text_files import parsed_yaml, read_text, shown
+from distconv.text_files import describe_value, parse_yaml, read_text
 
 NAME = "config.yaml"
 _OF_THE_CALL = ("config", "print_config", "resume", "overwrite")
@@ -42,12 +42,12 @@ class _Config(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         try:
-            options = parsed_yaml(read_text(values, "options", OptionsError), f"options {values}", OptionsError)
+            options = parse_yaml(read_text(values, "options", OptionsError), f"options {values}", OptionsError)
         except OptionsError as error:
             raise argparse.ArgumentError(self, str(error)) from None
         if not isinstance(options, Mapping):
             raise argparse.ArgumentError(
-                self, f"{values}: found {shown(options)}; write options by their names (lr: 0.1)"
+                self, f"{values}: found {describe_value(options)}; write options by their names (lr: 0.1)"
             )
         words = list(self._words(parser, options, values))
         parser.parse_args(words, namespace)
@@ -97,7 +97,7 @@ def mapping(text: str) -> dict[str, Any]:
         If the text is none.
     """
     try:
-        content = parsed_yaml(text, "", OptionsError)
+        content = parse_yaml(text, "", OptionsError)
     except OptionsError:
         content = None
     if not isinstance(content, dict):

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.whole_files import made_beside
+from distconv.whole_files import atomic_path
 
 from .recipe import CHANNELS
 
@@ -22,7 +22,7 @@ def write_synthetic(
 ) -> None:
     """Write smooth random channels and labels that depend on them, about 8 % positive. One rank calls this."""
     random = np.random.default_rng(seed)
-    with made_beside(Path(path)) as unfinished, h5py.File(unfinished, "x") as file:
+    with atomic_path(Path(path)) as unfinished, h5py.File(unfinished, "x") as file:
         file.attrs.update(tau=0.1, threshold=0.4)
         for group, count in (("train", train), ("heldout", heldout)):
             channels = smooth(random.standard_normal((count, len(CHANNELS), *size)))

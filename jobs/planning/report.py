@@ -13,7 +13,7 @@ from distconv.perfmodel.cost.process_memory import MARGIN, process_memory
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import Strategy
-from distconv.plan import written
+from distconv.plan import format_parts
 
 from .package_memory import packages_bytes
 
@@ -48,7 +48,7 @@ def totals(strategy: Strategy) -> Iterator[str]:
         if alone is None:
             yield f"  pure {name:<19}   not possible: {strategy.impossible[name]}"
         else:
-            yield _total(f"pure {name}, {written(next(iter(alone.layers.values())).parts)}", alone)
+            yield _total(f"pure {name}, {format_parts(next(iter(alone.layers.values())).parts)}", alone)
     yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {_gap(strategy)}"
 
 
@@ -86,7 +86,7 @@ def layers(prediction: Prediction) -> Iterator[str]:
     yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
     for name, layer in prediction.layers.items():
         times = "".join(f" {1e3 * getattr(layer, figure):>10.3f}" for figure in FIGURES.values())
-        yield f"  {name:<{width}} {written(layer.parts):<18}{times}"
+        yield f"  {name:<{width}} {format_parts(layer.parts):<18}{times}"
 
 
 def predicts_classes(graph: LayerGraph) -> bool:

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
-from distconv.whole_files import made_beside
+from distconv.whole_files import atomic_path
 
 from .clouds import Cloud, Clouds
 
@@ -88,7 +88,7 @@ def _created(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], so
     """The file under a name that nobody has, until ``unfinished`` is closed: then it becomes ``path``."""
     with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = unfinished.enter_context(h5py.File(unfinished.enter_context(made_beside(path)), "x"))
+        file = unfinished.enter_context(h5py.File(unfinished.enter_context(atomic_path(path)), "x"))
     file.attrs["made_from"] = source
     for name, clouds in groups.items():
         count, points = len(clouds.labels), clouds.points

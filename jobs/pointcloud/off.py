@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.errors import DataError
-from distconv.text_files import short
+from distconv.text_files import shorten
 
 Number = TypeVar("Number", np.float64, np.int64)
 
@@ -92,14 +92,14 @@ def _counts(path: Path, lines: list[_OffLine]) -> tuple[tuple[int, int], list[_O
         raise DataError(f"{path} has no text; fetch it again")
     number, (header, *counts) = lines[0]
     if not re.fullmatch(r"OFF(-?\d\S*)?", header):
-        raise DataError(f"{path}, line {number}: begins with {short(header)!r}, not with 'OFF'; give an OFF file")
+        raise DataError(f"{path}, line {number}: begins with {shorten(header)!r}, not with 'OFF'; give an OFF file")
     counts = [header[3:], *counts] if header != "OFF" else counts
     rest = lines[1:]
     if not counts and rest:
         (number, counts), rest = rest[0], rest[1:]
     if len(counts) != 3 or not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
         raise DataError(
-            f"{path}, line {number}: {short(' '.join(counts))!r} are not the numbers of vertices, faces and edges; "
+            f"{path}, line {number}: {shorten(' '.join(counts))!r} are not the numbers of vertices, faces and edges; "
             f"fetch it again"
         )
     return (int(counts[0]), int(counts[1])), rest
@@ -133,7 +133,7 @@ def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[
 def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
     """Indices of the vertices of faces that all have ``sides`` of them."""
     if not re.fullmatch(r"\d{1,9}", sides) or int(sides) < 3:
-        raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {short(sides)!r}; {FIX}")
+        raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {shorten(sides)!r}; {FIX}")
     count = int(sides)
     for number, words in lines:
         if len(words) < 1 + count:
@@ -168,4 +168,4 @@ def _check_number(word: str, dtype: type[Number], where: str) -> None:
         np.array([word], dtype)
     except (ValueError, OverflowError) as error:
         kind = "number" if dtype is np.float64 else "index of a vertex"
-        raise DataError(f"{where}: {short(word)!r} is no {kind}; {FIX}") from error
+        raise DataError(f"{where}: {shorten(word)!r} is no {kind}; {FIX}") from error

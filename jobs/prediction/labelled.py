@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
-from distconv.cli import COMMANDS, parser_of
+from distconv.cli import COMMANDS, make_parser
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.opening import is_source
 from distconv.errors import DataError
@@ -27,7 +27,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.training.classifier import Score, score
 from distconv.jobs.training.options import default_grid
 from distconv.placement import scatter
-from distconv.writing import open_output, rows_written
+from distconv.writing import count_written_rows, open_output
 
 from .network import Trained
 from .samples import DATASET
@@ -48,7 +48,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
         On all ranks, if samples cannot be read, or predictions written.
     """
     module = importlib.import_module(COMMANDS["train", of.task].module)
-    training = parser_of(f"distconv train {of.task}", module).parse_args([])
+    training = make_parser(f"distconv train {of.task}", module).parse_args([])
     job = module.JOB
     names = {field.name for field in fields(job.settings)}
     settings = job.settings(**{name: value for name, value in of.settings.items() if name in names})
@@ -58,7 +58,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
     training.data = None if str(options.data) == "embedded" else options.data
     path = options.out / f"{DATASET}.{options.format}"
     try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
-    rows_written(path, comm)
+    count_written_rows(path, comm)
     with closing(job.samples(training, comm)) as samples:
         if "mean" in of.notes:
             # Those of the training, which may have had fewer samples.

@@ -22,7 +22,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs import progress
 from distconv.tensor import DistTensor
-from distconv.writing import Output, open_output, rows_written
+from distconv.writing import Output, count_written_rows, open_output
 
 from .network import Trained
 from .windows import Blend, WindowSource
@@ -140,7 +140,7 @@ class PredictionRun:
         path: Path = options.out / f"{DATASET}.{options.format}"
         try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
         # The last row tells the shape of the output: it is predicted anew if it was the end that was missing.
-        begun = max(0, min(rows_written(path, comm), samples - 1))
+        begun = max(0, min(count_written_rows(path, comm), samples - 1))
         output: Output | None = None
         predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
         with progress.bar(rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting") as bar:

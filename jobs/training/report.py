@@ -36,7 +36,7 @@ class Metrics:
         kept = [line for line in self.lines() if line["step"] <= done] if done else []
         kept = [line for line in kept if "evaluation" not in line or line["step"] < trainer.steps]
         with Folder(self.folder) as folder:
-            self._stream = folder.stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+            self._stream = folder.create_stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         if self._track is not None:
             self._tracker = tracker(self._track, self.folder, kept)
 

@@ -133,7 +133,7 @@ def _take_steps(
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch
-            with traced.around(trainer.step_count + 1):
+            with traced.step(trainer.step_count + 1):
                 trainer.step(*batch.tensors)
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
             stops = requests.heard() and not last

@@ -29,7 +29,7 @@ from distconv.jobs.training.options import grid_extents, positive, positive_floa
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.placement import scatter
-from distconv.plan import written
+from distconv.plan import format_parts
 
 EXAMPLES = """\
 examples:
@@ -263,8 +263,8 @@ def run(options: argparse.Namespace) -> int:
         print(
             f"{options.model} width {settings.width or 'as published'}, {'x'.join(map(str, size))}, batch 4, "
             f"{options.steps} steps of {options.optimizer}, float64, "
-            f"grid {written(options.grid)}: losses differ by {deviation.loss:.1e}, weights by {deviation.weight:.1e}: "
-            f"{'equal' if deviation.exact else 'NOT EQUAL'} (plain torch {changed}: {yardstick.loss:.1e}, "
-            f"{yardstick.weight:.1e})"
+            f"grid {format_parts(options.grid)}: losses differ by {deviation.loss:.1e}, weights by "
+            f"{deviation.weight:.1e}: {'equal' if deviation.exact else 'NOT EQUAL'} (plain torch {changed}: "
+            f"{yardstick.loss:.1e}, {yardstick.weight:.1e})"
         )
     return 0 if deviation.exact else 1

@@ -34,7 +34,7 @@ from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_net
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.stages.devices import as_devices
 from distconv.pipeline import Pipeline, PipelinePlan, possible_cuts
-from distconv.plan import Plan, written
+from distconv.plan import Plan, format_parts
 
 CASES = {
     "resnet20": argparse.Namespace(model="resnet20", input=(3, 32, 32), batch=32, width=None, classes=10),
@@ -130,7 +130,9 @@ def _words(plan: PipelinePlan) -> str:
     """A plan in a line: schedule, micro-batches, cuts, replicas, grids."""
     words = [plan.schedule, f"m={plan.microbatches}", *(f"cut {cut}" for cut in plan.cuts)]
     words += [f"replicas {plan.replicas[0]}"] if plan.replicas[0] > 1 else []
-    grids = sorted({written(parts) for each in plan.plans if isinstance(each, Plan) for parts in each.layers.values()})
+    grids = sorted(
+        {format_parts(parts) for each in plan.plans if isinstance(each, Plan) for parts in each.layers.values()}
+    )
     return ", ".join(words + grids)
 
 

@@ -28,7 +28,7 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
 from distconv.perfmodel.strategy.selection import select
-from distconv.plan import Plan, written
+from distconv.plan import Plan, format_parts
 
 EXAMPLES = """\
 examples:
@@ -100,7 +100,9 @@ class _Compared:
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
     """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
     graph = traced(CASES[name], measured_steps.mean_square)
-    plans = {ranks: {written(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)}
+    plans = {
+        ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)
+    }
     machine, seconds = _in_turns(name, graph, plans, rounds, network=network, comm=comm)
 
     def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> AccuracyRow:

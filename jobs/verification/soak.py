@@ -97,7 +97,7 @@ class _Training:
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
         """One of its jobs; nothing of it is left behind."""
-        with Folder(self._log.parent) as folder, folder.extended(self._log.name) as log:
+        with Folder(self._log.parent) as folder, folder.open_append(self._log.name) as log:
             job = _Job([*self._command, *more], log.fileno())
             try:
                 yield job

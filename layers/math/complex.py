@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Kind, Order, implements
+from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.inplace_views import Taken, takes_view
@@ -17,19 +17,19 @@ from distconv.tensor import DistTensor
 
 def _register() -> None:
     for name in ("real", "imag"):
-        implements(getattr(torch, name), getattr(torch.Tensor, name).__get__, kind=Kind.VIEW, order=Order.NEW)(
-            partial(alias, getattr(torch, name))
-        )
+        implements(
+            getattr(torch, name), getattr(torch.Tensor, name).__get__, kind=OperatorKind.VIEW, order=StridePolicy.NEW
+        )(partial(alias, getattr(torch, name)))
     for name in ("resolve_conj", "resolve_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=Kind.VIEW)(partial(alias, function))
+            implements(function, kind=OperatorKind.VIEW)(partial(alias, function))
     for function in (torch.complex, torch.polar):
         implements(function, tensors=None)(partial(pointwise, function))
     for name in ("cfloat", "cdouble"):
         implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
     for name in ("is_conj", "is_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=Kind.QUERY)(partial(_of_block, function))
+            implements(function, kind=OperatorKind.QUERY)(partial(_of_block, function))
 
 
 def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
@@ -40,7 +40,7 @@ def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
 _register()
 
 
-@implements(torch.view_as_real, kind=Kind.VIEW)
+@implements(torch.view_as_real, kind=OperatorKind.VIEW)
 @takes_view()
 def view_as_real(input: DistTensor) -> Taken:
     """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
@@ -48,7 +48,7 @@ def view_as_real(input: DistTensor) -> Taken:
     return DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
 
 
-@implements(torch.view_as_complex, kind=Kind.VIEW)
+@implements(torch.view_as_complex, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input: input.copy_(view_as_real(changed)))
 def view_as_complex(input: DistTensor) -> Taken:
     """``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""

@@ -17,7 +17,7 @@ from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
 from distconv.layers.plumbing.alignment import check_as_torch, result_shape
 from distconv.layers.plumbing.block_edges import positions
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 _NOWHERE = 1 << 62
@@ -31,7 +31,7 @@ def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor
     comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
     if not values.is_floating_point():
         return allreduce(comm, _copy(values.long()), "extremes", op).to(values.dtype)
-    wide = values.to(widened(values.dtype))
+    wide = values.to(accumulation_dtype(values.dtype))
     unknown = wide.isnan()
     flags = unknown.to(wide.dtype) * (1 if largest else -1)
     both = allreduce(comm, torch.stack([wide.masked_fill(unknown, _worst(wide, largest)), flags]), "extremes", op)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from distconv.dispatch import Kind, Order, implements, map_leaves, short_name
+from distconv.dispatch import OperatorKind, StridePolicy, implements, map_leaves, short_name
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import entering, result_shape, transposed, whole_over
 from distconv.layers.plumbing.block_edges import irregular, layout
@@ -173,7 +173,7 @@ def _register() -> None:
 
 def _serve(homes: Sequence[Any], name: str, own: dict[str, int]) -> None:
     functions = {getattr(home, name) for home in homes}
-    implements(*functions, order=Order.NEW, tensors=None, passes=None)(
+    implements(*functions, order=StridePolicy.NEW, tensors=None, passes=None)(
         _Batched(getattr(homes[0], name), tuple(own), tuple(own.values()))
     )
 
@@ -228,9 +228,9 @@ def _quantile(
 
 
 for _name in ("quantile", "nanquantile"):
-    implements(getattr(torch, _name), getattr(torch.Tensor, _name), order=Order.NEW, tensors="input q", passes=None)(
-        partial(_quantile, getattr(torch, _name))
-    )
+    implements(
+        getattr(torch, _name), getattr(torch.Tensor, _name), order=StridePolicy.NEW, tensors="input q", passes=None
+    )(partial(_quantile, getattr(torch, _name)))
 
 
 @implements(torch.linalg.cross, torch.cross, torch.Tensor.cross, tensors="input other")
@@ -256,7 +256,7 @@ def _without_both(x: DistTensor, dim1: int, dim2: int) -> list[str | None]:
     return [*(axis for d, axis in enumerate(x.dist.axes) if d not in gone), None]
 
 
-@implements(torch.diagonal, torch.Tensor.diagonal, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.diagonal, torch.Tensor.diagonal, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 @takes_view(_put_back)
 def diagonal(input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Taken:
     """``torch.diagonal``: other dimensions keep their splits."""
@@ -266,7 +266,7 @@ def diagonal(input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -
     return DistTensor(x.local.diagonal(offset, dim1, dim2), dist, shape), x
 
 
-@implements(torch.linalg.diagonal, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.linalg.diagonal, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def linalg_diagonal(A: DistTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> DistTensor:
     """``torch.linalg.diagonal``."""
     view: DistTensor = diagonal(A, offset, dim1, dim2)

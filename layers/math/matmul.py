@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
@@ -125,7 +125,7 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     torch.Tensor.matmul,
     torch.Tensor.__matmul__,
     torch.linalg.matmul,
-    order=Order.NEW,
+    order=StridePolicy.NEW,
     tensors=None,
     passes=None,
 )
@@ -162,7 +162,7 @@ for _name, _second in (("mm", "mat2"), ("bmm", "mat2"), ("mv", "vec"), ("dot", "
         )
 
 
-@implements(torch.Tensor.__rmatmul__, order=Order.NEW, tensors=None, passes=None)
+@implements(torch.Tensor.__rmatmul__, order=StridePolicy.NEW, tensors=None, passes=None)
 def rmatmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """``other @ input``."""
     return matmul(other, input)
@@ -225,7 +225,7 @@ def vecdot(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     return (x.conj() * y).sum(dim)
 
 
-@implements(torch.einsum, order=Order.NEW, tensors=None, passes=None)
+@implements(torch.einsum, order=StridePolicy.NEW, tensors=None, passes=None)
 def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
     """``torch.einsum``."""
     shape = result_shape(torch.einsum, equation, *operands)
@@ -251,7 +251,7 @@ def _spelled(term: str, count: int) -> list[str]:
     return [*before, *(f".{i}" for i in range(count if dots else 0, 0, -1)), *after]
 
 
-@implements(torch.tensordot, order=Order.NEW, tensors=None, passes=None)
+@implements(torch.tensordot, order=StridePolicy.NEW, tensors=None, passes=None)
 def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
     """``torch.tensordot``.
 

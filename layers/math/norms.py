@@ -15,7 +15,7 @@ from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
 from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 
@@ -42,7 +42,7 @@ def vector_norm(
         sizes = x.to(dtype).abs()
         return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
     local = _with_something(x.local, fold.dims) if ord < 0 else x.local
-    norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=widened(dtype))
+    norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=accumulation_dtype(dtype))
     if ord == 0:
         return fold.wrap(summed(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
     total = torch.linalg.vector_norm(of_all_ranks(norms, fold), ord, 0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Kind, implements, name_of
+from distconv.dispatch import OperatorKind, implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.plumbing.alignment import (
     aligned,
@@ -199,7 +199,7 @@ def _register() -> None:
         (_POINTWISE, pointwise, {}),
         (_SPECIAL, pointwise, {"passes": None}),
         (_UNARY, unary, {}),
-        (_ALIASES, alias, {"kind": Kind.VIEW}),
+        (_ALIASES, alias, {"kind": OperatorKind.VIEW}),
     ):
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
             implements(function, tensors=None, **more)(partial(rule, function))
@@ -240,7 +240,7 @@ def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     return whole_along(lambda block: F.glu(block, dim), input, [dim % input.dim()], out_shape)
 
 
-@implements(vars(torch._C.TensorBase)["data"].__get__, kind=Kind.VIEW)
+@implements(vars(torch._C.TensorBase)["data"].__get__, kind=OperatorKind.VIEW)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
 

@@ -22,7 +22,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 Dims = int | list[int] | tuple[int, ...] | None
@@ -120,7 +120,7 @@ def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.
 
 def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype) -> torch.Tensor:
     """Sum by ``function`` in ``dtype``, or in a wider one where the rest is still to be added."""
-    dtype = widened(dtype) if fold.axes else dtype
+    dtype = accumulation_dtype(dtype) if fold.axes else dtype
     over = (fold.dims, fold.keepdim) if fold.dims else ()
     return summed(function(input.local, *over, dtype=dtype), fold)
 
@@ -158,7 +158,7 @@ def mean(
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
     fold = folding(input, dim, keepdim)
     dtype = dtype or input.dtype
-    total = _total(torch.sum, input, fold, widened(dtype))
+    total = _total(torch.sum, input, fold, accumulation_dtype(dtype))
     return fold.wrap((total / numbers_in(input, fold)).to(dtype))
 
 
@@ -199,7 +199,7 @@ def prod(
     dtype = dtype or dtype_of(torch.prod, input)
     if not fold.axes:
         return fold.wrap(torch.prod(input.local, *over, dtype=dtype))
-    partial = torch.prod(input.local, *over, dtype=widened(dtype))
+    partial = torch.prod(input.local, *over, dtype=accumulation_dtype(dtype))
     return fold.wrap(of_all_ranks(partial, fold).prod(0).to(dtype))
 
 

@@ -12,7 +12,7 @@ from distconv.dispatch import implements
 from distconv.errors import NoRule
 from distconv.layers.math.reductions import Dims, dtype_of, folding, numbers_in
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 
@@ -38,7 +38,7 @@ def _soft(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype 
     if not fold.axes or not input.numel():
         return DistTensor(function(input.local, dim, dtype=dtype), input.dist, input.shape)
     x = input.to(dtype or dtype_of(partial(function, dim=-1), input))
-    wide = x.to(widened(x.dtype))
+    wide = x.to(accumulation_dtype(x.dtype))
     below = wide - wide.detach().amax(dim, keepdim=True)
     if function is torch.softmax:
         powers = below.exp()

@@ -12,7 +12,7 @@ from distconv.dispatch import implements
 from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 
@@ -40,7 +40,7 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
     if input.is_complex():
         real, imaginary = (torch.var(t, dim, correction=correction, keepdim=keepdim) for t in (input.real, input.imag))
         return real + imaginary
-    x: torch.Tensor = input.to(widened(input.dtype))
+    x: torch.Tensor = input.to(accumulation_dtype(input.dtype))
     if count:
         # From an element on, so that equal elements deviate by nothing at all.
         x = x - x.detach().amin(fold.dims, keepdim=True)

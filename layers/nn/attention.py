@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.dispatch import Kind, implements
+from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
@@ -111,7 +111,7 @@ def _attention_with_dropout(
 # -- encoders in evaluation -------------------------------------------------------------------------------------------
 
 
-@implements(torch._nested_tensor_from_mask_left_aligned, kind=Kind.QUERY, tensors=None)
+@implements(torch._nested_tensor_from_mask_left_aligned, kind=OperatorKind.QUERY, tensors=None)
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     """Return True if ``mask`` (N, L) keeps the first places of each sample, and no others."""
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

@@ -37,7 +37,7 @@ from distconv.kernels.normalization import (
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_blocks
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.process import patches
 from distconv.tensor import DistTensor
 
@@ -76,7 +76,7 @@ class _BatchNorm(torch.autograd.Function):
         mean, var = _moments(x, running, reach)
         _update_running(running, mean, var, reach)
         # Never in half precision, in which a small variance has hardly a digit.
-        dtype = widened(x.dtype if weight is None else weight.dtype)
+        dtype = accumulation_dtype(x.dtype if weight is None else weight.dtype)
         if x.shape[1] < reach.of:
             mean, var = mean[reach.channels], var[reach.channels]
         mean, var = mean.to(dtype), var.to(dtype)
@@ -116,7 +116,7 @@ def _by_definition(
     weight, bias = (
         None if t is None else with_grad_allreduce(t, reach.grid, reach.axes).view(shape) for t in (weight, bias)
     )
-    return normalize_differentiably(x.to(widened(x.dtype)), mean, weight, bias, eps).to(x.dtype)
+    return normalize_differentiably(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
 
 
 def _moments(
@@ -130,7 +130,7 @@ def _moments(
     mine = x.shape[1]
     here = x.numel() // max(1, mine)
     if here:
-        wide = x.to(widened(x.dtype))
+        wide = x.to(accumulation_dtype(x.dtype))
         # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
         mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
     else:
@@ -166,11 +166,11 @@ def _update_running(
     unbiased = var * (reach.count / (reach.count - 1))
     if reach.groups is None:
         for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
-            batch_norm_scope.move(statistic, value, running[2])
+            batch_norm_scope.update_running_statistic(statistic, value, running[2])
         return
     shares = mean.new_zeros((2, reach.of))
     shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]
-    batch_norm_scope.later(batch_norm_scope.Update(reach.groups, shares, *running))
+    batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(reach.groups, shares, *running))
 
 
 @implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
@@ -201,7 +201,7 @@ def batch_norm(
         return _with_whole_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
-    if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
+    if weight is not None and weight.dtype not in (input.dtype, accumulation_dtype(input.dtype)):
         raise DtypeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if training and running_mean is not None and recomputation.active:
         recomputation.check_statistics_update()
@@ -211,7 +211,7 @@ def batch_norm(
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
     dist = x.dist
-    dims = _DIMENSIONS[batch_norm_scope.statistics()] if training else ()
+    dims = _DIMENSIONS[batch_norm_scope.current_scope()] if training else ()
     reached = [dist.split[d] for d in dims if d < len(dist.split)]
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w, b = parameter_blocks(weight, bias, dist, [1], rest)
@@ -253,7 +253,7 @@ def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Cal
     """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
     whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
     y = function(*whole)
-    batch_norm_scope.settle()
+    batch_norm_scope.apply_updates()
     with torch.no_grad():
         for statistic, values in zip(running, whole, strict=True):
             if isinstance(statistic, DistTensor):
@@ -293,7 +293,7 @@ def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.
             "the whole mini-batch, or use BatchNorm and parallelize(model, grid, batch_norm='spatial')"
         )
     layer._check_input_dim(input)
-    with batch_norm_scope.taken_over_all():
+    with batch_norm_scope.global_statistics():
         return batchnorm._BatchNorm.forward(layer, input)
 
 
@@ -312,7 +312,7 @@ def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
         counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, mine, split, strict=True)))
     if min(counts) < 2:
         raise ShapeError(
-            f"batch norm with {batch_norm_scope.statistics()} statistics: a rank has {min(counts)} values per channel "
-            f"of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
+            f"batch norm with {batch_norm_scope.current_scope()} statistics: a rank has {min(counts)} values per "
+            f"channel of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
         )
     return counts[x.grid.rank]

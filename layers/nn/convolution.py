@@ -25,7 +25,7 @@ from distconv.autograd.derivatives import differentiable_gradients
 from distconv.communication.collectives import apply, gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
@@ -106,7 +106,7 @@ def _layer(
     needs = window_needs(dist, out_shape, geometry, channels)
     plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
     block = tuple((i.start, i.stop) for i in dist.box(None, shape)[1:])
-    wanted = (0, shape[1]) if split is None else tuple(split.needed(dist.coordinate(1)))
+    wanted = (0, shape[1]) if split is None else tuple(split.input_channels(dist.coordinate(1)))
     start = min(max(block[0][0], wanted[0]), wanted[1])
     own = ((start, max(start, min(block[0][1], wanted[1]))), *block[1:])
     out = spatial_box(dist, out_shape)
@@ -305,4 +305,4 @@ def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: 
 
 
 for _function in {getattr(h, f"conv{d}d") for h in (torch, F) for d in (1, 2, 3)}:
-    implements(_function, order=Order.OF_LAYER, tensors="input weight bias")(partial(_convolution, _function))
+    implements(_function, order=StridePolicy.OF_LAYER, tensors="input weight bias")(partial(_convolution, _function))

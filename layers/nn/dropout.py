@@ -17,12 +17,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.layers.math.pointwise import in_place, pointwise
 from distconv.layers.plumbing.alignment import aligned, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
-from distconv.memory_order import unfilled
+from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor
 
 _SATURATION = 1.7580993408473766
@@ -35,7 +35,7 @@ def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
     # On a GPU what is drawn depends on the dtype.
     dtype = x.dtype if x.is_cuda else torch.bool
     if decided == x.dim():
-        whole = torch.empty_like(unfilled(x, dtype))
+        whole = torch.empty_like(empty_like_global(x, dtype))
     else:
         whole = torch.empty([*x.shape[:decided], *(1,) * (x.dim() - decided)], dtype=dtype, device=x.device)
     return aligned(whole.bernoulli_(keep), x.dist, x.shape)
@@ -44,7 +44,7 @@ def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
 def _fused(x: DistTensor, p: float) -> torch.Tensor:
     """This rank's block after torch's fused kernel for a GPU, which draws other numbers than the steps below."""
     agree_on_generator(x)
-    _, whole = torch.native_dropout(unfilled(x), p, True)
+    _, whole = torch.native_dropout(empty_like_global(x), p, True)
     y: torch.Tensor = torch.ops.aten.native_dropout_backward(x.local, aligned(whole, x.dist, x.shape), 1 / (1 - p))
     return y
 
@@ -135,12 +135,12 @@ def _rrelu(
         result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
         return result
     agree_on_generator(input)
-    whole = F.rrelu(torch.empty_like(unfilled(input)).copy_(input.replicated().local), lower, upper, True)
+    whole = F.rrelu(torch.empty_like(empty_like_global(input)).copy_(input.replicated().local), lower, upper, True)
     drawn = as_distributed(whole, input.grid).redistribute(input.dist)
     return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
 
 
-implements(F.rrelu, torch.rrelu, order=Order.IN_TRAINING)(partial(_rrelu, False))
+implements(F.rrelu, torch.rrelu, order=StridePolicy.IN_TRAINING)(partial(_rrelu, False))
 implements(torch.rrelu_)(partial(_rrelu, True))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Kind, implements
+from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape, whole_over
 from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
@@ -106,7 +106,7 @@ def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor
     return table
 
 
-@implements(torch.embedding_renorm_, kind=Kind.EFFECT, tensors="weight indices")
+@implements(torch.embedding_renorm_, kind=OperatorKind.EFFECT, tensors="weight indices")
 def embedding_renorm_(
     weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:

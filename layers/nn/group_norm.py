@@ -23,7 +23,7 @@ from distconv.autograd import recomputation
 from distconv.autograd.derivatives import differentiable_gradients as recorded_gradients
 from distconv.communication.collectives import allreduce_sum, apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import (
@@ -34,7 +34,7 @@ from distconv.kernels.normalization import (
 )
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block, parameter_blocks
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 Observer = Callable[[torch.Tensor, torch.Tensor], None]
@@ -94,7 +94,7 @@ class _Groups:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(widened(x.dtype))
+    return x.to(accumulation_dtype(x.dtype))
 
 
 class _Normalize(torch.autograd.Function):
@@ -200,7 +200,7 @@ def _prepared(
     x = balanced_input(input) if input.dist.cyclic else input
     x = as_cast_for(x, probe, 1, 1, 2)
     dtypes = {p.dtype for p in (weight, bias) if p is not None}
-    if len(dtypes) > 1 or not dtypes <= {x.dtype, widened(x.dtype)}:
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulation_dtype(x.dtype)}:
         listed = ", ".join(sorted(map(str, dtypes)))
         raise DtypeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
     return x
@@ -237,7 +237,7 @@ def _by_channel(
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-@implements(F.group_norm, torch.group_norm, order=Order.OF_INPUT, tensors="input weight bias", passes=2)
+@implements(F.group_norm, torch.group_norm, order=StridePolicy.OF_INPUT, tensors="input weight bias", passes=2)
 def group_norm(
     input: torch.Tensor,
     num_groups: int,

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import whole_along
@@ -26,7 +26,7 @@ def _padding(mode: str, extent: int, front: int, behind: int) -> Resampling | No
     return Resampling(low, low, ())
 
 
-@implements(F.pad, torch._C._nn.pad, order=Order.OF_INPUT_ON_CPU)
+@implements(F.pad, torch._C._nn.pad, order=StridePolicy.OF_INPUT_ON_CPU)
 def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> torch.Tensor:
     """``F.pad``: constant (also negative), reflect, replicate or circular."""
     out_shape = result_shape(F.pad, input, tuple(pad), mode, value)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, layout
@@ -28,7 +28,7 @@ def _in_units(dist: Distribution, shape: Sequence[int], units: Sequence[int]) ->
     return layout(dist.grid, dist.axes, edges)
 
 
-@implements(torch.pixel_shuffle, order=Order.OF_INPUT_ON_CPU)
+@implements(torch.pixel_shuffle, order=StridePolicy.OF_INPUT_ON_CPU)
 def pixel_shuffle(input: DistTensor, upscale_factor: int) -> DistTensor:
     """``F.pixel_shuffle`` of x (..., C, H, W)."""
     return _shuffled(torch.pixel_shuffle, input, upscale_factor)
@@ -62,7 +62,7 @@ def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, g
 
 
 for _function in (torch.channel_shuffle, torch.native_channel_shuffle):
-    implements(_function, order=Order.OF_INPUT_ON_CPU)(partial(_channel_shuffle, _function))
+    implements(_function, order=StridePolicy.OF_INPUT_ON_CPU)(partial(_channel_shuffle, _function))
 
 
 def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: DistTensor, *options: Any) -> DistTensor:

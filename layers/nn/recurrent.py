@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Operator, Order, implements
+from distconv.dispatch import Operator, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, transposed, whole_over
@@ -32,13 +32,13 @@ def _operator(cell: RecurrentCell) -> Operator:
 
 
 for _cell in CELLS.values():
-    implements(_cell.function, order=Order.NEW, tensors=None, passes=None)(_operator(_cell))
+    implements(_cell.function, order=StridePolicy.NEW, tensors=None, passes=None)(_operator(_cell))
 
 
 # -- LSTM -------------------------------------------------------------------------------------------------------------
 
 
-@implements(torch.lstm, order=Order.NEW, tensors=None, passes=None)
+@implements(torch.lstm, order=StridePolicy.NEW, tensors=None, passes=None)
 def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``torch.lstm`` of sequences of one length; each rank has some of the samples.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Order, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import both_whole_over, check_as_torch, check_dtypes, result_shape
@@ -81,7 +81,7 @@ def _transposed(
         b = None if bias is None else parameter_block(bias, x.dist, [1])
     reaching = _Reaching(geometry, tuple(x.shape[2:]))
     block = needed_block(x, out_shape, reaching, channels=needs)
-    filters = out_shape[1] if split is None else split.computed(x.dist.coordinate(1)).extent
+    filters = out_shape[1] if split is None else split.output_filters(x.dist.coordinate(1)).extent
     local_shape = (x.local.shape[0], filters, *x.dist.local_shape(out_shape)[2:])
     local_groups = groups if split is None else split.local_groups
     empty = 0 in local_shape or not block.numel()
@@ -113,4 +113,4 @@ def _surplus(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[i
 
 for _d in (1, 2, 3):
     for _function in {getattr(h, f"conv_transpose{_d}d") for h in (torch, F)}:
-        implements(_function, order=Order.OF_LAYER, tensors="input weight bias")(partial(_transposed, _function))
+        implements(_function, order=StridePolicy.OF_LAYER, tensors="input weight bias")(partial(_transposed, _function))

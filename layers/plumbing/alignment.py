@@ -13,7 +13,7 @@ from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
 from distconv.errors import DtypeError, ShapeError
 from distconv.grid import ProcessGrid
-from distconv.memory_order import Frozen, freezing, has_any, thawed
+from distconv.memory_order import TensorKey, has_any, key_function, restore_arguments
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
 
@@ -115,28 +115,28 @@ def both_whole_over(
     return both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes)
 
 
-def _shape_of(tensor: torch.Tensor) -> Frozen:
+def _shape_of(tensor: torch.Tensor) -> TensorKey:
     """Return the key of ``tensor``. Dtypes that ``torch.autocast`` converts to one another have the same key."""
     half = torch._C._is_any_autocast_enabled() and tensor.dtype in HALF
-    return Frozen(tensor.shape, None, torch.float32 if half else tensor.dtype)
+    return TensorKey(tensor.shape, None, torch.float32 if half else tensor.dtype)
 
 
-_frozen = freezing(_shape_of)
+_frozen = key_function(_shape_of)
 
 
-def _without_memory(of: Frozen) -> torch.Tensor:
+def _without_memory(of: TensorKey) -> torch.Tensor:
     # An expanded tensor without elements would have strides that some functions reject.
     return torch.zeros(of.shape if 0 in of.shape else (), dtype=of.dtype).expand(of.shape)
 
 
-def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[Frozen], torch.Tensor]) -> Any:
-    return function(*thawed(args, make), **{k: thawed(v, make) for k, v in kwargs})
+def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[TensorKey], torch.Tensor]) -> Any:
+    return function(*restore_arguments(args, make), **{k: restore_arguments(v, make) for k, v in kwargs})
 
 
 @lru_cache(maxsize=4096)
 def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
     try:
-        result = _called(function, args, kwargs, Frozen.twin)
+        result = _called(function, args, kwargs, TensorKey.meta_tensor)
     except _REFUSALS as error:
         refused: Exception | None = error
     else:
@@ -223,7 +223,7 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     ShapeError
         With torch's text, where they do not.
     """
-    operands = [Frozen(shape, None, torch.float32).twin() for shape in shapes]
+    operands = [TensorKey(shape, None, torch.float32).meta_tensor() for shape in shapes]
     try:
         return reduce(torch.add, operands).shape
     except RuntimeError:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distconv import recording
-from distconv.dispatch import is_fallback, map_leaves, short_name
+from distconv.dispatch import map_leaves, register_fallback, short_name
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, transposed
@@ -64,7 +64,7 @@ class _Gathered:
         if whole is not x.local:
             x.local.copy_(as_distributed(whole, x.grid).redistribute(x.dist).local)
         elif whole.shape != x.shape:
-            x._lay_out(as_distributed(whole, x.grid).dist, whole.shape, x._strides)
+            x._set_layout(as_distributed(whole, x.grid).dist, whole.shape, x._strides)
         changed(x)
 
     def shares(self, result: torch.Tensor) -> bool:
@@ -73,7 +73,7 @@ class _Gathered:
         return memory != 0 and result.untyped_storage().data_ptr() == memory
 
 
-@is_fallback
+@register_fallback
 def gathered_call(
     error: NoRule | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
@@ -151,7 +151,7 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
             return argument.given
     y = _distributed(result, arguments, dims)
     if dims is None and not result.is_contiguous():
-        y._lay_out(y.dist, y.shape, result.stride())
+        y._set_layout(y.dist, y.shape, result.stride())
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result

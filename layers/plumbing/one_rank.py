@@ -17,7 +17,7 @@ REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 """What torch raises for arguments that it does not take; checkpoints end a second forward with another exception."""
 
 
-@dispatch.serves_one_rank
+@dispatch.register_single_rank
 def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What torch's ``function`` gives; NotImplemented for what it refuses, of which the operator has its own error."""
     given: list[DistTensor] = []
@@ -36,8 +36,8 @@ def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
     if y is local and (before < 0 or local._version != before):
         changed(given[0])
     if all(map(memory_order.has_own_strides, given)):
-        return _wrapped(y, given, memory_order.own_strides)
-    return memory_order.follow(function, args, kwargs, _wrapped(y, given, lambda _: None))
+        return _wrapped(y, given, memory_order.noncontiguous_strides)
+    return memory_order.propagate_strides(function, args, kwargs, _wrapped(y, given, lambda _: None))
 
 
 def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | None:

@@ -10,7 +10,7 @@ import torch
 from distconv.communication.collectives import apply
 from distconv.kernels.convolution import Range
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
-from distconv.precision import widened
+from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 
@@ -42,7 +42,7 @@ class Resampling:
             return taken(self.high) if self.low == self.high else apply(_Instead, taken(self.low), taken(self.high))
         shape = [1] * block.dim()
         shape[dim] = -1
-        dtype = widened(block.dtype)
+        dtype = accumulation_dtype(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which makes NaN of a neighbour's infinity.
         return taken(self.low) * (1 - weight) + taken(self.high) * weight

@@ -23,7 +23,7 @@ from distconv.tensor import DistTensor
 
 def channel_needs(dist: Distribution, dim: int, split: ChannelSplit) -> tuple[int, tuple[Interval, ...]]:
     """Entry of :class:`Needs` for the channels, dimension ``dim``."""
-    return dim, tuple(split.needed(index) for index in range(dist.grid.shape[AXIS]))
+    return dim, tuple(split.input_channels(index) for index in range(dist.grid.shape[AXIS]))
 
 
 def weight_block(
@@ -89,7 +89,7 @@ def summed_at_owners(
     """This rank's block under ``dist`` of y of ``shape``, given the share ``y`` of the filters that it computes."""
     if split.blocks == 1:
         return y
-    computed = tuple(split.computed(index) for index in range(dist.grid.shape[AXIS]))
+    computed = tuple(split.output_filters(index) for index in range(dist.grid.shape[AXIS]))
     return reduce_scatter_region(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
 
 

@@ -28,7 +28,7 @@ from distconv.kernels.sparse import KernelMap, kernel_map, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.plumbing.alignment import whole_over
 from distconv.placement import scatter as scatter_dense
-from distconv.tensor import DistTensor, laid_out
+from distconv.tensor import DistTensor, to_distribution
 
 from .coordinate_manager import CoordinateManager, Sites, reach, scattered
 from .partition import COLUMNS, Partition
@@ -258,7 +258,7 @@ def sites_of_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> Sp
     grid, axes = volume.grid, COLUMNS[volume.dim() - 2]
     owned = Distribution(grid, (axes[0], None, *axes[1:]))
     block = volume.redistribute(owned)
-    mask = laid_out(active, Distribution(grid, axes)).local
+    mask = to_distribution(active, Distribution(grid, axes)).local
     extents = (volume.shape[0], *volume.shape[2:])
     steps = (1, *(stride,) * (len(axes) - 1))
     cuts = tuple(

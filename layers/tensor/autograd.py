@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from distconv.dispatch import Kind, implements
-from distconv.tensor import DistTensor, laid_out
+from distconv.dispatch import OperatorKind, implements
+from distconv.tensor import DistTensor, to_distribution
 
 
 def _listed(values: Any) -> list[Any]:
@@ -19,7 +19,7 @@ def _listed(values: Any) -> list[Any]:
 def _block(tensor: Any, like: Any) -> Any:
     """What autograd sees of ``tensor``: its block, laid out as ``like`` if that is distributed."""
     if isinstance(like, DistTensor) and tensor is not None:
-        return laid_out(tensor, like.dist).local
+        return to_distribution(tensor, like.dist).local
     return tensor
 
 
@@ -31,7 +31,7 @@ def _blocks_of(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
     return [_block(o, o) for o in whole], [_block(s, o) for s, o in zip(given, whole, strict=True)]
 
 
-@implements(torch.autograd.backward, kind=Kind.EFFECT, tensors=None)
+@implements(torch.autograd.backward, kind=OperatorKind.EFFECT, tensors=None)
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     grad_tensors: Any = None,
@@ -47,7 +47,7 @@ def backward(
     torch.autograd.backward(whole, seeds, retain_graph, create_graph, inputs=inputs)
 
 
-@implements(torch.autograd.grad, kind=Kind.EFFECT, tensors=None)
+@implements(torch.autograd.grad, kind=OperatorKind.EFFECT, tensors=None)
 def grad(
     outputs: torch.Tensor | Sequence[torch.Tensor],
     inputs: torch.Tensor | Sequence[torch.Tensor],

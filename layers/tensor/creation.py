@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Kind, implements
+from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.layers.tensor.reshaping import sizes
-from distconv.memory_order import unfilled
+from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor
 
 
@@ -34,10 +34,10 @@ def _filled(
 
 for _name in ("new_zeros", "new_ones", "new_empty"):
     _function = getattr(torch.Tensor, _name)
-    implements(_function, kind=Kind.EFFECT)(partial(_new, _function))
+    implements(_function, kind=OperatorKind.EFFECT)(partial(_new, _function))
 
 
-@implements(torch.Tensor.new, kind=Kind.EFFECT, tensors=None)
+@implements(torch.Tensor.new, kind=OperatorKind.EFFECT, tensors=None)
 def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
     """``Tensor.new`` of a size; a tuple that is no ``torch.Size`` is values in torch.
 
@@ -51,19 +51,19 @@ def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
     return _new(torch.Tensor.new_empty, input, *size, **named)
 
 
-@implements(torch.Tensor.new_full, kind=Kind.EFFECT)
+@implements(torch.Tensor.new_full, kind=OperatorKind.EFFECT)
 def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> DistTensor:
     """``Tensor.new_full``."""
     return _filled(torch.Tensor.new_full, input, torch.Size(size), fill_value, **named)
 
 
-@implements(torch.Tensor.new_tensor, kind=Kind.EFFECT, tensors=None)
+@implements(torch.Tensor.new_tensor, kind=OperatorKind.EFFECT, tensors=None)
 def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
     """``Tensor.new_tensor``: the same values on every rank."""
     return as_distributed(input.local.new_tensor(data, **named), input.grid)
 
 
-@implements(torch.Tensor.module_load, kind=Kind.EFFECT, tensors=None)
+@implements(torch.Tensor.module_load, kind=OperatorKind.EFFECT, tensors=None)
 def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
     """``Tensor.module_load``: what a parameter or buffer is swapped with when a module loads ``other`` for it."""
     if not isinstance(input, DistTensor):
@@ -82,21 +82,21 @@ def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) 
 def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.rand_like`` and its kind: every rank draws the whole, as one process does, and keeps its block."""
     agree_on_generator(input, named.get("generator"))
-    whole = function(unfilled(input), *args, **named)
+    whole = function(empty_like_global(input), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 
 for _function in (torch.rand_like, torch.randn_like, torch.randint_like):
-    implements(_function, kind=Kind.EFFECT)(partial(_drawn, _function))
+    implements(_function, kind=OperatorKind.EFFECT)(partial(_drawn, _function))
 
 
-@implements(torch.bernoulli, torch.Tensor.bernoulli, kind=Kind.EFFECT)
+@implements(torch.bernoulli, torch.Tensor.bernoulli, kind=OperatorKind.EFFECT)
 def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
     # Autograd gives what it was drawn from a gradient of zeros, as in one process.
-    whole = torch.bernoulli(torch.empty_like(unfilled(input)).copy_(input.gather()), *args, **named)
+    whole = torch.bernoulli(torch.empty_like(empty_like_global(input)).copy_(input.gather()), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 
@@ -110,7 +110,7 @@ def _drawn_in_place(function: Callable[..., torch.Tensor], input: DistTensor, *a
 
 for _name in "uniform_ normal_ bernoulli_ exponential_ random_ log_normal_ geometric_ cauchy_".split():
     _function = getattr(torch.Tensor, _name)
-    implements(_function, kind=Kind.EFFECT)(partial(_drawn_in_place, _function))
+    implements(_function, kind=OperatorKind.EFFECT)(partial(_drawn_in_place, _function))
 
 
 @torch.no_grad()
@@ -121,4 +121,4 @@ def _initialized(function: Callable[..., torch.Tensor], tensor: DistTensor, *arg
 
 for _name in ("uniform_", "normal_", "constant_", "kaiming_uniform_"):
     _function = getattr(torch.nn.init, _name)
-    implements(_function, kind=Kind.EFFECT)(partial(_initialized, _function))
+    implements(_function, kind=OperatorKind.EFFECT)(partial(_initialized, _function))

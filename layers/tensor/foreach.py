@@ -13,11 +13,11 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Kind, implements
+from distconv.dispatch import OperatorKind, implements
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.process import patches
-from distconv.tensor import DistTensor, laid_out
+from distconv.tensor import DistTensor, to_distribution
 
 _NAMES = """
 abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt
@@ -62,13 +62,13 @@ def _each_in_place(function: Callable[..., Any], ternary: bool, *operands: Any, 
 def _register() -> None:
     for name in _NAMES:
         single, ternary = _AS.get(name, name), name.startswith("addc")
-        implements(getattr(torch, f"_foreach_{name}"), kind=Kind.EFFECT, tensors=None)(
+        implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
             partial(_each, getattr(torch, single), ternary)
         )
         in_place = partial(_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
-        implements(getattr(torch, f"_foreach_{name}_"), kind=Kind.EFFECT, tensors=None)(in_place)
+        implements(getattr(torch, f"_foreach_{name}_"), kind=OperatorKind.EFFECT, tensors=None)(in_place)
     for name in ("copy_", "zero_"):
-        implements(getattr(torch, f"_foreach_{name}"), kind=Kind.EFFECT, tensors=None)(
+        implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
             partial(_each_in_place, getattr(torch.Tensor, name), False)
         )
 
@@ -76,13 +76,13 @@ def _register() -> None:
 _register()
 
 
-@implements(torch._foreach_norm, kind=Kind.EFFECT)
+@implements(torch._foreach_norm, kind=OperatorKind.EFFECT)
 def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
     """``torch._foreach_norm``."""
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self]
 
 
-@implements(torch._amp_foreach_non_finite_check_and_unscale_, kind=Kind.EFFECT, tensors=None)
+@implements(torch._amp_foreach_non_finite_check_and_unscale_, kind=OperatorKind.EFFECT, tensors=None)
 def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """What ``GradScaler`` does: multiply gradients, and note in ``found_inf`` if any rank has one not finite."""
     blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
@@ -109,13 +109,13 @@ def _fused(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
 def _block_for(value: Any, like: torch.Tensor) -> Any:
     if isinstance(like, DistTensor):
         alone = isinstance(value, torch.Tensor) and value.shape == like.shape
-        return laid_out(value, like.dist).local if alone else value
+        return to_distribution(value, like.dist).local if alone else value
     return value.gather() if isinstance(value, DistTensor) else value
 
 
 for _name in ("sgd", "adam", "adamw", "adagrad"):
     _function = getattr(torch, f"_fused_{_name}_")
-    implements(_function, kind=Kind.EFFECT, tensors=None)(partial(_fused, _function))
+    implements(_function, kind=OperatorKind.EFFECT, tensors=None)(partial(_fused, _function))
 
 
 def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from distconv import recording
 from distconv.communication.collectives import with_grad_allreduce
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Kind, Order, implements
+from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
@@ -160,7 +160,9 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
 # -- repeating --------------------------------------------------------------------------------------------------------
 
 
-@implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to, kind=Kind.VIEW, order=Order.NEW)
+@implements(
+    torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to, kind=OperatorKind.VIEW, order=StridePolicy.NEW
+)
 @takes_view()
 def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> Taken:
     """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
@@ -171,13 +173,13 @@ def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) 
     return DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape), x
 
 
-@implements(torch.Tensor.expand_as, kind=Kind.VIEW, order=Order.NEW, tensors="input other")
+@implements(torch.Tensor.expand_as, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors="input other")
 def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.expand_as``: the shape of ``other``, whatever its layout."""
     return input.expand(tuple(other.shape))
 
 
-@implements(torch.broadcast_tensors, kind=Kind.VIEW, order=Order.NEW, tensors=None)
+@implements(torch.broadcast_tensors, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)
 def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
     """``torch.broadcast_tensors``."""
     operands = tensors if isinstance(tensors[0], torch.Tensor) else tuple(tensors[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distconv.dispatch import Kind, Order, implements
+from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
@@ -64,7 +64,7 @@ def _basic(entries: Sequence[Any]) -> bool:
     return all(e is None or isinstance(e, slice) or (isinstance(e, int) and not isinstance(e, bool)) for e in entries)
 
 
-@implements(torch.Tensor.__getitem__, kind=Kind.VIEW, order=Order.NEW, tensors=None)
+@implements(torch.Tensor.__getitem__, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)
 def getitem(input: torch.Tensor, index: Any) -> DistTensor:
     """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed.
 
@@ -136,7 +136,7 @@ def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:
     return [slice(e % n, e % n + 1) if isinstance(e, int) else e for e, n in zip(per_dim, shape, strict=True)]
 
 
-@implements(torch.Tensor.__setitem__, kind=Kind.VIEW, tensors=None)
+@implements(torch.Tensor.__setitem__, kind=OperatorKind.VIEW, tensors=None)
 def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
     """``x[index] = value`` in place, for basic indices, and for a mask with a single value.
 

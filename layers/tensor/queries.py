@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Kind, implements
-from distconv.memory_order import contiguous, unfilled
+from distconv.dispatch import OperatorKind, implements
+from distconv.memory_order import contiguous_strides, empty_like_global
 from distconv.tensor import DistTensor
 
 
-@implements(torch.equal, torch.Tensor.equal, kind=Kind.QUERY, tensors="input other")
+@implements(torch.equal, torch.Tensor.equal, kind=OperatorKind.QUERY, tensors="input other")
 def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
     """``torch.equal``."""
     return input.shape == other.shape and bool((input == other).all())
 
 
-@implements(torch.allclose, torch.Tensor.allclose, kind=Kind.QUERY, tensors="input other")
+@implements(torch.allclose, torch.Tensor.allclose, kind=OperatorKind.QUERY, tensors="input other")
 def allclose(
     input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
@@ -26,19 +26,19 @@ def allclose(
     return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
 
 
-@implements(torch.is_nonzero, torch.Tensor.is_nonzero, kind=Kind.QUERY)
+@implements(torch.is_nonzero, torch.Tensor.is_nonzero, kind=OperatorKind.QUERY)
 def is_nonzero(input: DistTensor) -> bool:
     """``torch.is_nonzero``."""
     return torch.is_nonzero(input.replicated().local)
 
 
-@implements(torch.Tensor.__contains__, kind=Kind.QUERY, tensors=None)
+@implements(torch.Tensor.__contains__, kind=OperatorKind.QUERY, tensors=None)
 def contains(input: DistTensor, element: Any) -> bool:
     """``element in x``."""
     return bool((input == element).any())
 
 
-@implements(torch.Tensor.__index__, kind=Kind.QUERY)
+@implements(torch.Tensor.__index__, kind=OperatorKind.QUERY)
 def index(input: DistTensor) -> int:
     """The value of a whole number, where Python wants an index.
 
@@ -52,60 +52,60 @@ def index(input: DistTensor) -> int:
     return int(input)
 
 
-@implements(torch.result_type, kind=Kind.QUERY, tensors=None)
+@implements(torch.result_type, kind=OperatorKind.QUERY, tensors=None)
 def result_type(*operands: Any) -> torch.dtype:
     """``torch.result_type``."""
     plain = [torch.empty(o.shape, dtype=o.dtype, device="meta") if isinstance(o, torch.Tensor) else o for o in operands]
     return torch.result_type(*plain)
 
 
-@implements(torch.is_same_size, torch.Tensor.is_same_size, kind=Kind.QUERY, tensors="input other")
+@implements(torch.is_same_size, torch.Tensor.is_same_size, kind=OperatorKind.QUERY, tensors="input other")
 def is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
     """``torch.is_same_size``."""
     return input.shape == other.shape
 
 
-@implements(torch.Tensor.stride, kind=Kind.QUERY)
+@implements(torch.Tensor.stride, kind=OperatorKind.QUERY)
 def stride(input: DistTensor, dim: int | None = None) -> Any:
     """``Tensor.stride`` of the global tensor, as one process would have it."""
-    strides = input._strides or contiguous(tuple(input.shape))
+    strides = input._strides or contiguous_strides(tuple(input.shape))
     return strides if dim is None else strides[dim]
 
 
-@implements(torch.Tensor.is_contiguous, kind=Kind.QUERY)
+@implements(torch.Tensor.is_contiguous, kind=OperatorKind.QUERY)
 def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
     """``Tensor.is_contiguous`` of the global tensor, as one process would have it."""
     if input._strides is None and memory_format is torch.contiguous_format:
         return True
-    return unfilled(input, device="meta").is_contiguous(memory_format=memory_format)
+    return empty_like_global(input, device="meta").is_contiguous(memory_format=memory_format)
 
 
-@implements(torch.Tensor.storage_offset, kind=Kind.QUERY)
+@implements(torch.Tensor.storage_offset, kind=OperatorKind.QUERY)
 def storage_offset(input: DistTensor) -> int:
     """``Tensor.storage_offset`` of the global tensor."""
     return 0
 
 
-@implements(torch.Tensor.type, kind=Kind.QUERY)
+@implements(torch.Tensor.type, kind=OperatorKind.QUERY)
 def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """``Tensor.type``: the name of the type, or a conversion."""
     converted = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
     return converted if isinstance(converted, str) else DistTensor(converted, input.dist, input.shape)
 
 
-@implements(vars(torch._C.TensorBase)["output_nr"].__get__, kind=Kind.QUERY)
+@implements(vars(torch._C.TensorBase)["output_nr"].__get__, kind=OperatorKind.QUERY)
 def output_nr(input: DistTensor) -> int:
     """``Tensor.output_nr``: which result of its ``grad_fn`` the block is."""
     return int(input.local.output_nr)
 
 
-@implements(vars(torch._C.TensorBase)["_version"].__get__, kind=Kind.QUERY)
+@implements(vars(torch._C.TensorBase)["_version"].__get__, kind=OperatorKind.QUERY)
 def version(input: DistTensor) -> int:
     """``Tensor._version`` of the block: it grows with every change in place."""
     return int(input.local._version)
 
 
-@implements(vars(torch._C.TensorBase)["retains_grad"].__get__, kind=Kind.QUERY)
+@implements(vars(torch._C.TensorBase)["retains_grad"].__get__, kind=OperatorKind.QUERY)
 def retains_grad(input: DistTensor) -> bool:
     """``Tensor.retains_grad``."""
     return bool(input.local.retains_grad)
@@ -118,4 +118,4 @@ def _of_block(function: Any, input: DistTensor) -> Any:
 
 for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
-        implements(_function, kind=Kind.QUERY)(partial(_of_block, _function))
+        implements(_function, kind=OperatorKind.QUERY)(partial(_of_block, _function))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import Kind, fallback, implements, name_of
+from distconv.dispatch import OperatorKind, call_fallback, implements, name_of
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.tensor import DistTensor
@@ -49,7 +49,7 @@ def _functions(name: str) -> set[Any]:
 for _reason, _names in _REASONS.items():
     for _name in _names.split():
         for _function in _functions(_name):
-            implements(_function, kind=Kind.QUERY, tensors=None)(partial(_refuse, name_of(_function), _reason))
+            implements(_function, kind=OperatorKind.QUERY, tensors=None)(partial(_refuse, name_of(_function), _reason))
 
 
 # -- NumPy ------------------------------------------------------------------------------------------------------------
@@ -68,14 +68,16 @@ def _array(function: Any, of_whole: Any, input: DistTensor, *args: Any, **named:
     reason = NoRule(
         f"{name_of(function)} of a split DistTensor: compute with torch's functions, or gather it once (dc.gather(x))"
     )
-    return fallback(reason, of_whole, (input, *args), named)
+    return call_fallback(reason, of_whole, (input, *args), named)
 
 
 for _function in (torch.Tensor.numpy, torch.Tensor.__array__):
-    implements(_function, kind=Kind.QUERY, tensors=None)(partial(_array, _function, partial(_read_only, _function)))
+    implements(_function, kind=OperatorKind.QUERY, tensors=None)(
+        partial(_array, _function, partial(_read_only, _function))
+    )
 
 
-@implements(torch.Tensor.__array_wrap__, kind=Kind.QUERY, tensors=None)
+@implements(torch.Tensor.__array_wrap__, kind=OperatorKind.QUERY, tensors=None)
 def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
     """What NumPy's functions of a tensor give."""
     wrapped = as_distributed(torch.from_numpy(array), input.grid)
@@ -85,7 +87,7 @@ def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
 # -- what it is a view of ---------------------------------------------------------------------------------------------
 
 
-@implements(vars(torch._C.TensorBase)["_base"].__get__, kind=Kind.QUERY)
+@implements(vars(torch._C.TensorBase)["_base"].__get__, kind=OperatorKind.QUERY)
 def base(input: DistTensor) -> torch.Tensor | None:
     """``Tensor._base``, where that is known.
 

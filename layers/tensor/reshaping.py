@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Kind, Order, implements
+from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
 from distconv.layers.plumbing.inplace_views import Taken, takes_view
-from distconv.memory_order import as_view
+from distconv.memory_order import can_view_as
 from distconv.tensor import DistTensor
 
 
@@ -28,14 +28,14 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 # -- merging and parting ----------------------------------------------------------------------------------------------
 
 
-@implements(torch.reshape, torch.Tensor.reshape, kind=Kind.VIEW)
+@implements(torch.reshape, torch.Tensor.reshape, kind=OperatorKind.VIEW)
 def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
     return _reshaped(input, out_shape)
 
 
-@implements(torch.Tensor.view, kind=Kind.VIEW)
+@implements(torch.Tensor.view, kind=OperatorKind.VIEW)
 def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
 
@@ -50,7 +50,7 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     if isinstance(shape[0], torch.dtype):
         raise NoRule("view(dtype) of a DistTensor: convert with .to(dtype) instead")
     out_shape = result_shape(torch.reshape, input, sizes(shape))
-    if not as_view(input, out_shape):
+    if not can_view_as(input, out_shape):
         raise ShapeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
             "contiguous subspaces). Use .reshape(...) instead."
@@ -65,7 +65,7 @@ def _reshaped(input: DistTensor, out_shape: torch.Size) -> Taken:
     x = input.redistribute(source)
     local = x.local.reshape(target.local_shape(out_shape))
     shares = local.untyped_storage().data_ptr() == input.local.untyped_storage().data_ptr()
-    if not as_view(input, out_shape):
+    if not can_view_as(input, out_shape):
         return DistTensor(local.clone() if shares else local, target, out_shape), None
     result = DistTensor(local, target, out_shape)
     return result, x if shares or x is not input else result  # of a block that had to be copied: no view of its own
@@ -178,31 +178,31 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
     return tuple(e * unit for e in balanced_edges(flat[-1] // unit, parts))
 
 
-@implements(torch.flatten, torch.Tensor.flatten, kind=Kind.VIEW)
+@implements(torch.flatten, torch.Tensor.flatten, kind=OperatorKind.VIEW)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
     """``torch.flatten``."""
     return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
-@implements(torch.unflatten, torch.Tensor.unflatten, kind=Kind.VIEW)
+@implements(torch.unflatten, torch.Tensor.unflatten, kind=OperatorKind.VIEW)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
     """``torch.unflatten``."""
     return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
 
 
-@implements(torch.ravel, torch.Tensor.ravel, kind=Kind.VIEW)
+@implements(torch.ravel, torch.Tensor.ravel, kind=OperatorKind.VIEW)
 def ravel(input: DistTensor) -> DistTensor:
     """``torch.ravel``."""
     return reshape(input, -1)
 
 
-@implements(torch.Tensor.view_as, kind=Kind.VIEW, tensors="input other")
+@implements(torch.Tensor.view_as, kind=OperatorKind.VIEW, tensors="input other")
 def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
     return input.view(tuple(other.shape))
 
 
-@implements(torch.Tensor.reshape_as, kind=Kind.VIEW, tensors="input other")
+@implements(torch.Tensor.reshape_as, kind=OperatorKind.VIEW, tensors="input other")
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
     return input.reshape(tuple(other.shape))
@@ -211,7 +211,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # -- dimensions of extent one -----------------------------------------------------------------------------------------
 
 
-@implements(torch.squeeze, torch.Tensor.squeeze, kind=Kind.VIEW)
+@implements(torch.squeeze, torch.Tensor.squeeze, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input, *dims, **named: input.copy_(reshape(changed, input.shape)))
 def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> Taken:
     """``torch.squeeze``."""
@@ -232,7 +232,7 @@ def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Si
     return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
-@implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=Kind.VIEW)
+@implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=OperatorKind.VIEW)
 @takes_view()
 def unsqueeze(input: DistTensor, dim: int) -> Taken:
     """``torch.unsqueeze``; the new dimension is replicated."""
@@ -242,7 +242,7 @@ def unsqueeze(input: DistTensor, dim: int) -> Taken:
     return DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape), input
 
 
-@implements(torch.Tensor.squeeze_, kind=Kind.VIEW)
+@implements(torch.Tensor.squeeze_, kind=OperatorKind.VIEW)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``Tensor.squeeze_`` of dimensions that are not split.
 
@@ -259,7 +259,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     return _laid_out_as(input, narrower)
 
 
-@implements(torch.Tensor.unsqueeze_, kind=Kind.VIEW)
+@implements(torch.Tensor.unsqueeze_, kind=OperatorKind.VIEW)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
     grown = input.unsqueeze(dim)
@@ -268,7 +268,7 @@ def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
 
 
 def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
-    input._lay_out(other.dist, other.shape, other._strides)
+    input._set_layout(other.dist, other.shape, other._strides)
     return input
 
 
@@ -285,7 +285,7 @@ def _atleast(count: int, *tensors: Any) -> Any:
 
 
 for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
-    implements(_function, kind=Kind.VIEW, tensors=None)(partial(_atleast, _count))
+    implements(_function, kind=OperatorKind.VIEW, tensors=None)(partial(_atleast, _count))
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -319,10 +319,10 @@ def _register_orders() -> None:
     functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
     functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
     for function in functions:
-        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_reordered, function))
+        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_reordered, function))
     conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
     for function in conjugates:
-        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_conjugated, function))
+        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_conjugated, function))
 
 
 _register_orders()
@@ -344,4 +344,4 @@ def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) 
 
 
 for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
-    implements(getattr(torch.Tensor, _name), kind=Kind.VIEW)(partial(_reordered_in_place, _name))
+    implements(getattr(torch.Tensor, _name), kind=OperatorKind.VIEW)(partial(_reordered_in_place, _name))

@@ -15,7 +15,7 @@ import torch
 from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
-from distconv.dispatch import Kind, Order, implements
+from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
@@ -70,7 +70,7 @@ def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
     return cut(input, slices)
 
 
-@implements(torch.narrow, torch.Tensor.narrow, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.narrow, torch.Tensor.narrow, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
     """``torch.narrow``."""
     start = int(start)
@@ -79,7 +79,7 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
     return part(input, dim, start, start + length)
 
 
-@implements(torch.select, torch.Tensor.select, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.select, torch.Tensor.select, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def select(input: DistTensor, dim: int, index: int) -> DistTensor:
     """``torch.select``: one index of ``dim``, replicated over the axis that splits it."""
     result_shape(torch.select, input, dim, index)
@@ -87,7 +87,7 @@ def select(input: DistTensor, dim: int, index: int) -> DistTensor:
     return selected
 
 
-@implements(torch.unbind, torch.Tensor.unbind, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.unbind, torch.Tensor.unbind, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
     """``torch.unbind``: a split dimension is gathered."""
     shape = result_shape(_first_of_unbind, input, dim)
@@ -137,7 +137,7 @@ def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tup
 
 for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function, kind=Kind.VIEW, order=Order.NEW, tensors=None)(partial(_pieces, _function))
+        implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)(partial(_pieces, _function))
 
 
 @implements(torch.diff, torch.Tensor.diff, tensors="input prepend append")
@@ -207,7 +207,7 @@ def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.
     return x.transpose(a, b) if k % 2 else x
 
 
-@implements(torch.roll, torch.Tensor.roll, order=Order.OF_INPUT)
+@implements(torch.roll, torch.Tensor.roll, order=StridePolicy.OF_INPUT)
 def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> DistTensor:
     """``torch.roll``."""
     result_shape(torch.roll, input, shifts, () if dims is None else dims)
@@ -231,7 +231,7 @@ def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
 # -- windows and triangles --------------------------------------------------------------------------------------------
 
 
-@implements(torch.Tensor.unfold, kind=Kind.VIEW, order=Order.NEW)
+@implements(torch.Tensor.unfold, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 @takes_view()
 def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
     """``Tensor.unfold``: the windows of a split dimension are split, and ranks fetch what their windows reach."""

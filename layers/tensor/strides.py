@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import Kind, implements, name_of
+from distconv.dispatch import OperatorKind, implements, name_of
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.tensor import DistTensor
 
@@ -45,4 +45,4 @@ for _holder in (torch, torch.Tensor):
         if hasattr(_holder, _name):
             _function = getattr(_holder, _name)
             _rule: Any = _as_strided_scatter if _name.endswith("scatter") else _as_strided
-            implements(_function, kind=Kind.VIEW, tensors="input src")(partial(_rule, name_of(_function)))
+            implements(_function, kind=OperatorKind.VIEW, tensors="input src")(partial(_rule, name_of(_function)))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.arrangement import Arrangement
-from distconv.distribution import Distribution, Indices, block_range, default_axes, shared_elements
+from distconv.distribution import Distribution, Indices, block_range, count_shared_elements, default_axes
 from distconv.perfmodel.graph.graph import KernelWindow
 from distconv.perfmodel.machine.machine import RankGroup
 
@@ -148,7 +148,7 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
         return NOTHING
     ranks = _looked_at(source.ranks, source.per_node)
     new = _boxes(shape, target)
-    shares = shared_elements(_held(shape, source), new[:, :, :, None])
+    shares = count_shared_elements(_held(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
     shares = np.where(_fresh(shape, source), shares, 0)

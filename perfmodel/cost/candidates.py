@@ -11,7 +11,7 @@ from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of
 from distconv.perfmodel.cost.operation_cost import SPATIAL
 from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
-from distconv.plan import Plan, check_axes, check_parts, check_product, matched
+from distconv.plan import Plan, check_axes, check_parts, check_product, match_patterns
 
 Candidate = Mapping[str, int]
 
@@ -36,7 +36,7 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
     if isinstance(plan, Plan) and plan.ranks not in (None, ranks):
         raise PlanError(f"plan: made for {plan.ranks} ranks, not for {ranks}; plan for {ranks} ranks")
     given = plan.layers if isinstance(plan, Plan) else plan
-    named = matched(given, graph.by_layer, graph.deciding, graph.model)
+    named = match_patterns(given, graph.by_layer, graph.deciding, graph.model)
     resolved: dict[str, dict[str, int]] = {}
     for name in graph.deciding:
         op = graph.by_layer[name][0]

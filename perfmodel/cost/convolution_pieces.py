@@ -50,7 +50,7 @@ def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pi
     channels = (0, op.x.shape[1])
     own, needed, out = [channels], [channels], []
     if split is not None and op.groups == 1:
-        needed = [(0, max(split.needed(index).extent for index in range(split.parts)))]
+        needed = [(0, max(split.input_channels(index).extent for index in range(split.parts)))]
         own = [(0, min(needed[0][1], block_range(op.x.shape[1], split.parts, 0).stop))]
     for dim, axis in enumerate(axes_of(op.x.shape)[2:]):
         extent, out_extent = op.x.shape[dim + 2], op.y.shape[dim + 2]

@@ -93,8 +93,8 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
             pieces=pieces_of(op, parts, None),
         )
     axis = _feature_dim(op)
-    needed = max(split.needed(i).extent for i in range(split.parts))
-    computed = max(split.computed(i).extent for i in range(split.parts))
+    needed = max(split.input_channels(i).extent for i in range(split.parts))
+    computed = max(split.output_filters(i).extent for i in range(split.parts))
     weight = (computed, needed // split.local_groups, *constants[0][2:])
     if op.window is not None and op.window.transposed:
         weight = (needed, computed // split.local_groups, *constants[0][2:])

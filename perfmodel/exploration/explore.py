@@ -32,7 +32,7 @@ from distconv.perfmodel.stages.closed_forms import SCHEDULES
 from distconv.perfmodel.stages.devices import Device, as_devices, check_positive, is_whole
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan
-from distconv.text_files import short
+from distconv.text_files import shorten
 
 SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
 """What accelerators can do that compute and communicate in turn, such as GPUs."""
@@ -81,7 +81,7 @@ def explore(
     """
     if not callable(profile) and not isinstance(profile, Profile):
         raise ExplorationError(
-            f"explore: found {short(repr(profile))}, expected a Profile or a function that makes one"
+            f"explore: found {shorten(repr(profile))}, expected a Profile or a function that makes one"
         )
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     schedules = [schedules] if isinstance(schedules, str) else schedules

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from distconv.dispatch import has_operator, own_body
+from distconv.dispatch import has_operator, python_body
 from distconv.errors import DistconvError
 from distconv.perfmodel.graph.graph import INPUT, GraphConstant, KernelWindow, LayerGraph, Operation, Value
 from distconv.perfmodel.graph.recorder import FunctionRecorder
-from distconv.plan import decides
+from distconv.plan import is_plannable_layer
 
 
 class TraceError(DistconvError, ValueError):
@@ -112,7 +112,7 @@ class _CallRecorder(FunctionRecorder):
         inputs = tuple(self.values[id(t)] for t in given if id(t) in self.values)
         if not inputs:
             return func(*args, **kwargs)
-        body = None if has_operator(func) else own_body(func)
+        body = None if has_operator(func) else python_body(func)
         if body is not None:
             with self:  # what it is made of is recorded
                 return body(*args, **kwargs)
@@ -206,7 +206,7 @@ class _CallRecorder(FunctionRecorder):
         """The layer that this call is, if it is one that decides; what it looks at; its groups."""
         window, groups = _window(kind, *described)
         inner = self.running[-1] if self.running else ("", None)
-        deciding = inner[1] is not None and decides(inner[1]) and kind in _DECIDING
+        deciding = inner[1] is not None and is_plannable_layer(inner[1]) and kind in _DECIDING
         return (inner[0] if deciding else ""), window, groups
 
     def _name(self, kind: str, layer: str) -> str:

@@ -40,7 +40,7 @@ from distconv.perfmodel.machine import collectives
 from distconv.perfmodel.machine.collectives import SUM_PASSES, Levels, LinkLevel
 from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.machine.units import Bandwidth, Elements, Memory, Quantity, Rate, Time
-from distconv.text_files import File, load, parsed_yaml, shown
+from distconv.text_files import File, describe_value, load, parse_yaml
 from distconv.whole_files import write_file
 
 __all__ = ["Compute", "DeviceKind", "Link", "Machine", "Overlap", "RankGroup", "Roofline"]
@@ -178,7 +178,7 @@ class Machine:
         """
         if name not in self.kinds:
             there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
-            raise MachineError(f"machine {self.name}: there is no kind of device {shown(name)}; {there}")
+            raise MachineError(f"machine {self.name}: there is no kind of device {describe_value(name)}; {there}")
         kind = self.kinds[name]
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
@@ -210,10 +210,10 @@ class Machine:
             path = Path(name_or_path)
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
-                    f"machine {shown(str(path))}: no built-in machine has this name ({', '.join(built_in())}). "
-                    "Pass one of them, or the path of a file, such as ./machine.yaml"
+                    f"machine {describe_value(str(path))}: no built-in machine has this name "
+                    f"({', '.join(built_in())}). Pass one of them, or the path of a file, such as ./machine.yaml"
                 )
-        return _machine(load(path, _MachineFile, "machine", MachineError, parsed_yaml))
+        return _machine(load(path, _MachineFile, "machine", MachineError, parse_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine."""

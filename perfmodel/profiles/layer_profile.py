@@ -37,7 +37,7 @@ from scipy.sparse.csgraph import connected_components
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.machine.units import number
-from distconv.text_files import File, decoded, parsed_json, read_text, short
+from distconv.text_files import File, decode, parse_json, read_text, shorten
 from distconv.whole_files import write_file
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -70,13 +70,13 @@ class Layer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ProfileError(f"profile: found {short(repr(self.name))} as the name of a layer, expected text")
+            raise ProfileError(f"profile: found {shorten(repr(self.name))} as the name of a layer, expected text")
         for key in _KEYS[1:]:
             value = getattr(self, key)
             if (amount := number(value)) is None:
                 raise ProfileError(
-                    f"profile: layer {short(repr(self.name))}: {key}: found {short(repr(value))}, expected a finite "
-                    "number >= 0"
+                    f"profile: layer {shorten(repr(self.name))}: {key}: found {shorten(repr(value))}, expected a "
+                    "finite number >= 0"
                 )
             # Of Python's own kinds, which JSON knows.
             object.__setattr__(self, key, int(value) if isinstance(value, Integral) else amount)
@@ -115,7 +115,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, Sequence) or not all(isinstance(layer, Layer) for layer in self.layers):
-            raise ProfileError(f"profile: found {short(repr(self.layers))} as the layers, expected a list of Layer")
+            raise ProfileError(f"profile: found {shorten(repr(self.layers))} as the layers, expected a list of Layer")
         names = [layer.name for layer in self.layers]
         if not names:
             raise ProfileError("profile: found no layer, expected at least one")
@@ -129,7 +129,7 @@ class Profile:
         for edge in edges:
             for name in edge:
                 if name not in place:
-                    raise ProfileError(f"profile: edge {short(repr(edge))}: there is no layer {short(repr(name))}")
+                    raise ProfileError(f"profile: edge {shorten(repr(edge))}: there is no layer {shorten(repr(name))}")
         object.__setattr__(self, "layers", tuple(self.layers[index] for index in _order(place, edges)))
         object.__setattr__(self, "edges", tuple(edges))
 
@@ -224,7 +224,7 @@ class _ProfileFile(File):
 
 
 def _from_json(text: str) -> Profile:
-    file = decoded(parsed_json(text, "profile", ProfileError), _ProfileFile, "profile", ProfileError)
+    file = decode(parse_json(text, "profile", ProfileError), _ProfileFile, "profile", ProfileError)
     return Profile([Layer(*msgspec.structs.astuple(layer)) for layer in file.layers], file.edges)
 
 
@@ -284,7 +284,7 @@ def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> N
     if count > 1:
         raise ProfileError(
             f"profile: the edges leave {len(nodes)} nodes in {count} unconnected parts, one of them with "
-            f"{short(repr(nodes[parts.argmax()]))}; is the file cut off?"
+            f"{shorten(repr(nodes[parts.argmax()]))}; is the file cut off?"
         )
 
 
@@ -307,7 +307,7 @@ def _edge(line: str) -> tuple[str, str]:
 def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
     match = pattern.fullmatch(line.strip())
     if match is None:
-        raise ProfileError(f"profile: found {short(repr(line.strip()))}, expected {expected}")
+        raise ProfileError(f"profile: found {shorten(repr(line.strip()))}, expected {expected}")
     return match
 
 
@@ -317,12 +317,12 @@ def _number(text: str) -> float:
     try:
         return sum(float(part) for part in (text[1:-1].split(";") if several else [text]))
     except ValueError as error:
-        raise ProfileError(f"profile: found {short(repr(text))}, expected a number") from error
+        raise ProfileError(f"profile: found {shorten(repr(text))}, expected a number") from error
 
 
 def _check_once(items: Iterable[object], what: str) -> None:
     seen = set()
     for item in items:
         if item in seen:
-            raise ProfileError(f"profile: {what} {short(repr(item))} is there twice, expected once")
+            raise ProfileError(f"profile: {what} {shorten(repr(item))} is there twice, expected once")
         seen.add(item)

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.machine.units import number
-from distconv.text_files import short
+from distconv.text_files import shorten
 
 
 class PartitionError(DistconvError, ValueError):
@@ -48,7 +48,7 @@ class Device:
             if None in times:
                 wrong = times.index(None)
                 raise PartitionError(
-                    f"device {self.name!r}: found {short(repr(self.times[wrong]))} as the time of layer {wrong}, "
+                    f"device {self.name!r}: found {shorten(repr(self.times[wrong]))} as the time of layer {wrong}, "
                     "expected seconds >= 0"
                 )
             if not math.isfinite(sum(time for time in times if time is not None)):
@@ -104,7 +104,7 @@ def check_positive(value: object, what: str, unit: str) -> float:
     """
     amount = number(value)
     if not amount:
-        raise PartitionError(f"{what}: found {short(repr(value))}, expected a positive number of {unit} such as 1e9")
+        raise PartitionError(f"{what}: found {shorten(repr(value))}, expected a positive number of {unit} such as 1e9")
     return amount
 
 

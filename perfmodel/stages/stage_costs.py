@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.devices import Device, PartitionError, as_devices, check_positive
-from distconv.text_files import short
+from distconv.text_files import shorten
 
 Array = npt.NDArray[np.float64]
 Counts = tuple[int, ...]
@@ -165,7 +165,7 @@ def check_profile(where: str, profile: object) -> None:
         If it is no Profile.
     """
     if not isinstance(profile, Profile):
-        raise PartitionError(f"{where}: found {short(repr(profile))}, expected a Profile, such as Profile.load(path)")
+        raise PartitionError(f"{where}: found {shorten(repr(profile))}, expected a Profile, such as Profile.load(path)")
 
 
 def stage_time(
@@ -185,7 +185,7 @@ def stage_time(
     """
     check_profile("stage_time", profile)
     if not isinstance(partition, StagePartition):
-        raise PartitionError(f"stage_time: found {short(repr(partition))}, expected what partition() returns")
+        raise PartitionError(f"stage_time: found {shorten(repr(partition))}, expected what partition() returns")
     if cost not in COSTS:
         raise PartitionError(f"stage_time: there is no cost {cost!r}; there are {', '.join(COSTS)}")
     terms = Terms(profile, devices, bandwidth, COSTS[cost])

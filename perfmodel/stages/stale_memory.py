@@ -23,7 +23,7 @@ from torch import nn
 
 from distconv.perfmodel.graph.recorder import module_calls
 from distconv.perfmodel.stages.devices import PartitionError
-from distconv.plan import decides
+from distconv.plan import is_plannable_layer
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Se
 
     def enter(name: str, module: nn.Module, arguments: object) -> None:
         nonlocal layers
-        layers += decides(module)
+        layers += is_plannable_layer(module)
 
     def add(outputs: Any) -> None:
         for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):

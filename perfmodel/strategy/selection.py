@@ -19,7 +19,7 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.longest_path import longest_path
 from distconv.perfmodel.strategy.solver import Infeasible, Solution, smallest_memory, solve
-from distconv.plan import Plan, written
+from distconv.plan import Plan, format_parts
 
 METHODS = ("exact", "longest-path")
 
@@ -145,7 +145,7 @@ def _too_small(
     return PlanError(
         f"select: no plan of {model.graph.model} on {model.ranks} ranks fits into {memory / 1e9:.4g} GB per rank; the "
         f"smallest limit that works is {smallest:.0f} bytes ({smallest / 1e9:.4g} GB), the tightest layer "
-        f"{tightest!r} ({written(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use more ranks, smaller "
+        f"{tightest!r} ({format_parts(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use more ranks, smaller "
         "samples or fewer of them"
     )
 
@@ -190,7 +190,7 @@ def _explained(strategy: Strategy) -> Iterator[str]:
             yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {alone.memory / 1e9:.3f} GB"
     heads = " ".join(f"{head:>8}" for head in ("FP", "BPx", "BPw", "BPa", "halo", "shuffle"))
     yield f"  {'layers':<44} {'distribution':<18} {heads}  ms"
-    for parts, group in groupby(prediction.layers.items(), key=lambda item: written(item[1].parts)):
+    for parts, group in groupby(prediction.layers.items(), key=lambda item: format_parts(item[1].parts)):
         layers = list(group)
         names = layers[0][0] if len(layers) == 1 else f"{layers[0][0]} ... {layers[-1][0]} ({len(layers)})"
         figures = [sum(getattr(p, f) for _, p in layers) for f in ("fp", "bpx", "bpw", "bpa", "halo", "shuffle")]

@@ -20,7 +20,7 @@ from distconv.communication.agreement import (
     try_on_all_ranks,
 )
 from distconv.errors import PlanError, ShapeError
-from distconv.parallel import check_equal, parallelize
+from distconv.parallel import check_same_tensors, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
@@ -119,7 +119,7 @@ class Pipeline:
         )
         check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
-            check_equal(comm, state_of(self.modules), "Pipeline")
+            check_same_tensors(comm, state_of(self.modules), "Pipeline")
             seed: int = comm.bcast(torch.initial_seed())
         self._comm = comm.Dup()
         self._executor = self._new_executor(loss, optimizer, batch_norm == "deferred", seed)

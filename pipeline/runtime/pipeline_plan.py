@@ -27,8 +27,8 @@ from distconv.communication.agreement import try_for_same_result
 from distconv.errors import GridError, PlanError
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
-from distconv.plan import Entries, Plan
-from distconv.text_files import File, decoded, load
+from distconv.plan import Plan, PlanFields
+from distconv.text_files import File, decode, load
 from distconv.whole_files import write_file
 
 from .placement import StagePlan
@@ -202,7 +202,7 @@ def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
     where = f"pipeline plan: plans[{index}]"
     if entry is None or "layers" not in entry:
         return entry
-    file = decoded(entry, Entries, where, PlanError)
+    file = decode(entry, PlanFields, where, PlanError)
     try:
         return Plan(file.layers, file.ranks, batch_norm=file.batch_norm)
     except PlanError as error:

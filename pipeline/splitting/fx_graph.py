@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distconv.layers.sparse import SparseConv
-from distconv.plan import decides
+from distconv.plan import is_plannable_layer
 
 from .graph_cuts import (
     EXAMPLE,
@@ -104,7 +104,7 @@ class _Tracer(fx.Tracer):
 
 def is_layer(module: nn.Module) -> bool:
     """Return True if ``module`` is a convolution or linear layer, behind which there may be a register."""
-    return decides(module) or isinstance(module, SparseConv)
+    return is_plannable_layer(module) or isinstance(module, SparseConv)
 
 
 def is_whole(module: nn.Module) -> bool:

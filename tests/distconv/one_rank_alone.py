@@ -22,7 +22,7 @@ class Rank:
         self.comm, self.size = comm, comm.size
         self.odd = comm.rank == comm.size - 1
         self.grid = grid_over(comm, h=comm.size)
-        self.grid.scattered = 0
+        self.grid.scatter_count = 0
         torch.manual_seed(0)
 
     def pick(self, usual: Any, other: Any) -> Any:

@@ -228,7 +228,7 @@ def test_outside_of_modules_a_message_stays_as_it_is(comm):
 
 
 def test_a_body_of_torchs_asks_nobody_and_is_else_the_same():
-    body = dispatch.own_body(F.gumbel_softmax)
+    body = dispatch.python_body(F.gumbel_softmax)
     assert body is not None and body.__kwdefaults__ == F.gumbel_softmax.__kwdefaults__
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -236,7 +236,7 @@ def test_a_body_of_torchs_asks_nobody_and_is_else_the_same():
         torch.manual_seed(0)
         assert torch.equal(body(normal(3, 4), tau=0.5, hard=True), expected)
     for other in (torch.add, torch.Tensor.norm, torch.meshgrid, torch.unique_consecutive, function_of_ours):
-        assert dispatch.own_body(other) is None, other
+        assert dispatch.python_body(other) is None, other
 
 
 def function_of_ours():

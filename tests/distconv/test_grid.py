@@ -148,7 +148,7 @@ def test_without_a_communicator_it_takes_all_ranks(comm):
 
 
 def test_a_grid_forgets_all_results_when_it_has_many(comm, monkeypatch):
-    monkeypatch.setattr(dc.grid, "REMEMBERED", 3)
+    monkeypatch.setattr(dc.grid, "CACHE_LIMIT", 3)
     calls = []
     remembered = dc.ProcessGrid(comm, n=comm.size).cached(lambda number: calls.append(number) or -number)
     assert [remembered(number) for number in (0, 1, 2, 0, 1, 3, 0, 3)] == [0, -1, -2, 0, -1, -3, 0, -3]

@@ -7,7 +7,7 @@ import torch
 
 import distconv as dc
 from distconv import local_device
-from distconv.local_device import local_number
+from distconv.local_device import choose_local_rank
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_without_a_gpu_it_is_the_cpu(gpus):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ranks_take_the_gpus_of_their_node_in_turn_and_set_them_once(comm, gpus, no_launcher, count):
     current = gpus(count)
-    local_device.number_on(comm)
+    local_device.set_local_rank(comm)
     expected = torch.device("cuda", comm.rank % count)
     assert [dc.device(), dc.device()] == [expected] * 2
     assert current == [expected]
@@ -53,7 +53,7 @@ def test_ranks_take_the_gpus_of_their_node_in_turn_and_set_them_once(comm, gpus,
 def test_the_launchers_number_is_taken_if_each_rank_has_one(comm, gpus, no_launcher, monkeypatch, variable):
     gpus(2)
     monkeypatch.setenv(variable, str(1 - comm.rank))
-    local_device.number_on(comm)
+    local_device.set_local_rank(comm)
     assert dc.device().index == 1 - comm.rank
 
 
@@ -70,7 +70,7 @@ def test_the_launchers_number_is_taken_if_each_rank_has_one(comm, gpus, no_launc
     ],
 )
 def test_a_number_that_ranks_share_or_lack_is_none(given, expected):
-    assert [local_number(given, place) for place in range(len(given))] == expected
+    assert [choose_local_rank(given, place) for place in range(len(given))] == expected
 
 
 NO_NUMBERS = """

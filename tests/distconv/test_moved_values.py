@@ -71,6 +71,6 @@ def test_what_no_file_of_samples_holds_is_rejected(comm: Any, shared_tmp_path: A
         raises_everywhere(
             comm,
             dc.DataError,
-            f"values of {dtype} cannot be read as samples",
+            f"{dtype} is not a real NumPy dtype",
             lambda dtype=dtype: open_output(shared_tmp_path / "o.zarr", "x", (3,), dtype, comm, note={}),
         )

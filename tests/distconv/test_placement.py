@@ -230,7 +230,7 @@ def test_a_batch_of_its_own_on_each_rank_is_refused(comm, kind):
     tensor = DIFFERENT[kind](comm.rank)
     with dc.ProcessGrid(comm, n=comm.size) as grid:
         raises_everywhere(
-            comm, dc.MismatchError, r"values .*seed all ranks alike.*root=0", lambda: dc.scatter(tensor, grid)
+            comm, dc.MismatchError, r"values .*the same seed on all ranks.*root=0", lambda: dc.scatter(tensor, grid)
         )
 
 

@@ -105,7 +105,7 @@ def test_below_the_function_interface_it_raises(comm):
 @pytest.mark.ranks(at_least=2)
 def test_it_cannot_be_pickled_or_made_an_array(comm):
     x = scattered(comm, 2, 2, 4, 4)
-    raises_everywhere(comm, dc.UnsupportedOperation, "save gather", lambda: pickle.dumps(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "Save the result of gather", lambda: pickle.dumps(x))
     raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: x.numpy())
 
 

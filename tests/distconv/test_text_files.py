@@ -13,7 +13,7 @@ import yaml
 
 from distconv import text_files
 from distconv.errors import PlanError
-from distconv.text_files import File, decoded, load, parsed_json, parsed_yaml, read_text, short
+from distconv.text_files import File, decode, load, parse_json, parse_yaml, read_text, shorten
 
 
 class Color(str):
@@ -91,13 +91,13 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: p
 
 def test_json_is_what_the_standard_library_reads() -> None:
     text = '{"a": [1, 2.5, null], "b": {"c": "d"}}'
-    assert parsed_json(text, "plan x", PlanError) == json.loads(text)
+    assert parse_json(text, "plan x", PlanError) == json.loads(text)
 
 
 def test_yaml_is_what_the_safe_loader_reads() -> None:
     text = "a: [1, 2.5, ~, &same {b: yes}]\nc: *same\nd: 2020-01-01\n"
-    assert parsed_yaml(text, "plan x", PlanError) == yaml.safe_load(text)
-    assert parsed_yaml("# nothing", "plan x", PlanError) is None
+    assert parse_yaml(text, "plan x", PlanError) == yaml.safe_load(text)
+    assert parse_yaml("# nothing", "plan x", PlanError) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_yaml_is_what_the_safe_loader_reads() -> None:
 )
 def test_what_is_no_json_is_one_line(text: str, reason: str) -> None:
     with pytest.raises(PlanError, match=f"plan x cannot be read as JSON: .*{reason}") as caught:
-        parsed_json(text, "plan x", PlanError)
+        parse_json(text, "plan x", PlanError)
     assert len(str(caught.value)) < 300
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_json_is_one_line(text: str, reason: str) -> None:
 )
 def test_what_is_no_yaml_is_one_line(text: str, reason: str) -> None:
     with pytest.raises(PlanError, match=f"plan x cannot be read as YAML: .*{reason}") as caught:
-        parsed_yaml(text, "plan x", PlanError)
+        parse_yaml(text, "plan x", PlanError)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
@@ -154,16 +154,16 @@ def test_what_is_no_yaml_is_one_line(text: str, reason: str) -> None:
 )
 def test_aliases_that_unfold_without_end_are_values_of_a_wrong_type(text: str) -> None:
     with pytest.raises(PlanError, match=r"plan x: .*found"):
-        decoded(parsed_yaml(text, "plan x", PlanError), Content, "plan x", PlanError)
+        decode(parse_yaml(text, "plan x", PlanError), Content, "plan x", PlanError)
 
 
 def test_constants_that_json_lacks_may_be_rejected() -> None:
     def reject(text: str) -> float:
         raise ValueError(f"{text} is no time")
 
-    assert parsed_json("[Infinity]", "profile", PlanError) == [float("inf")]
+    assert parse_json("[Infinity]", "profile", PlanError) == [float("inf")]
     with pytest.raises(PlanError, match="Infinity is no time"):
-        parsed_json("[Infinity]", "profile", PlanError, reject)
+        parse_json("[Infinity]", "profile", PlanError, reject)
 
 
 # -- from values to a schema ------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_a_file_is_read_as_its_schema(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(json.dumps({**GOOD, "pairs": [["a", "b"]], "color": "red"}))
     expected = Content("x", {"a": Item(2), "b.c": Item(3, 2.0)}, pairs=[("a", "b")], color=Color("red"))
     assert load(tmp_path / "a", Content, "plan", PlanError) == expected
-    assert load(tmp_path / "a", Content, "plan", PlanError, parsed_yaml) == expected
+    assert load(tmp_path / "a", Content, "plan", PlanError, parse_yaml) == expected
 
 
 KEYS = "expected a mapping with the keys format, items .and perhaps table, pairs, color, flag"
@@ -211,16 +211,16 @@ KEYS = "expected a mapping with the keys format, items .and perhaps table, pairs
 def test_a_wrong_value_is_named_with_its_key_and_with_what_is_expected(changes: dict[str, Any], reason: str) -> None:
     content = {key: value for key, value in {**GOOD, **changes}.items() if value is not ...}
     with pytest.raises(PlanError, match=f"^plan x: {reason}") as caught:
-        decoded(content, Content, "plan x", PlanError)
+        decode(content, Content, "plan x", PlanError)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("content", [None, [GOOD], 7, "x"])
 def test_content_that_is_no_mapping_is_told_the_keys(content: object) -> None:
     with pytest.raises(PlanError, match=f"^plan x: found .*, {KEYS}"):
-        decoded(content, Content, "plan x", PlanError)
+        decode(content, Content, "plan x", PlanError)
 
 
 def test_long_texts_are_cut() -> None:
-    assert short("x" * 60) == "x" * 60
-    assert short("x" * 61) == "x" * 57 + "..."
+    assert shorten("x" * 60) == "x" * 60
+    assert shorten("x" * 61) == "x" * 57 + "..."

@@ -101,17 +101,17 @@ def weights_transformed(x):
 
 
 REFUSED = {
-    "a compiled whole": (lambda x: torch.compile(scaled, backend="eager", fullgraph=True)(x), "without fullgraph=True"),
+    "a compiled whole": (lambda x: torch.compile(scaled, backend="eager", fullgraph=True)(x), "Without fullgraph=True"),
     "a scripted function": (lambda x: torch.jit.script(scaled)(x), "^TorchScript works below"),
     "a scripted module": (lambda x: torch.jit.script(network())(x), "TorchScript works below"),
     "a trace": (lambda x: torch.jit.trace(scaled, x), "torch.jit.trace works below .*before it is parallelized"),
     "a traced module": (lambda x: torch.jit.trace(scaled, normal(*SHAPE))(x), "TorchScript works below"),
     "an export": (lambda x: torch.export.export(network(), (x,)), "torch.export.export works below"),
-    "torch.func.grad": (on_meta(torch.func.grad), "torch.func .* use torch.autograd.grad"),
-    "torch.func.vmap": (on_meta(torch.func.vmap), "torch.func .* use torch.autograd.grad"),
-    "torch.func.jacrev": (on_meta(torch.func.jacrev), "torch.func .* use torch.autograd.grad"),
-    "torch.func.jvp": (lambda x: torch.func.jvp(torch.sin, (x,), (x,)), "torch.func .* use torch.autograd.grad"),
-    "a gradient of plain weights": (weights_transformed, "torch.func .* use torch.autograd.grad"),
+    "torch.func.grad": (on_meta(torch.func.grad), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.vmap": (on_meta(torch.func.vmap), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.jacrev": (on_meta(torch.func.jacrev), "torch.func .* Use torch.autograd.grad"),
+    "torch.func.jvp": (lambda x: torch.func.jvp(torch.sin, (x,), (x,)), "torch.func .* Use torch.autograd.grad"),
+    "a gradient of plain weights": (weights_transformed, "torch.func .* Use torch.autograd.grad"),
     "forward mode": (dual, "torch.autograd.functional.jvp"),
 }
 
@@ -128,8 +128,8 @@ def test_programs_that_see_blocks_are_refused_on_all_ranks(comm, name):
 @pytest.mark.ranks(2)
 def test_modules_with_sharded_weights_are_found(comm):
     net = dc.parallelize(network(), grid_over(comm, c=2))
-    assert transformations.distributed({"a": (net,)})
-    assert not transformations.distributed([network(), normal(2)])
+    assert transformations.contains_dist_tensor({"a": (net,)})
+    assert not transformations.contains_dist_tensor([network(), normal(2)])
     raises_everywhere(
         comm, dc.UnsupportedOperation, "torch.export.export", lambda: torch.export.export(net, (normal(*SHAPE),))
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distconv.whole_files import Folder, made_beside, open_regular, write_file
+from distconv.whole_files import Folder, atomic_path, open_regular, write_file
 
 
 def full(*_: object) -> int:
@@ -84,13 +84,13 @@ def test_devices_pipes_and_what_the_shell_has_opened_are_written_to(tmp_path: Pa
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(OSError, match=f"{path} is no regular file but a folder, a pipe or a device"):
+        with pytest.raises(OSError, match=f"{path} is not a regular file but a folder, a pipe or a device"):
             open_regular(path)
     (tmp_path / "file").write_text("it")
     (tmp_path / "link").symlink_to("file")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"it"
-    with pytest.raises(OSError, match="it is a link, and is not followed"):
+    with pytest.raises(OSError, match="it is a symbolic link, which is not followed"):
         open_regular(tmp_path / "link", follow_links=False)
 
 
@@ -99,7 +99,7 @@ def test_a_folder_within_another_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "run").symlink_to("theirs")
     with Folder(tmp_path) as folder:
-        with pytest.raises(OSError, match="it is a link, and is not followed"):
+        with pytest.raises(OSError, match="it is a symbolic link, which is not followed"):
             Folder("run", make=True, within=folder)
         with Folder("mine", make=True, within=folder) as mine:
             mine.write("a", [memoryview(b"b")])
@@ -124,19 +124,19 @@ def test_lines_go_to_a_new_file_or_to_the_end_of_one(tmp_path: Path, monkeypatch
     (tmp_path / "new").symlink_to("theirs")
     (tmp_path / "old").symlink_to("theirs")
     with Folder(tmp_path) as folder:
-        with folder.stream("new", "one\n") as lines:
+        with folder.create_stream("new", "one\n") as lines:
             lines.write("two\n")
             assert (tmp_path / "new").read_text() == "one\ntwo\n"
-        with folder.extended("new") as lines:
+        with folder.open_append("new") as lines:
             assert lines.last_byte() == b"\n"
             lines.write("three\n")
         assert (tmp_path / "new").read_text() == "one\ntwo\nthree\n"
-        with pytest.raises(OSError, match="it is a link, and is not followed"):
-            folder.extended("old")
+        with pytest.raises(OSError, match="it is a symbolic link, which is not followed"):
+            folder.open_append("old")
         monkeypatch.setattr(os, "write", full)
         open_before = os.listdir("/proc/self/fd")
         with pytest.raises(OSError, match=r"No space left on device: .*/new'"):
-            folder.stream("new", "other")
+            folder.create_stream("new", "other")
         assert os.listdir("/proc/self/fd") == open_before
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert sorted(os.listdir(tmp_path)) == ["new", "old", "theirs"]
@@ -148,7 +148,7 @@ def test_a_file_that_others_write_is_whole_or_not_there(tmp_path: Path, fails: b
     path.write_text("old")
 
     def make() -> None:
-        with made_beside(path) as partial:
+        with atomic_path(path) as partial:
             partial.write_text("new")
             if fails:
                 full()

@@ -19,7 +19,7 @@ from distconv import writing
 from distconv.data import open_source
 from distconv.errors import DataError
 from distconv.process.launchers import without_launcher
-from distconv.writing import aligned, open_output, rows_written
+from distconv.writing import chunk_aligned_bounds, count_written_rows, open_output
 from tests.distconv.data.sample_files import common
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -58,7 +58,7 @@ def test_the_whole_tensor_is_there_whatever_the_grid(comm: Any, shared_tmp_path:
 @pytest.mark.ranks(2, 3, 4)
 def test_no_two_ranks_write_one_chunk(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("zarr")
-    put, written = writing._Zarr._put, []
+    put, written = writing._ZarrOutput._write_block, []
 
     def noted(self: Any, box: Any, block: Any) -> None:
         ranges = (
@@ -67,7 +67,7 @@ def test_no_two_ranks_write_one_chunk(comm: Any, shared_tmp_path: Path, monkeypa
         written.extend(itertools.product(*ranges))
         put(self, box, block)
 
-    monkeypatch.setattr(writing._Zarr, "_put", noted)
+    monkeypatch.setattr(writing._ZarrOutput, "_write_block", noted)
     for text in GRIDS[comm.size]:
         written.clear()
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
@@ -84,7 +84,7 @@ def test_no_two_ranks_write_one_chunk(comm: Any, shared_tmp_path: Path, monkeypa
 )
 @pytest.mark.ranks(1)
 def test_blocks_end_at_the_borders_of_chunks(comm: Any, extent: int, chunk: int, parts: int, offset: int) -> None:
-    found = aligned(extent, chunk, parts, offset)
+    found = chunk_aligned_bounds(extent, chunk, parts, offset)
     assert found[0] == 0 and found[-1] == extent and list(found) == sorted(found) and len(found) == parts + 1
     assert all((offset + border) % chunk == 0 for border in found[1:-1] if 0 < border < extent)
     lengths = [stop - start for start, stop in itertools.pairwise(found)]
@@ -103,27 +103,29 @@ def test_what_is_not_finished_says_so_and_is_gone_on_with(comm: Any, shared_tmp_
     output.write(2, dc.scatter(X[2:3], over_h))
     with pytest.raises(DataError, match="3 of 5 rows are written"):
         output.finish()
-    with pytest.raises(DataError, match="do not fit behind 3 rows"):
+    with pytest.raises(DataError, match="do not fit after 3 rows"):
         output.write(4, dc.scatter(X[4:], over_h))
     with pytest.raises(DataError) as caught:
         open_source(path, ["y"], comm)
     assert "incomplete" in common(comm, caught.value) or form == "h5"
-    with pytest.raises(DataError, match=r"is there already|holds another output that is not finished"):
+    with pytest.raises(DataError, match=r"already exists|contains another unfinished output"):
         open_output(path, "y", shape, X.dtype, comm, note={"weights": "b"})
-    assert rows_written(path, comm) == 3
+    assert count_written_rows(path, comm) == 3
     output = open_output(path, "y", shape, X.dtype, comm, note=note)
     assert output.rows == 3
     output.write(3, dc.scatter(X[3:], over_w))
     output.finish()
     assert np.array_equal(values_of(path, comm, "y"), X.numpy())
-    for attempt in (lambda: rows_written(path, comm), lambda: dc.write(dc.scatter(X, over_h), path)):
-        with pytest.raises(DataError, match="is there already; remove it, or name another"):
+    for attempt in (lambda: count_written_rows(path, comm), lambda: dc.write(dc.scatter(X, over_h), path)):
+        with pytest.raises(DataError, match=r"already exists\. Remove it, or choose another name"):
             attempt()
 
 
 def test_other_endings_and_other_files_are_refused(comm: Any, shared_tmp_path: Path) -> None:
     x = dc.scatter(X, dc.ProcessGrid(comm, h=comm.size))
-    with pytest.raises(DataError, match=r"an output is a zarr group, NAME\.zarr, or an HDF5 file, NAME\.h5"):
+    with pytest.raises(
+        DataError, match=r"unknown output format. Name a zarr group, NAME\.zarr, or an HDF5 file, NAME\.h5"
+    ):
         dc.write(x, shared_tmp_path / "x.npy")
     if comm.rank == 0:
         (shared_tmp_path / "x.h5.parts").mkdir()
@@ -131,7 +133,7 @@ def test_other_endings_and_other_files_are_refused(comm: Any, shared_tmp_path: P
     comm.Barrier()
     with pytest.raises(DataError) as caught:
         dc.write(x, shared_tmp_path / "x.h5")
-    assert "holds other files" in common(comm, caught.value)
+    assert "contains other files" in common(comm, caught.value)
 
 
 @pytest.mark.ranks(2)
@@ -142,10 +144,10 @@ def test_what_cannot_be_written_is_refused_before_anything_is_made(comm: Any, sh
         (x.sum(), "values", "a single number has no rows. Write x.reshape"),
         (X, "values", "write: a Tensor is not distributed. Pass a distributed tensor"),
         (X.numpy(), "values", "write: a ndarray is not distributed"),
-        (x, "", "a dataset cannot be called ''"),
-        (x, "/", "a dataset cannot be called '/'"),
-        (x, 3, "a dataset cannot be called 3"),
-        (torch.complex(x, x), "values", "values of torch.complex128 cannot be read as samples"),
+        (x, "", "'' is not a valid dataset name"),
+        (x, "/", "'/' is not a valid dataset name"),
+        (x, 3, "3 is not a valid dataset name"),
+        (torch.complex(x, x), "values", "torch.complex128 is not a real NumPy dtype"),
     ]
     for tensor, name, reason in wrong:
         with pytest.raises(DataError, match=reason) as caught:
@@ -162,7 +164,9 @@ def test_names_need_not_be_utf8_nor_plain(comm: Any, shared_tmp_path: Path, form
     for name in (b"caf\xe9", b"50%", b"a[1]", b"caf\xc3\xa9 b"):
         path = Path(os.fsdecode(os.fsencode(shared_tmp_path) + b"/" + name + f".{form}".encode()))
         if form == "h5" and name in (b"caf\xe9", b"50%"):
-            with pytest.raises(DataError, match="HDF5 finds no parts with % or without UTF-8 in their names") as caught:
+            with pytest.raises(
+                DataError, match="HDF5 cannot open parts whose names contain % or are not UTF-8"
+            ) as caught:
                 dc.write(x, path)
             common(comm, caught.value)
             continue
@@ -225,7 +229,7 @@ def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp
     environment = without_launcher() | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, timeout=50, capture_output=True)
     path = tmp_path / f"out.{form}"
-    assert rows_written(path, comm) == 2
+    assert count_written_rows(path, comm) == 2
     if form == "h5":
         assert json.loads((tmp_path / "out.h5.parts" / "progress.json").read_text())["rows"] == 2
     with pytest.raises(DataError, match="incomplete" if form == "zarr" else "No such file"):
@@ -271,12 +275,12 @@ def test_rows_that_leave_a_gap_or_reach_beyond_the_end_are_rejected(
     rows = dc.scatter(torch.ones(4, 3), dc.ProcessGrid(comm, n=comm.size))
     output.write(0, rows)
     for begin, given in ((5, rows), (6, rows), (0, rows[:, :2])):
-        with pytest.raises(DataError, match="do not fit behind 4 rows"):
+        with pytest.raises(DataError, match="do not fit after 4 rows"):
             output.write(begin, given)
     with pytest.raises(DataError, match="4 of 9 rows are written"):
         output.finish()
-    assert rows_written(output.path, comm) == 4
+    assert count_written_rows(output.path, comm) == 4
     output.write(0, rows[:2])
-    assert rows_written(output.path, comm) == 2
+    assert count_written_rows(output.path, comm) == 2
     with pytest.raises(DataError, match="2 of 9 rows are written"):
         output.finish()

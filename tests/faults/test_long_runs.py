@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.communication.transfer import transfer_plan
-from distconv.grid import REMEMBERED
+from distconv.grid import CACHE_LIMIT
 from tests.distconv.layouts import cut, grid_over, normal
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 4), pytest.mark.time_limit(900)]
@@ -93,7 +93,7 @@ def test_twenty_thousand_plans_of_groups_that_share_ranks_never_disagree(comm: A
     often = [5, *(2 for _ in pairs)]
 
     for _ in range(PLANS):
-        (grid,), rows = alike.choices(grids, often), alike.randint(1, 3 * REMEMBERED)
+        (grid,), rows = alike.choices(grids, often), alike.randint(1, 3 * CACHE_LIMIT)
         if grid is None:
             continue
         dist, whole = dc.Distribution(grid, ("n",)), torch.arange(rows)

@@ -27,15 +27,15 @@ def commands_in(file: str) -> list[str]:
     return [" ".join(words) for words, command in cli.COMMANDS.items() if command.module.rpartition(".")[0] == folder]
 
 
-def parser_of(command: str) -> cli.Parser:
+def make_parser(command: str) -> cli.Parser:
     """The parser of ``distconv COMMAND``."""
     module = importlib.import_module(cli.COMMANDS[tuple(command.split())].module)
-    return cli.parser_of(f"distconv {command}", module)
+    return cli.make_parser(f"distconv {command}", module)
 
 
 def parsed(command: str, *arguments: str) -> argparse.Namespace:
     """The options of a command line."""
-    return parser_of(command).parse_args(arguments)
+    return make_parser(command).parse_args(arguments)
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -45,7 +45,7 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def listed(command: str) -> Iterator[str]:
     """Each option with what it reads, its default, and its help."""
-    parser = parser_of(command)
+    parser = make_parser(command)
     for action in actions_of(parser):
         name = "/".join(action.option_strings) or action.dest
         kind = getattr(action.type, "__name__", None) or type(action).__name__.strip("_")
@@ -69,7 +69,7 @@ def on_any_machine(text: str) -> str:
 
 def assert_documented_defaults(command: str) -> None:
     """The numbers and the word behind ``default:`` in the help of an option are what it has without the option."""
-    for action in actions_of(parser_of(command)):
+    for action in actions_of(make_parser(command)):
         said = re.search(r"default: ([^);]*)", (action.help or "") % {"default": action.default})
         if said is None or action.default is None:
             continue

@@ -8,7 +8,7 @@ from tests.structure.modules import SOURCES
 
 STATE = {
     "distconv.autograd.recomputation.active": "checkpointed blocks that run; empty when none does",
-    "distconv.batch_norm_scope._calls": "calls of models with other statistics; empty when none is under way",
+    "distconv.batch_norm_scope._calls": "calls of models with other statistics; empty outside of calls",
     "distconv.capture.captured._abandoned": "replays that failed: messages may still use their memory",
     "distconv.checkpoint.lock._held": "locks of folders, for the life of the process",
     "distconv.checkpoint.verification._whole": "checkpoints that were found whole; as long as their folders are there",
@@ -22,11 +22,11 @@ STATE = {
     "distconv.communication.transport._counting": "counters that are entered",
     "distconv.communication.transport._unposted": "messages that are not handed to MPI yet",
     "distconv.dispatch._FALLBACK": "the rule of functions without one; set when layers are imported",
-    "distconv.dispatch._ON_ONE_RANK": "what serves grids of one rank; set when layers are imported",
+    "distconv.dispatch._SINGLE_RANK": "the function for grids of one rank; set when layers are imported",
     "distconv.dispatch._RULES": "the rules of operators; set when layers are imported",
     "distconv.local_device._local_rank": "this rank's number on its node; asked for once",
     "distconv.parallel._worlds": "weak: the ranks that train each model",
-    "distconv.parameters.sharding._watching": "whether optimizers' steps are watched, once anything is sharded",
+    "distconv.parameters.sharding._optimizer_hook_registered": "true once a parameter is sharded",
     "distconv.process.endings._channels": "the channels by which ranks say that they end; one for each group of ranks",
     "distconv.process.endings._after_leaving": "what else is closed at the end of the process",
     "distconv.process.endings._process": "the process that opened the channel: a fork is another",

@@ -55,5 +55,5 @@ def test_operators_take_the_names_that_torch_has():
 
 @pytest.mark.parametrize("function", [F.pad, F.conv2d], ids=["pad", "conv2d"])
 def test_a_missing_name_is_found(function, monkeypatch):
-    monkeypatch.setitem(dispatch._RULES, function, dispatch.Rule(lambda input: input))
+    monkeypatch.setitem(dispatch._RULES, function, dispatch.OperatorRule(lambda input: input))
     assert missing(function)

@@ -185,4 +185,4 @@ def check_inside(path: Path, folder: Path, what: str, *, folders: bool = False) 
     except OSError as error:
         raise DataError(f"{what} needs {path}, which cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(mode) and not (folders and stat.S_ISDIR(mode)):
-        raise DataError(f"{what} needs {path}, which is no regular file but a folder, a pipe or a device")
+        raise DataError(f"{what} needs {path}, which is not a regular file but a folder, a pipe or a device")

@@ -29,7 +29,7 @@ from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, 
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure
-from distconv.plan import Plan, written
+from distconv.plan import Plan, format_parts
 
 EXAMPLES = """\
 examples:
@@ -136,7 +136,7 @@ def _report(
 
 def _grid(plan: Plan) -> str:
     """The grid of a plan, or how many it has."""
-    grids = {written(parts) for parts in plan.layers.values()}
+    grids = {format_parts(parts) for parts in plan.layers.values()}
     return f" ({next(iter(grids))})" if len(grids) == 1 else f" ({len(grids)} grids)"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, FAMILIES
 from distconv.jobs.mesh.recipe import CHANNELS, VERSION, MeshRecipe, Summary
-from distconv.whole_files import made_beside
+from distconv.whole_files import atomic_path
 
 from .parts import SPLITS, FlowRun, RunFolder, RunStream, write_atomically
 
@@ -149,7 +149,7 @@ def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -
     if free < 1.05 * needed:
         raise DataError(f"{target}: needs {needed / 1e9:.1f} GB on a disk with {free / 1e9:.1f} GB free")
     try:
-        with made_beside(target) as unfinished, h5py.File(unfinished, "x") as file:
+        with atomic_path(target) as unfinished, h5py.File(unfinished, "x") as file:
             write(file)
     except OSError as refusal:
         raise DataError(f"{target}: cannot write {needed:,} bytes: {refusal}") from refusal

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from distconv.jobs.papers.dryden.published import PrintedRatio
 from distconv.jobs.planning.single_layers import PaperLayer, predicted
 from distconv.perfmodel.machine.machine import Machine
-from distconv.plan import written
+from distconv.plan import format_parts
 
 Grid = Mapping[str, int]
 
@@ -85,7 +85,7 @@ def _printed(layer: MeasuredLayer, gpus: int) -> float | None:
 def _cell(machine: Machine, layer: MeasuredLayer, grid: Grid, printed: float | None) -> str:
     *phases, both = speedups(machine, layer.layer, grid)
     error = "" if printed is None else f" ({both / printed - 1:+.0%})"
-    return f"{written(dict(grid))}: {phases[0]:.2f}, {phases[1]:.2f}, {both:.2f}{error}"
+    return f"{format_parts(dict(grid))}: {phases[0]:.2f}, {phases[1]:.2f}, {both:.2f}{error}"
 
 
 INTRODUCTION = """\

@@ -26,7 +26,7 @@ from distconv.jobs.papers.dryden.predictions import (
 from distconv.jobs.papers.dryden.published import TABLE_II, TABLES, PublishedTime, Table, calibrates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.machine.machine import Machine
-from distconv.plan import written
+from distconv.plan import format_parts
 
 OFF = 0.1
 """Held-out cells with a larger error than this are listed with a reason."""
@@ -111,7 +111,7 @@ def _head(results: PredictedTimes) -> Iterator[str]:
         "",
         f"Batch norm is {SETTINGS.batch_norm}, as LBANN's; numbers are float32; halos and allreduces pass behind",
         "computation as far as it goes. Neither the grids of a sample's GPUs are published, which here are",
-        "; ".join(f"{group}: {written(dict(grid))}" for group, grid in GRIDS.items() if grid) + ";",
+        "; ".join(f"{group}: {format_parts(dict(grid))}" for group, grid in GRIDS.items() if grid) + ";",
         "nor the widths of the mesh networks (`layers/models/mesh.py`). The grids make a square on each node, nodes",
         "follow along h; the calibration's cells hardly tell three families of grids apart (last section).",
         "",
@@ -292,7 +292,7 @@ def _forms(results: PredictedTimes) -> Iterator[str]:
     for cell in (c for c in CELLS if (c.table, c.samples) == ("I", 4) and c.group > 2):
         for grid in _alternatives(cell.group):
             time = seconds(results.fitted.machine, cell, {cell.group: grid})
-            yield _row(cell.group, written(grid), f"{time * 1e3:.1f}")
+            yield _row(cell.group, format_parts(grid), f"{time * 1e3:.1f}")
 
 
 def _form(name: str, predictions: Predictions, *more: str) -> str:

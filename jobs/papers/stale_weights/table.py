@@ -37,7 +37,7 @@ class FinishedRuns:
     def add(self, run: TrainingRun, result: dict[str, Any]) -> None:
         """Add a line, and have it on the disk."""
         self._found.append({"run": asdict(run), "result": result})
-        with Folder(self.path.parent) as folder, folder.extended(self.path.name) as lines:
+        with Folder(self.path.parent) as folder, folder.open_append(self.path.name) as lines:
             # After an unfinished line a new one begins.
             start = "" if lines.last_byte() in (b"", b"\n") else "\n"
             lines.write(start + json.dumps(self._found[-1]) + "\n")

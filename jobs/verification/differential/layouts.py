@@ -49,7 +49,7 @@ class Drawn(DistributedBackend):
         if leaf is not None and style != "own":
             leaf.requires_grad_(grad)
         x = scatter(leaf, dist, root=root)
-        x._lay_out(dist, x.shape, None)  # the other world's lies in order, and draws its random numbers so
+        x._set_layout(dist, x.shape, None)  # the other world's lies in order, and draws its random numbers so
         if style == "own":
             x = DistTensor(self._in_memory(x.local.detach()), x.dist, x.shape).requires_grad_(grad)
         self._leaves.append((x, x if style == "own" else leaf, root))

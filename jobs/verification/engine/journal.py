@@ -135,7 +135,7 @@ class Journal:
     def _note(self, entry: dict[str, Any]) -> None:
         self._take(entry)
         if self._path is not None:
-            with Folder(self._path.parent) as folder, folder.extended(self._path.name) as lines:
+            with Folder(self._path.parent) as folder, folder.open_append(self._path.name) as lines:
                 lines.write(json.dumps(entry) + "\n")
 
     def begin(self, key: Key) -> None:

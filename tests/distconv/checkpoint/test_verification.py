@@ -60,7 +60,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path: Path, kind: st
         os.mkfifo(path)
     else:
         path.mkdir()
-    reason = "it is a link, and is not followed" if kind in ("link", "endless") else "is no regular file"
+    reason = "it is a symbolic link, which is not followed" if kind in ("link", "endless") else "is not a regular file"
     with pytest.raises(CheckpointError, match=f"step-000001 is damaged: .*{reason}"):
         checkpoint.load(folder, MPI.COMM_SELF)
     assert not is_whole(folder)

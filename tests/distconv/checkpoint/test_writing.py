@@ -315,7 +315,7 @@ def test_no_link_is_followed_when_a_checkpoint_is_written_or_deleted(comm: Any, 
     assert kept(comm, folder) == [0, 2, 3]
     text = refused(comm, lambda: checkpoint.save(folder, 0, tensors(), VALUES, comm))
     assert "step-000000 could not be written" in text
-    assert "it is a link, and is not followed" in text
+    assert "it is a symbolic link, which is not followed" in text
     assert (folder / "step-000000").is_symlink()
     assert [path.name for path in mine.iterdir()] == [MANIFEST]
     assert (mine / MANIFEST).read_text() == "mine"

@@ -25,7 +25,7 @@ def scattered(change: Callable[[torch.Tensor], Any], number: int = 9) -> Callabl
     """As the tensor of that ``number``: values are compared of the first ones."""
 
     def call(r: Rank) -> object:
-        r.grid.scattered = number
+        r.grid.scatter_count = number
         return dc.scatter(r.pick(lambda x: x, change)(counting(4, 3)), r.grid, dims="nh")
 
     return call

@@ -116,7 +116,7 @@ def _moved(grid: dc.ProcessGrid, rows: int) -> None:
 @pytest.mark.ranks(3)
 def test_ranks_of_several_grids_forget_the_plans_of_each_as_their_peers_do(comm, monkeypatch):
     """Rank 1 is in both grids and has twice as much to remember."""
-    monkeypatch.setattr(distconv.grid, "REMEMBERED", 5)
+    monkeypatch.setattr(distconv.grid, "CACHE_LIMIT", 5)
     groups = [comm.Split(0 if comm.rank in members else MPI.UNDEFINED) for members in ((0, 1), (1, 2))]
     grids = [dc.ProcessGrid(group, n=2) for group in groups if group != MPI.COMM_NULL]
     for rows in (*range(1, 8), 3, 1, 5, *range(9, 1, -1)):
@@ -126,7 +126,7 @@ def test_ranks_of_several_grids_forget_the_plans_of_each_as_their_peers_do(comm,
 
 @pytest.mark.ranks(2, 3)
 def test_a_rank_that_looks_a_plan_up_once_more_forgets_as_the_others_do(comm, monkeypatch):
-    monkeypatch.setattr(distconv.grid, "REMEMBERED", 4)
+    monkeypatch.setattr(distconv.grid, "CACHE_LIMIT", 4)
     with dc.ProcessGrid(comm, n=comm.size) as grid:
         dist = dc.Distribution(grid, ("n", None))
         for rows in (1, 2, 3, 4):

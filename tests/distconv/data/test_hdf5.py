@@ -305,7 +305,7 @@ def test_what_is_no_file_is_refused_at_once(comm: Any, shared_tmp_path: Path, ki
         os.mkfifo(shared_tmp_path / "pipe")
         path.symlink_to({"pipe": "pipe", "endless": "/dev/zero", "link to a pipe": shared_tmp_path / "pipe"}[kind])
     comm.Barrier()
-    assert "is no regular file but a folder, a pipe or a device" in refused(path, comm)
+    assert "is not a regular file but a folder, a pipe or a device" in refused(path, comm)
 
 
 @pytest.mark.fault(71)

@@ -21,18 +21,18 @@ def test_the_cheapest_algorithm_is_chosen(channels, filters, algorithm):
 @pytest.mark.parametrize("blocks", [1, 2, 3, 6])
 def test_every_entry_of_the_weights_is_on_one_rank(blocks):
     split = ChannelSplit(7, 11, 1, 6, blocks)
-    held = [(f, c) for i in range(6) for f in range(*split.computed(i)) for c in range(*split.needed(i))]
+    held = [(f, c) for i in range(6) for f in range(*split.output_filters(i)) for c in range(*split.input_channels(i))]
     assert sorted(held) == [(f, c) for f in range(11) for c in range(7)]
 
 
 @pytest.mark.parametrize(("groups", "parts", "channels", "filters"), [(6, 3, 12, 6), (2, 6, 4, 12), (4, 4, 4, 8)])
 def test_filters_have_the_channels_of_their_groups(groups, parts, channels, filters):
     split = channel_split(channels, filters, groups, parts)
-    assert [f for i in range(parts) for f in range(*split.computed(i))] == list(range(filters))
+    assert [f for i in range(parts) for f in range(*split.output_filters(i))] == list(range(filters))
     for index in range(parts):
-        of = {f * groups // filters for f in range(*split.computed(index))}
+        of = {f * groups // filters for f in range(*split.output_filters(index))}
         needed = [c for c in range(channels) if c * groups // channels in of]
-        assert list(range(*split.needed(index))) == needed
+        assert list(range(*split.input_channels(index))) == needed
         assert split.local_groups == len(of)
 
 
@@ -70,7 +70,9 @@ def test_ranks_hold_the_weights_that_they_compute_with(comm, transposed):
         first, second, kernel = (range(*interval) for interval in layout.box(None, shape))
         used = {
             (c, f % shape[1]) if transposed else (f, c % shape[1])
-            for c, f in itertools.product(range(*split.needed(comm.rank)), range(*split.computed(comm.rank)))
+            for c, f in itertools.product(
+                range(*split.input_channels(comm.rank)), range(*split.output_filters(comm.rank))
+            )
             if c * groups // channels == f * groups // filters
         }
         assert (set(itertools.product(first, second)), len(kernel)) == (used, 3)

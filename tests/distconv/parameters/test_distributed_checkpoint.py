@@ -79,7 +79,7 @@ def test_metadata_lie_in_the_folder(tmp_path: Path) -> None:
     path = tmp_path / "a" / METADATA
     path.rename(tmp_path / "metadata")
     path.symlink_to(tmp_path / "metadata")
-    with pytest.raises(OSError, match="it is a link"):
+    with pytest.raises(OSError, match="it is a symbolic link"):
         read(tmp_path / "a")
 
 
@@ -90,7 +90,7 @@ def test_files_lie_in_the_folder(tmp_path: Path, change: str) -> None:
     data.rename(tmp_path / data.name)
     if change == "link":
         data.symlink_to(tmp_path / data.name)
-        with pytest.raises(OSError, match="it is a link"):
+        with pytest.raises(OSError, match="it is a symbolic link"):
             read(tmp_path / "a")
         return
     path = tmp_path / "a" / METADATA

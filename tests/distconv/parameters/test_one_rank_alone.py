@@ -53,7 +53,7 @@ PARAMETERS: dict[str, Case] = {
     "optimizer: parameters": (split_state(torch.optim.Adam, (2,), (2,)), "shard_optimizer: ranks disagree"),
     "optimizer: a value": (
         lambda r: dc.shard_optimizer(torch.optim.SGD(with_weight(lambda w: r.odd and w.mul_(2)).parameters()), r.comm),
-        "1 of 2 whole parameters differ between ranks, the first is number 0",
+        "1 of 2 replicated parameters differ between ranks, the first is number 0",
     ),
     "weights: shape": (weights(lambda: state(weight=torch.ones(4))), "w.pt: ranks disagree"),
     "weights: dtype": (weights(lambda: state(weight=torch.ones(2, 2).view(torch.int32))), "w.pt: ranks disagree"),

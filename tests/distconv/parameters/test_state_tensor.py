@@ -131,7 +131,7 @@ def test_saving_state_that_training_has_changed_since_says_to_take_it_anew(comm)
     bench = Bench(grid_over(comm, c=comm.size))
     state = bench.model.state_dict()
     train(bench)
-    raises_everywhere(comm, dc.UnsupportedOperation, "take it anew", lambda: torch.save(state, io.BytesIO()))
+    raises_everywhere(comm, dc.UnsupportedOperation, "again on all ranks", lambda: torch.save(state, io.BytesIO()))
 
 
 @pytest.mark.ranks(at_least=2)

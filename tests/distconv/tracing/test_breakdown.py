@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distconv.tracing.breakdown import Breakdown, breakdown, table, verdict
+from distconv.tracing.breakdown import Breakdown, breakdown, describe_slowest_rank, format_table
 
 
 def event(name, start, end, cat="user_annotation", tid=1):
@@ -32,7 +32,7 @@ def test_each_moment_counts_once_and_the_innermost_part_has_it():
     microseconds = {part: round(1e6 * value, 6) for part, value in found.seconds.items()}
     assert microseconds == {"compute": 20, "halo": 15, "wait": 15, "allreduce": 10, "between": 40}
     assert found.rank == 3 and found.total == pytest.approx(100e-6)
-    assert found.own == pytest.approx(75e-6)
+    assert found.own_work == pytest.approx(75e-6)
 
 
 def test_what_lies_outside_does_not_count():
@@ -61,13 +61,13 @@ def rank(number, compute, wait):
 
 def test_the_rank_that_others_wait_for_is_named():
     found = [rank(0, 1.0, 0.5), rank(1, 1.5, 0.0), rank(2, 1.1, 0.4)]
-    assert verdict(found).startswith("rank 1 is slow: its own work takes 1.43 times")
-    assert "no rank is slow" in verdict(found[::2])
-    assert "no rank is slow" in verdict(found[:1])
+    assert describe_slowest_rank(found).startswith("rank 1 is slow: its own work takes 1.43 times")
+    assert "no rank is slow" in describe_slowest_rank(found[::2])
+    assert "no rank is slow" in describe_slowest_rank(found[:1])
 
 
 def test_the_table_is_of_one_step():
-    head, row, last = table([rank(0, 1.0, 0.5)], steps=5).splitlines()
+    head, row, last = format_table([rank(0, 1.0, 0.5)], steps=5).splitlines()
     assert head.split() == ["rank", "compute", "halo", "wait", "allreduce", "between", "step", "ms"]
     assert row.split() == ["0", "200.000", "0.000", "100.000", "0.000", "0.000", "300.000"]
     assert last.startswith("no rank")

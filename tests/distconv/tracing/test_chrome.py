@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distconv.tracing.chrome import merged
+from distconv.tracing.chrome import merge_traces
 
 
 def trace(clock, at, pid):
@@ -13,7 +13,7 @@ def trace(clock, at, pid):
 
 
 def test_the_beginnings_meet_and_each_rank_is_a_process():
-    found = merged([trace(500.0, 10, 77), trace(9000.25, 20, 77)])["traceEvents"]
+    found = merge_traces([trace(500.0, 10, 77), trace(9000.25, 20, 77)])["traceEvents"]
     assert [(e["pid"], e["ts"]) for e in found if e["name"] == "distconv::begin"] == [(0, 0), (1, 0)]
     assert [(e["pid"], e["ts"]) for e in found if e["name"] == "aten::add"] == [(0, 10), (1, 20)]
     names = [(e["pid"], e["args"]["name"]) for e in found if e["name"] == "process_name"]

@@ -77,7 +77,7 @@ def test_some_steps_of_a_training(comm, shared_tmp_path, capsys, last):
     grid, x = inputs(comm)
     with StepTrace(range(3, 6), shared_tmp_path, comm) as steps:
         for number in range(1, last + 1):
-            with steps.around(number):
+            with steps.step(number):
                 step(grid, x)
     mine = json.loads((shared_tmp_path / f"rank-{comm.rank}.json").read_text())
     found = {e["name"] for e in mine["traceEvents"] if e["name"].startswith("ProfilerStep#")}

@@ -108,5 +108,5 @@ def test_an_xz_file_that_asks_for_much_memory_or_ends_early_is_refused(tmp_path:
 @pytest.mark.fault(80)
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data_batch_1.bin")
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="is not a regular file"):
         read_cifar10([tmp_path / "data_batch_1.bin"])

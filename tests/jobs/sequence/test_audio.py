@@ -96,7 +96,7 @@ def test_sounds_that_are_claimed_and_not_there_take_no_memory(tmp_path):
     with pytest.raises(dc.DataError, match="dataset 'audio' is incomplete"):
         recordings(path)
     os.mkfifo(tmp_path / "b.h5")
-    with pytest.raises(dc.DataError, match="is no regular file"):
+    with pytest.raises(dc.DataError, match="is not a regular file"):
         recordings(tmp_path / "b.h5")
 
 

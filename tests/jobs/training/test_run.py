@@ -96,7 +96,7 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
         (out / CHECKPOINTS).rmdir()
         (out / CHECKPOINTS).symlink_to(mine)
     comm.Barrier()
-    with pytest.raises(DataError, match="it is a link, and is not followed"):
+    with pytest.raises(DataError, match="it is a symbolic link, which is not followed"):
         prepare(options(shared_tmp_path, overwrite=True), trainer)
     assert [path.name for path in mine.iterdir()] == ["notes"]
     assert (mine / "notes").read_text() == "mine"

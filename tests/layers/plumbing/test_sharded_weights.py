@@ -94,7 +94,7 @@ def test_the_sum_of_shares_is_the_adjoint_of_gathering(comm):
     grid = grid_over(comm, c=comm.size)
     dist, shape = dc.Distribution(grid, ("n", "c")), (3, 7)
     split = channel_split(7, 7, 1, comm.size)
-    boxes = tuple(split.computed(i) for i in range(comm.size))
+    boxes = tuple(split.output_filters(i) for i in range(comm.size))
     plan = transfer_plan(dist, Needs(dist, ((1, boxes),)), shape)
     share = normal(3, boxes[comm.rank].extent, seed=comm.rank).requires_grad_()
     own = block_range(7, comm.size, comm.rank)

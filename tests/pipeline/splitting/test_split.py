@@ -11,7 +11,7 @@ from torch import nn
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import possible_cuts, split
-from distconv.plan import decides
+from distconv.plan import is_plannable_layer
 from tests.pipeline.splitting.modules import linears, model_of
 
 SAMPLES = {
@@ -34,7 +34,7 @@ def float64():
 
 
 def layers(model):
-    return sum(decides(module) for module in model.modules())
+    return sum(is_plannable_layer(module) for module in model.modules())
 
 
 def through(stages, x):

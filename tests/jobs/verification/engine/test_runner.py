@@ -86,7 +86,7 @@ def test_bytes_are_told_of_what_is_exact(comm):
 
 @pytest.mark.ranks(2, 3)
 def test_another_number_is_wrong_and_what_torch_refuses_is_left_out(comm, monkeypatch):
-    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.Rule(lambda x: x * 2.000001))
+    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.OperatorRule(lambda x: x * 2.000001))
     assert found(comm, unwilling).verdict is Verdict.WRONG
     assert not list(CaseRun(comm).lines("none", Sample("none", "0", torch.linalg.inv, (normal(5, 4),), {})))
 
@@ -150,7 +150,7 @@ def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypat
             raise error
         return x * 2
 
-    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.Rule(operator))
+    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.OperatorRule(operator))
     line = verdicts(comm, unwilling)["height"]
     assert line.verdict is verdict
     assert text in line.text
