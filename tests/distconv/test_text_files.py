@@ -65,8 +65,8 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path, content:
     ("name", "reason"),
     [
         ("none.json", "No such file"),
-        ("", ".*no regular file"),
-        ("pipe", ".*no regular file"),
+        ("", ".*not a regular file"),
+        ("pipe", ".*not a regular file"),
         ("a\0b", "embedded null"),
     ],
 )

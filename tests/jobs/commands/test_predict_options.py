@@ -77,7 +77,7 @@ def test_what_predicts_follows_from_each_pair_of_options(
     monkeypatch.setattr(
         predict, "score", lambda path, inputs, grid, ignore: note(scores=SimpleNamespace(results=ignore))
     )
-    monkeypatch.setattr(predict, "together", lambda comm, action, error: "picture: x")
+    monkeypatch.setattr(predict, "try_on_all_ranks", lambda comm, action, error: "picture: x")
     monkeypatch.setattr(predict, "_conclude", lambda options, of, comm, results, lines: found.update(lines=lines))
     options = parsed("predict", "run", "--data", "x.h5", "--out", str(tmp_path), *line.words)
     assert predict.run(options) == 0

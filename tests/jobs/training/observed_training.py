@@ -97,7 +97,7 @@ def observed(
         patch.setattr(module, OPENERS[task], opened)
         patch.setattr(jobs, "MPI", Communicators)
         patch.setattr(jobs, "device_for", lambda name, comm: name)
-        patch.setattr(jobs, "together", lambda comm, action, error: None)
+        patch.setattr(jobs, "try_on_all_ranks", lambda comm, action, error: None)
         patch.setattr(jobs, "prepare", prepared)
         patch.setattr(jobs, "Metrics", lambda folder, trainer, track: Written(found, folder, track))
         patch.setattr(jobs, "take_steps", taken)

@@ -74,7 +74,7 @@ def test_what_links_place_elsewhere_is_not_inside(tmp_path: Path) -> None:
         "way/file": "out of the folder",
         "../ab/file": "out of the folder",
         "none": "cannot be read: No such file",
-        "pipe": "no regular file",
+        "pipe": "not a regular file",
     }.items():
         with pytest.raises(DataError, match=reason):
             check_inside(folder / name, folder, "x")

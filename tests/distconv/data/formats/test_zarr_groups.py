@@ -106,7 +106,7 @@ def test_chunks_that_links_place_elsewhere_and_pipes_are_not_read(tmp_path: Path
         chunk.symlink_to("../../../../../../stolen")
     chunk.unlink()
     os.mkfifo(chunk)
-    with pytest.raises(DataError, match="no regular file"):
+    with pytest.raises(DataError, match="not a regular file"):
         store.read("label", (slice(0, 1), slice(0, 1), slice(0, 1)))
 
 
