@@ -12,7 +12,7 @@ project = "distconv"
 author = "the authors of distconv"
 version = release = dc.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "names"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "commands", "names"]
 exclude_patterns = ["_build", "extensions"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -31,8 +31,15 @@ autodoc_typehints = "signature"
 autodoc_member_order = "groupwise"
 autodoc_inherit_docstrings = False
 
+napoleon_google_docstring = False
+napoleon_use_ivar = True  # attributes would otherwise be described twice, here and by autodoc
 # Names of other packages, whose pages are elsewhere.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|h5py|mpi4py|MPI|nn|collections|typing|pathlib|os|io|argparse|types)\..*"),
-    (r"py:.*", r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor)"),
+    (
+        r"py:.*",
+        r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor|Module|BinaryIO|Arrangement)",
+    ),
+    # Types in the sections of docstrings are prose, such as "mapping of str to int, optional".
+    (r"py:class", r"[a-z-]+|.*[ {}\"=].*"),
 ]

@@ -21,21 +21,16 @@ _LOGGER = logging.getLogger(__name__)
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect all of it to Sphinx."""
-    app.connect("autodoc-process-docstring", with_fields)
+    app.connect("autodoc-process-docstring", without_modules)
     app.connect("missing-reference", resolve)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def with_fields(app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
-    """Turn the section Raises, the only one that docstrings have, into fields; leave out the modules of a package."""
-    text = "\n".join(lines)
+def without_modules(app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
+    """Remove the table of modules from the docstring of a package."""
     if what == "module":
-        text = re.sub(r"^::\n\n    \w+ {2,}.*", "", text, flags=re.M | re.S)
-    before, *rest = re.split(r"^Raises\n-+\n", text, maxsplit=1, flags=re.M)
-    after = "".join(rest)
-    after = re.sub(r"^(\w+)\n((?: {4}.*\n?)+)", r":raises \1:\n\2", after, flags=re.M)
-    lines[:] = (before + after).split("\n")
+        lines[:] = re.sub(r"^::\n\n    \w+ {2,}.*", "", "\n".join(lines), flags=re.M | re.S).split("\n")
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element) -> nodes.Node | None:

@@ -34,6 +34,8 @@ def kinds_of(text: str) -> Kinds:
     PlanError
         If it says nothing that can be.
 
+    Examples
+    --------
     >>> kinds_of("titanxp:2,v100:1"), kinds_of("gpu")
     ({'titanxp': 2, 'v100': 1}, 'gpu')
     """

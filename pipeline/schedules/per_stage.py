@@ -18,6 +18,8 @@ def per_stage(name: str, value: Cost, stages: int) -> tuple[float, ...]:
     ScheduleError
         Otherwise.
 
+    Examples
+    --------
     >>> per_stage("forward", 2, 3)
     (2.0, 2.0, 2.0)
     """

@@ -59,6 +59,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     ScheduleError
         For an unknown name, counts below one, or an option that the schedule does not have.
 
+    Examples
+    --------
     >>> schedule("1f1b-sno", 2, 3).stages[1][0]
     Action(kind=<Kind.RECEIVE: 'receive'>, stage=1, microbatch=0, chunk=0, peer=0, version=None, payload=<Kind.F: 'F'>)
     """

@@ -52,6 +52,8 @@ def split(
         empty; if ``torch.fx`` cannot follow ``forward`` and there is no ``example``, or its run cannot be recorded
         either; if two stages would share a parameter or a buffer, or if a value that is no tensor lives across a cut.
 
+    Examples
+    --------
     >>> [list(dict(stage.named_children())) for stage in split(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), ["1"])]
     [['0'], ['1']]
     """
@@ -77,6 +79,8 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     SplitError
         If ``torch.fx`` cannot follow ``forward``, nor can it be recorded with an ``example``.
 
+    Examples
+    --------
     >>> possible_cuts(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))))
     ['1.0', '1.1']
     """
