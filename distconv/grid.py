@@ -16,7 +16,7 @@ from mpi4py import MPI
 from distconv.arrangement import AXES, Arrangement
 from distconv.communication import agreement, exclusive
 from distconv.communication.agreement import check_mpi_running, check_same_on_all_ranks
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import device_transport
 from distconv.errors import CommunicatorError, GridError
 from distconv.process import startup, watchdog
@@ -91,7 +91,7 @@ class ProcessGrid(Arrangement):
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
         startup.start(comm)
-        exclusive.fresh_holders()
+        exclusive.fresh_reference_counts()
         # Compared before the axes are checked, which may raise on one rank alone: the others would wait for it below.
         check_same_on_all_ranks(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
@@ -100,13 +100,13 @@ class ProcessGrid(Arrangement):
                 f"process grid {self.describe()} has {self.size} parts but the communicator has {comm.size} ranks; "
                 f"start {self.size} ranks or choose extents whose product is {comm.size}"
             )
-        self._derived = Derived.of(comm)
+        self._derived = CommunicatorRegistry.get(comm)
         # Collective: the only point at which communicators of dropped grids can be freed, since garbage collection runs
         # at different times on each rank.
-        self._derived.give_back(comm)
+        self._derived.free_unused(comm)
         self.world = self._derived.duplicate(comm)
-        device_transport.warm(self.world)
-        self.comparison_comm = self._derived.common(comm) if agreement.level == "all" else self.world
+        device_transport.connect_process_groups(self.world)
+        self.comparison_comm = self._derived.shared_duplicate(comm) if agreement.level == "all" else self.world
         """Communicator over which ranks compare their calls. With ``DISTCONV_CHECK=all`` all grids of the same ranks
         share it, so that ranks that call operators on different grids find the difference."""
         self.rank: int = comm.rank
@@ -148,7 +148,7 @@ class ProcessGrid(Arrangement):
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 comm = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
-            device_transport.warm(comm)
+            device_transport.connect_process_groups(comm)
         return comm
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:

@@ -21,7 +21,7 @@ from distconv import recording
 from distconv.batch_norm_scope import BATCH_NORM, set_batch_norm_scope
 from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import check_same_on_all_ranks
-from distconv.communication.digest import bytes_of, different
+from distconv.communication.digest import find_differing, to_bytes
 from distconv.dispatch import add_layer_name
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
@@ -140,7 +140,7 @@ def parallelize(
     for name, parameter in model.named_parameters():
         # shard_parameters has marked sharded parameters. Other tensor subclasses have no gradient that it could reduce.
         if torch.nn.Parameter in type(parameter).__mro__:
-            gradient_reduction.mark(parameter, name)
+            gradient_reduction.defer_grad_reduction(parameter, name)
     return model
 
 
@@ -345,7 +345,7 @@ def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) 
     root : int
         The rank whose values are sent.
     """
-    values = bytes_of(tensor).copy()
+    values = to_bytes(tensor).copy()
     world.Bcast([values, MPI.BYTE], root=root)
     if world.rank != root:
         with torch.no_grad():
@@ -372,7 +372,7 @@ def check_same_tensors(world: MPI.Intracomm, state: dict[str, torch.Tensor], wha
     MismatchError
         On every rank, with the name of the first tensor that differs.
     """
-    wrong = different(world, state, what)
+    wrong = find_differing(world, state, what)
     if wrong:
         raise MismatchError(
             f"{what}: {len(wrong)} of {len(state)} parameters and buffers differ between ranks, the first is "

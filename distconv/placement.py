@@ -98,7 +98,7 @@ def scatter(
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         # A subclass such as MONAI's MetaTensor would intercept the calls on blocks.
         tensor = tensor.as_subclass(torch.Tensor)
-    device_transport.offer(dist.grid.world, tensor)
+    device_transport.choose_transport(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block never shares the caller's memory, on any grid: modifying one must not modify the other.
     own = local.clone() if local.data_ptr() == tensor.data_ptr() else local
@@ -185,7 +185,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
         tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
     elif not shape:
         tensor = tensor.reshape(1)
-    device_transport.offer(grid.world, tensor)
+    device_transport.choose_transport(grid.world, tensor)
     # A distribution in which the root owns all rows: sending them is then an ordinary redistribution.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
@@ -251,5 +251,5 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
             )
 
     agreement.try_on_all_ranks(dist.grid.world, check, DistributionError)
-    device_transport.offer(dist.grid.world, local)
+    device_transport.choose_transport(dist.grid.world, local)
     return DistTensor(local.contiguous(), dist, shape)

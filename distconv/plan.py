@@ -29,7 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 from distconv.arrangement import AXES
 from distconv.batch_norm_scope import BATCH_NORM
 from distconv.communication.agreement import check_same_on_all_ranks, try_for_same_result
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.text_files import File, load
@@ -108,7 +108,7 @@ class Plan:
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
         self.ranks = ranks
         self.batch_norm = batch_norm
-        self._grids: WeakKeyDictionary[Derived, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
+        self._grids: WeakKeyDictionary[CommunicatorRegistry, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_grids"}
@@ -233,7 +233,7 @@ class Plan:
         check_same_on_all_ranks(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
-        grids_by_axes = self._grids.setdefault(Derived.of(comm), {})
+        grids_by_axes = self._grids.setdefault(CommunicatorRegistry.get(comm), {})
         grids = {}
         for name, parts in self.parts(model).items():
             check_product(name, parts, comm.size)

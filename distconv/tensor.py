@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from distconv import dispatch, memory_order
 from distconv.autograd import recomputation
-from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
+from distconv.autograd.graph_nodes import BlockConverter, GradFn, mark_leaf
 from distconv.communication import agreement, collectives, gradient_reduction
 from distconv.communication.digest import checksum
 from distconv.distribution import Distribution
@@ -89,7 +89,7 @@ class DistTensor(torch.Tensor):
         self._local = local
         self._set_layout(dist, shape, strides)
         if recomputation.active:
-            recomputation.made(local, dist.grid.world)
+            recomputation.note_result(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -112,7 +112,7 @@ class DistTensor(torch.Tensor):
             if torch._C._are_functorch_transforms_active():
                 raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_REACHED_BELOW_DISPATCH}")
             if recomputation.active:
-                recomputation.step()
+                recomputation.count_step()
             if agreement.level == "all":
                 _check_same_call(dispatch.name_of(func), args, kwargs)
             kwargs = kwargs or {}
@@ -120,7 +120,7 @@ class DistTensor(torch.Tensor):
                 own = dispatch.call_on_single_rank(func, args, kwargs)
                 result = dispatch.dispatch_call(func, args, kwargs) if own is NotImplemented else own
             if recomputation.active:
-                recomputation.step(result)
+                recomputation.count_step(result)
             return memory_order.propagate_strides(func, args, kwargs, result) if own is NotImplemented else own
         except DistconvError as error:
             dispatch.add_layer_name(error)
@@ -385,7 +385,7 @@ class DistTensor(torch.Tensor):
         RuntimeError
             If it is set to a tensor of another shape.
         """
-        gradient_reduction.settle(self.local)
+        gradient_reduction.synchronize_grads(self.local)
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)
 
@@ -393,7 +393,7 @@ class DistTensor(torch.Tensor):
     def grad(self, value: torch.Tensor | None) -> None:
         if value is not None and value.shape != self.shape:
             raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
-        gradient_reduction.forget(self.local)
+        gradient_reduction.discard_pending(self.local)
         self.local.grad = None if value is None else to_distribution(value, self.dist).local
 
     @grad.deleter
@@ -524,7 +524,7 @@ def to_distribution(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
     return distributed.redistribute(dist)
 
 
-LAYOUTS = Layouts(
+LAYOUTS = BlockConverter(
     lambda block, layout: DistTensor(block, *layout), lambda tensor, layout: to_distribution(tensor, layout[0]).local
 )
 """Conversions for hooks on autograd nodes: a block to a DistTensor, and a gradient to its block."""

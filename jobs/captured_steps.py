@@ -26,7 +26,7 @@ _MEASURED = 4
 """Steps of each kind that are measured, the first of which does not count."""
 
 
-class Steps:
+class AutoCapturedStep:
     """Takes steps by ``function``, captured as ``choice`` says; ``auto`` decides once, and says so in a line.
 
     Replays leave what eager steps leave, bit for bit, so that no number depends on the choice.

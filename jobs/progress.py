@@ -12,7 +12,7 @@ ON_TERMINAL_S, IN_LOG_S = 1.0, 10.0
 """How often it is shown anew."""
 
 
-class _Lines(tqdm):  # type: ignore[misc]
+class _LineBar(tqdm):  # type: ignore[misc]
     """A bar whose every state is a line of its own: a log has no line that could be written over."""
 
     @staticmethod
@@ -30,4 +30,4 @@ def bar(*, rank: int, **options: Any) -> tqdm[Any]:
     """Tqdm's bar with these ``options``, as it suits stderr."""
     if sys.stderr.isatty():
         return tqdm(disable=rank != 0, mininterval=ON_TERMINAL_S, **options)
-    return _Lines(disable=rank != 0, mininterval=IN_LOG_S, ascii=True, ncols=100, **options)
+    return _LineBar(disable=rank != 0, mininterval=IN_LOG_S, ascii=True, ncols=100, **options)

@@ -1,9 +1,17 @@
-"""Convolution of a piece of the input: what one rank computes by itself.
+"""Convolution of pieces of the input: the local computation of one rank.
 
-A convolution is linear, so a block of its output is the sum of what each piece of the needed input (the owned block,
-the strips and channels received from others) contributes. A piece is a tensor with the global box it covers; all of
-the geometry is computed from the output range back to the input range, so stride, dilation, even kernels and any
-padding are one rule.
+A convolution is linear. So a block of its output is the sum of the contributions of all pieces of the needed input: the
+owned block, and the ghosts (halo and channels) received from other ranks. A piece is a tensor with the global box that
+it covers. All geometry is computed from a range of outputs back to a range of inputs, so one rule serves any stride,
+dilation, kernel and padding::
+
+    outputs that a piece contributes to   Geometry.touched      of the box of the piece
+    inputs that these outputs need        Geometry.needed       of the outputs
+    zeros and rows around the piece       _fit                  needed minus box: torch's padding, or F.pad
+
+:mod:`distconv.layers.nn.convolution` exchanges the ghosts and calls this module, which knows nothing of ranks.
+
+Letters for local tensors: x (N, C, [D, [H,]] W), w (F, C / groups, [kD, [kH,]] kW), b (F,), y (N, F, ...).
 
 Source: Dryden et al. 2019, II-A (eqs. 1-3), III-A and, for channels, III-D.
 """
@@ -21,39 +29,78 @@ import torch.nn.functional as F
 Range = tuple[int, int]
 """Half-open range of global indices of a dimension."""
 
-LITTLE, LITTLE_ON_GPU = 1 << 26, 1 << 20
-"""Multiplications up to which calling torch once more costs more than a copy of the input, and hides no message.
+OVERLAP_THRESHOLD = 1 << 26
+"""Multiplications up to which messages are not overlapped with computation on a CPU.
 
-On a CPU messages stand still while torch computes, so that nothing is lost if they are waited for first.
+An additional call of torch costs more than a copy of the input there. Nothing is lost by waiting first, since messages
+make no progress on a CPU while torch computes.
 """
 
+OVERLAP_THRESHOLD_ON_GPU = 1 << 20
+"""As :data:`OVERLAP_THRESHOLD`, on a GPU, where messages progress during computation."""
+
 CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-"""By their number of spatial dimensions."""
+"""torch's functions by the number of spatial dimensions."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Spatial geometry of a convolution or pooling, one entry per spatial dimension; ``padding`` is that in front."""
+    """Spatial geometry of a convolution or pooling, with one entry for each spatial dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
+    """Before the first index. The padding after the last one follows from the number of outputs."""
     dilation: tuple[int, ...]
 
     def reach(self, dim: int) -> int:
-        """Input indices from the first to the last that a window touches."""
+        """Return the number of input indices from the first to the last of a window.
+
+        Parameters
+        ----------
+        dim : int
+            The spatial dimension.
+        """
         return (self.kernel[dim] - 1) * self.dilation[dim] + 1
 
     def needed(self, dim: int, out: Range) -> Range:
-        """Input range, padding included, that the outputs ``out`` are computed from."""
+        """Return the range of inputs that a range of outputs is computed from.
+
+        Parameters
+        ----------
+        dim : int
+            The spatial dimension.
+        out : Range
+            Global indices of outputs.
+
+        Returns
+        -------
+        Range
+            Global indices of inputs; those of the padding are negative or beyond the size. (0, 0) for no outputs.
+        """
         if out[0] >= out[1]:
             return (0, 0)
         start = out[0] * self.stride[dim] - self.padding[dim]
         return (start, start + (out[1] - out[0] - 1) * self.stride[dim] + self.reach(dim))
 
     def touched(self, dim: int, inputs: Range, out: Range) -> Range:
-        """Those of the outputs ``out`` whose windows span an index of ``inputs``."""
-        # Output o spans o * stride - padding and reach - 1 indices behind it; -(-a // b) rounds up.
+        """Return the range of outputs whose windows span an index of some inputs.
+
+        Parameters
+        ----------
+        dim : int
+            The spatial dimension.
+        inputs : Range
+            Global indices of inputs, at least one.
+        out : Range
+            The outputs to choose from.
+
+        Returns
+        -------
+        Range
+            A part of ``out``, perhaps empty.
+        """
+        # Output o spans the index o * stride - padding and reach - 1 indices after it; -(-a // b) rounds up.
         first = -((self.reach(dim) - 1 - self.padding[dim] - inputs[0]) // self.stride[dim])
         last = (inputs[1] - 1 + self.padding[dim]) // self.stride[dim]
         start = max(out[0], first)
@@ -61,74 +108,73 @@ class Geometry:
 
 
 class Piece(NamedTuple):
-    """Values (N, C, ...) of the input on ``box``: a range of channels, then one per spatial dimension."""
+    """Values of the input on a box."""
 
     values: torch.Tensor
+    """Shape (N, C, ...)."""
     box: tuple[Range, ...]
+    """A range of channels, then one for each spatial dimension, in global indices."""
 
 
-class _Fit(NamedTuple):
-    """How a piece meets a range of outputs: zeros to add (or rows to drop) around it, and torch's own padding."""
+def is_below_overlap_threshold(x: Sequence[int], weight: Sequence[int], *, on_gpu: bool) -> bool:
+    """Return True if a convolution is so little work that overlapping messages with it does not pay.
 
-    around: list[int] | None
-    padding: list[int]
-
-    def pad(self, values: torch.Tensor) -> torch.Tensor:
-        """The piece as torch convolves it; a copy only where there is something to add or drop."""
-        return values if self.around is None else F.pad(values, self.around)
-
-
-def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit:
-    around: list[int] = []
-    padding: list[int] = []
-    for dim, ((a, b), (o0, o1)) in enumerate(zip(box, out, strict=True)):
-        start, stop = geometry.needed(dim, (o0, o1))
-        low, high = a - start, stop - b
-        outputs = (b - a + 2 * low - geometry.reach(dim)) // geometry.stride[dim] + 1
-        if low >= 0 and outputs == o1 - o0:
-            # Padding alike on both sides yields just these outputs: no copy.
-            padding.append(low)
-            around[:0] = [0, 0]
-        else:
-            # F.pad takes the last dimension first, and drops rows where a number is negative.
-            padding.append(0)
-            around[:0] = [low, high]
-    return _Fit(around if any(around) else None, padding)
+    Parameters
+    ----------
+    x : sequence of int
+        Shape of this rank's block (N, C, ...). The stride is taken to be 1.
+    weight : sequence of int
+        Shape (F, C / groups, ...).
+    on_gpu : bool
+        Use the threshold for a GPU. Otherwise that for a CPU.
+    """
+    multiplications = math.prod(x) // max(1, x[1]) * math.prod(weight)
+    return multiplications <= (OVERLAP_THRESHOLD_ON_GPU if on_gpu else OVERLAP_THRESHOLD)
 
 
-def is_little(x: Sequence[int], weight: Sequence[int], *, on_gpu: bool) -> bool:
-    """Whether convolving a block ``x`` (N, C, ...) with stride 1 by ``weight`` (F, C / groups, ...) is little work."""
-    return math.prod(x) // max(1, x[1]) * math.prod(weight) <= (LITTLE_ON_GPU if on_gpu else LITTLE)
+def is_convolvable_without_copy(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
+    """Return True if torch can convolve a piece without a padded or cropped copy of it.
 
-
-def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
-    """Whether a piece on the spatial ``box`` contributes to the outputs ``out`` without being copied first."""
+    Parameters
+    ----------
+    box : sequence of Range
+        The spatial box of the piece.
+    out : sequence of Range
+        The outputs to compute.
+    geometry : Geometry
+        The geometry.
+    """
     return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).around is None
-
-
-def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
-    """Where ``x``, whose last dimensions cover ``box``, covers ``part``."""
-    for dim, (whole, taken) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
-        if taken != whole:
-            x = x.narrow(dim, taken[0] - whole[0], taken[1] - taken[0])
-    return x
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The local work of a convolution: outputs on the spatial box ``out`` from pieces of its input.
-
-    ``channels`` are those of the input that the weight (F, C / groups, ...) has entries for. With several groups a
-    piece has all of them.
-    """
+    """The local computation of a block of y from pieces of x."""
 
     geometry: Geometry
     groups: int
     out: tuple[Range, ...]
+    """The spatial box of the block of y, in global indices of outputs."""
     channels: Range
+    """Global indices of the input channels that the weight has. With several groups each piece has all of them."""
 
     def forward(self, piece: Piece, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``y`` (N, F, ...) on ``out``, as far as it comes from ``piece`` (eq. 1), and the bias."""
+        """Return the contribution of a piece to y, plus the bias (eq. 1).
+
+        Parameters
+        ----------
+        piece : Piece
+            Any part of the needed input, perhaps without elements.
+        weight : Tensor
+            w (F, C / groups, ...), with the channels ``channels``.
+        bias : Tensor, optional
+            b (F,).
+
+        Returns
+        -------
+        Tensor
+            y (N, F, ...) on ``out``.
+        """
         touched = self._touched(piece, weight)
         if touched == self.out:
             return self._convolve(piece, touched, weight, bias)
@@ -138,7 +184,22 @@ class Convolution:
         return self.add(y, [piece], weight)
 
     def add(self, y: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor) -> torch.Tensor:
-        """Add to ``y`` what comes from further pieces."""
+        """Add the contributions of further pieces to y.
+
+        Parameters
+        ----------
+        y : Tensor
+            Shape (N, F, ...), on ``out``; changed in place.
+        pieces : sequence of Piece
+            Parts of the needed input that do not overlap with those before.
+        weight : Tensor
+            As in :meth:`forward`.
+
+        Returns
+        -------
+        Tensor
+            ``y``.
+        """
         for piece in pieces:
             touched = self._touched(piece, weight)
             if touched is not None:
@@ -146,13 +207,13 @@ class Convolution:
         return y
 
     def _touched(self, piece: Piece, weight: torch.Tensor) -> tuple[Range, ...] | None:
-        """Outputs that the piece contributes to, or None."""
+        """Return the box of outputs that the piece contributes to, or None if there are none."""
         g = self.geometry
         touched = tuple(g.touched(d, box, o) for d, (box, o) in enumerate(zip(piece.box[1:], self.out, strict=True)))
         return touched if piece.values.numel() and weight.numel() and volume(touched) else None
 
-    def _of(self, weight: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """The part of ``weight`` that meets the channels of ``piece``."""
+    def _weight_for(self, weight: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """Return the part of ``weight`` for the channels of ``piece``."""
         first, last = (channel - self.channels[0] for channel in piece.box[0])
         return weight if piece.box[0] == self.channels else weight[:, first:last]
 
@@ -162,43 +223,75 @@ class Convolution:
         fit, g = _fit(piece.box[1:], touched, self.geometry), self.geometry
         convolve = CONVOLUTIONS[len(g.kernel)]
         y: torch.Tensor = convolve(
-            fit.pad(piece.values), self._of(weight, piece), bias, g.stride, fit.padding, g.dilation, self.groups
+            fit.pad(piece.values), self._weight_for(weight, piece), bias, g.stride, fit.padding, g.dilation, self.groups
         )
         return y
 
     def input_gradient(self, grad: torch.Tensor, piece: Piece, weight: torch.Tensor) -> torch.Tensor:
-        """dL/dx on the box of ``piece`` from dL/dy on ``out`` (eq. 3)."""
+        """Return this rank's contribution to dL/dx on the box of a piece (eq. 3).
+
+        Parameters
+        ----------
+        grad : Tensor
+            dL/dy (N, F, ...) on ``out``.
+        piece : Piece
+            The piece of x. Only its shape, dtype and box matter.
+        weight : Tensor
+            As in :meth:`forward`.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of ``piece.values``.
+        """
         touched = self._touched(piece, weight)
         if touched is None:
             return torch.zeros_like(piece.values)
         fit = _fit(piece.box[1:], touched, self.geometry)
-        part = self._of(weight, piece)
+        part = self._weight_for(weight, piece)
         dx = self._backward(_view(grad, self.out, touched), piece, fit, part, (True, False, False))[0]
-        # Zeros that were added are cut off, rows that were dropped get zeros: nothing of these outputs came from them.
+        # The adjoint of pad(): added zeros are dropped, and dropped rows, which contributed nothing, get zeros.
         return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
 
     def parameter_gradients(
         self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor, *, bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """This rank's shares of dL/dw (eq. 2) and, if asked for, of dL/db."""
+        """Return this rank's contributions to dL/dw (eq. 2) and dL/db.
+
+        Parameters
+        ----------
+        grad : Tensor
+            dL/dy (N, F, ...) on ``out``.
+        pieces : sequence of Piece
+            All of the needed input.
+        weight : Tensor
+            As in :meth:`forward`. Only its shape and dtype matter.
+        bias : bool
+            Compute dL/db, too. Otherwise it is None.
+
+        Returns
+        -------
+        tuple of (Tensor, Tensor or None)
+            dL/dw of the shape of ``weight``, and dL/db (F,).
+        """
         dw: torch.Tensor | None = None
         db: torch.Tensor | None = None
         for piece in pieces:
             touched = self._touched(piece, weight)
             if touched is None:
                 continue
-            # torch sums dL/dy for the bias on the way, if it sees all of it.
-            sees_all = bias and db is None and touched == self.out
-            fit, part = _fit(piece.box[1:], touched, self.geometry), self._of(weight, piece)
-            wanted = (False, True, sees_all)
-            _, share, sums = self._backward(_view(grad, self.out, touched), piece, fit, part, wanted)
+            # torch sums dL/dy for the bias in the same call. It is dL/db only if the piece contributes to all outputs.
+            with_bias = bias and db is None and touched == self.out
+            fit, part = _fit(piece.box[1:], touched, self.geometry), self._weight_for(weight, piece)
+            wanted = (False, True, with_bias)
+            _, dw_piece, db_piece = self._backward(_view(grad, self.out, touched), piece, fit, part, wanted)
             if dw is None and part is weight:
-                # The first piece has all channels: its share needs no zeros to be added to.
-                dw = share
+                # The first piece has all channels of the weight: no zeros are needed to add to.
+                dw = dw_piece
             else:
                 dw = torch.zeros_like(weight) if dw is None else dw
-                self._of(dw, piece).add_(share)
-            db = sums if sees_all else db
+                self._weight_for(dw, piece).add_(dw_piece)
+            db = db_piece if with_bias else db
         if bias and db is None:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
         return torch.zeros_like(weight) if dw is None else dw, db
@@ -206,7 +299,24 @@ class Convolution:
     def gradients(
         self, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[torch.Tensor | None, ...]:
-        """dL/dx on the box of ``piece``, and shares of dL/dw and dL/db, of a piece that is all of the needed input."""
+        """Return the contributions to all gradients in one call of torch, for a piece that is all of the needed input.
+
+        Parameters
+        ----------
+        grad : Tensor
+            dL/dy (N, F, ...) on ``out``.
+        piece : Piece
+            All of the needed input, padding included.
+        weight : Tensor
+            As in :meth:`forward`.
+        wanted : tuple of bool
+            The gradients to compute: dL/dx, dL/dw, dL/db.
+
+        Returns
+        -------
+        tuple of (Tensor or None)
+            dL/dx on the box of ``piece``, dL/dw and dL/db; None if not ``wanted``.
+        """
         if not volume(self.out) or not piece.values.numel() or not weight.numel():
             sums = grad.sum([d for d in range(grad.dim()) if d != 1])
             gradients = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
@@ -224,8 +334,21 @@ class Convolution:
         return gradients
 
 
-def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
-    """One piece that covers ``box``, made of those that do so together; zeros where none of them is (padding)."""
+def assemble_input(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
+    """Copy pieces into one that covers a box, with zeros where there is no piece (padding).
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        At least one. What lies outside of ``box`` is dropped.
+    box : tuple of Range
+        Channels, then each spatial dimension.
+
+    Returns
+    -------
+    Piece
+        Of the dtype and device of the first piece.
+    """
     values = pieces[0].values
     whole = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
     for piece in pieces:
@@ -235,13 +358,68 @@ def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
     return Piece(whole, box)
 
 
-def cut(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
-    """Values of ``whole`` on ``box``; zeros outside it. The adjoint of :func:`merged` for one of its pieces."""
+def crop(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
+    """Return the values of a piece on another box, with zeros outside of the piece.
+
+    The adjoint of :func:`assemble_input` for one of its pieces.
+
+    Parameters
+    ----------
+    whole : Piece
+        The piece.
+    box : tuple of Range
+        Channels, then each spatial dimension.
+
+    Returns
+    -------
+    Tensor
+        A view if ``box`` lies within the piece. Otherwise a copy.
+    """
     if all(a <= c and d <= b for (a, b), (c, d) in zip(whole.box, box, strict=True)):
         return _view(whole.values, whole.box, box)
-    return merged([whole], box).values
+    return assemble_input([whole], box).values
 
 
 def volume(box: Sequence[Range]) -> int:
-    """Number of indices in ``box``."""
+    """Return the number of indices in ``box``; 0 if any range is empty."""
     return math.prod(max(0, b - a) for a, b in box)
+
+
+class _Fit(NamedTuple):
+    """Padding and cropping with which the convolution of a piece gives exactly a range of outputs."""
+
+    around: list[int] | None
+    """Zeros to add around the piece, as ``F.pad`` takes them; negative to drop rows. None if there are none."""
+    padding: list[int]
+    """torch's own padding for each dimension, which is the same on both sides and needs no copy."""
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the piece as torch convolves it; a copy only if there is something to add or drop."""
+        return values if self.around is None else F.pad(values, self.around)
+
+
+def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit:
+    """Return the fit of a piece on the spatial ``box`` to the outputs ``out``."""
+    around: list[int] = []
+    padding: list[int] = []
+    for dim, ((a, b), (o0, o1)) in enumerate(zip(box, out, strict=True)):
+        start, stop = geometry.needed(dim, (o0, o1))
+        low, high = a - start, stop - b
+        outputs = (b - a + 2 * low - geometry.reach(dim)) // geometry.stride[dim] + 1
+        if low >= 0 and outputs == o1 - o0:
+            # The same padding on both sides gives exactly these outputs: no copy.
+            padding.append(low)
+            around[:0] = [0, 0]
+        else:
+            # F.pad takes the last dimension first, and drops rows if a number is negative.
+            padding.append(0)
+            around[:0] = [low, high]
+    return _Fit(around if any(around) else None, padding)
+
+
+def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
+    """Return the view on ``part`` of ``x``, whose last dimensions cover ``box``."""
+    for dim, (whole, taken) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
+        if taken != whole:
+            x = x.narrow(dim, taken[0] - whole[0], taken[1] - taken[0])
+    return x

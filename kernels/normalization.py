@@ -15,7 +15,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 """Mean and biased variance."""
 
 
-def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, dtype: torch.dtype) -> Moments:
+def refine_moments(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, dtype: torch.dtype) -> Moments:
     """Return the moments of values of ``dtype`` from sums in float64.
 
     Parameters
@@ -31,7 +31,7 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, d
     return about(mean) if dtype == torch.float64 else (mean, var)
 
 
-def as_kernels_read(t: torch.Tensor) -> torch.Tensor:
+def copy_if_misread(t: torch.Tensor) -> torch.Tensor:
     """``t`` (N, C, ...), copied where torch's kernels take its strides for those of channels_last, and then err.
 
     That is where an extent is 1 (:func:`may_be_misread`), and its stride may be anything.
@@ -40,12 +40,12 @@ def as_kernels_read(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous() if odd else t
 
 
-def may_be_misread(shape: torch.Size) -> bool:
+def can_be_misread(shape: torch.Size) -> bool:
     """Whether a tensor of ``shape`` (N, C, ...) may have strides that :func:`as_kernels_read` copies it for."""
     return shape[0] == 1 or 1 in shape[2:]
 
 
-def gradients(
+def normalization_gradients(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -60,7 +60,7 @@ def gradients(
     """
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
-    grad, x = as_kernels_read(grad), as_kernels_read(x)
+    grad, x = copy_if_misread(grad), copy_if_misread(x)
     inverse = inverse_deviation(var, eps) if inverse is None else inverse
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
         grad, x, weight, mean, var, mean, inverse, False, eps, [True, True, True]
@@ -73,7 +73,7 @@ def inverse_deviation(var: torch.Tensor, eps: float) -> torch.Tensor:
     return (var + eps).rsqrt_()
 
 
-def by_definition(
+def normalize_differentiably(
     x: torch.Tensor,
     mean: Callable[[torch.Tensor], torch.Tensor],
     weight: torch.Tensor | None,
@@ -111,7 +111,7 @@ class BatchNormGradient:
             grad, x = (t.to(accumulation_dtype(t.dtype)) for t in (grad, x))
             weight = None if weight is None else weight.to(var.dtype)
         self._x, self._weight, self._inverse = x, weight, inverse_deviation(var, eps)
-        grad = self._partial = as_kernels_read(grad)
+        grad = self._partial = copy_if_misread(grad)
         if not x.numel():
             self.sums = self._mean.new_zeros((2, self._mean.numel()))
         elif x.is_cuda:
@@ -120,9 +120,11 @@ class BatchNormGradient:
             *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, like, True, True, True)
             self.sums = torch.stack([dw, db])
         else:
-            self._partial, self.sums = gradients(grad, x, weight, (self._mean, var), eps, inverse=self._inverse)
+            self._partial, self.sums = normalization_gradients(
+                grad, x, weight, (self._mean, var), eps, inverse=self._inverse
+            )
 
-    def of_input(self, count: int) -> torch.Tensor:
+    def input_gradient(self, count: int) -> torch.Tensor:
         """dL/dx, once ``sums`` are those over all ``count`` values of each channel. To be called once."""
         if not self._x.numel():
             return torch.empty_like(self._x, dtype=self._dtype)

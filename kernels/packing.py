@@ -88,13 +88,13 @@ class PackedRegions:
         memory = np.zeros(1, dtype=[("at", np.uintp, (MOST_TENSORS,))])
         memory["at"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
         addresses = np.uintp(buffer.data_ptr()), np.uintp(table.data_ptr())
-        launch = compiled(source(buffer.dtype, self._dims, self._elements))
+        launch = compile_kernel(kernel_source(buffer.dtype, self._dims, self._elements))
         blocks = min(_MOST_BLOCKS, -(-self._elements // THREADS))
         launch(table, blocks, (memory, *addresses, np.int32(self._cells), np.int64(self._elements), np.int32(action)))
 
 
 @functools.cache
-def available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
+def is_available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
     """Whether the kernel for such tensors runs on ``device``; with CuPy 14 or newer it is tried, on one element.
 
     What may fail then is the compiler, a driver older than it, a GPU older than the kernel (compute capability 7.0).
@@ -126,12 +126,12 @@ def _cupy() -> Any:
     return cupy if hasattr(cupy.cuda.Stream, "from_external") else None
 
 
-def adds(dtype: torch.dtype) -> bool:
+def can_add(dtype: torch.dtype) -> bool:
     """Whether the kernel adds elements of ``dtype``; it copies those of any."""
     return dtype in _SUMS
 
 
-def source(dtype: torch.dtype, dims: int, elements: int) -> str:
+def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
     """The kernel's source for tensors of ``dtype`` and ``dims`` dimensions, and so many elements in all."""
     element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"
@@ -146,7 +146,7 @@ def _text() -> str:
 
 
 @functools.cache
-def compiled(text: str) -> Launch:
+def compile_kernel(text: str) -> Launch:
     """The kernel of this source, launched on torch's current stream."""
     cupy = _cupy()
     kernel = cupy.RawKernel(text, "move")

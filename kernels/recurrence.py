@@ -20,7 +20,7 @@ _ROWS = 4
 """Rows of the weights that are added to the result at once, which spares loads and stores of it."""
 
 
-def sweep(
+def backpropagate_steps(
     carry: torch.Tensor,
     sources: torch.Tensor,
     factors: torch.Tensor,
@@ -44,12 +44,12 @@ def sweep(
     weight
         Hidden weights (G * H, H), gate below gate.
     """
-    if compiled(sources.device, sources.dtype, sources.shape[-1]):
+    if is_compiled(sources.device, sources.dtype, sources.shape[-1]):
         return _by_numba(carry, sources, factors, direct, weight)
     return _by_torch(carry, sources, factors, direct, weight)
 
 
-def compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
+def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
     """Whether the compiled loop serves states of ``hidden`` values."""
     fits = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
     return fits and device.type == "cpu" and importlib.util.find_spec("numba") is not None

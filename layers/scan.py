@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
-from distconv.autograd.derivatives import first_order
+from distconv.autograd.derivatives import first_order_only
 from distconv.errors import UnsupportedOperation
 from distconv.kernels import jacobian
 from distconv.kernels.scan import Identity, backpropagate
@@ -62,7 +62,7 @@ class _Chain(torch.autograd.Function):
         return activations[-1]
 
     @staticmethod
-    @first_order("ScanSequential")
+    @first_order_only("ScanSequential")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layers, activations = list(ctx.model), ctx.saved_tensors
         first = 0 if ctx.needs_input_grad[0] else 1  # the first layer's own Jacobian serves the gradient of x alone

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutation import __main__ as mutation
-from tests.mutation import drawing
+from tests.mutation import drawing, running
 
 FUNCTION = "def f(a) -> {}:\n    {}\n"
 
@@ -185,7 +185,7 @@ def test_a_run_reports_who_noticed_and_continues_from_its_journal(
         "return number / 3": ("survived", ""),
     }
     printed = capsys.readouterr().out
-    assert "all 4 2 1 1 0 0 75% 1".split() in map(str.split, printed.splitlines())
+    assert "all 4 0 2 1 1 0 0 75% 1".split() in map(str.split, printed.splitlines())
     assert "+    return number / 3" in printed.rpartition("survived\n")[2]
     assert (checkout / "kernels" / "prices.py").read_text() == MODULE
 
@@ -196,6 +196,14 @@ def test_a_run_reports_who_noticed_and_continues_from_its_journal(
     assert f"{number} kernels/prices.py:2 constant, equivalent: nobody divides" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="is not the one drawn now"):
         mutation.main([*common, "--seed", "1"], checkout)
+
+
+def test_doctests_of_a_module_come_first(checkout: Path) -> None:
+    assert list(running.stages(checkout, "kernels/prices.py")) == ["mirror", "folder"]
+    (checkout / "kernels" / "prices.py").write_text('"""\n>>> 1\n1\n"""')
+    stages = running.stages(checkout, "kernels/prices.py")
+    assert list(stages) == ["doctests", "mirror", "folder"]
+    assert stages["doctests"][-1].endswith("::test_examples_in_docstrings_are_right[distconv.kernels.prices]")
 
 
 def test_tests_that_fail_without_a_mutation_make_its_outcome_unclear(checkout: Path) -> None:

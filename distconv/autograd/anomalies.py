@@ -20,7 +20,7 @@ from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 
 
-def checks() -> bool:
+def is_nan_check_enabled() -> bool:
     """Whether backward passes look for NaN."""
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
@@ -41,7 +41,7 @@ class _Watch:
             self.found.append((self.steps, said, "".join(node.metadata.get("traceback_", ()))))
 
 
-def decided_together(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
+def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
     """What ``run``, a backward pass from ``outputs``, returns. Collective where its graph is.
 
     Raises

@@ -11,7 +11,7 @@ import torch
 from distconv.errors import UnsupportedOperation
 
 
-def first_order(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def first_order_only(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark the backward pass of ``what``: asked to be differentiated, it raises.
 
     torch's ``once_differentiable`` raises only where a gradient comes in that needs one itself. A loss's does not: the
@@ -33,7 +33,7 @@ def first_order(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return mark
 
 
-def gradients(
+def differentiable_gradients(
     function: Callable[..., torch.Tensor],
     inputs: Sequence[torch.Tensor | None],
     needed: Sequence[bool],

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import graph
 
 from distconv.autograd import anomalies
-from distconv.autograd.graph_nodes import Layout
+from distconv.autograd.graph_nodes import BlockLayout
 from distconv.errors import ShapeError
 from distconv.process import patches
 from distconv.tensor import LAYOUTS, DistTensor
@@ -32,7 +32,7 @@ def _node(tensor: torch.Tensor) -> Any:
     return node
 
 
-def _layout(end: Any) -> Layout:
+def _layout(end: Any) -> BlockLayout:
     """How gradients at ``end`` are split; None if that is not the edge of a DistTensor."""
     if not isinstance(end, graph.GradientEdge):
         return None
@@ -67,8 +67,8 @@ def _gradients(
     def run() -> Any:
         return _run(outputs, seeds, keep, create, inputs, *options, **named)
 
-    results = anomalies.decided_together(outputs, run) if anomalies.checks() else run()
-    return LAYOUTS.wholes(results, [_layout(i) for i in inputs]) if results else results
+    results = anomalies.run_with_nan_check(outputs, run) if anomalies.is_nan_check_enabled() else run()
+    return LAYOUTS.to_global(results, [_layout(i) for i in inputs]) if results else results
 
 
 for _holder, _name, _function in (

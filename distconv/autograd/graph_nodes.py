@@ -14,26 +14,28 @@ from torch.autograd.graph import Node
 
 from distconv.errors import UnsupportedOperation
 
-Layout = Any
+BlockLayout = Any
 """How a gradient is split: what ``DistTensor`` takes beside the block; None for a plain tensor."""
 
 _LEAF = "_distconv_leaf"
 
 
-class Layouts:
+class BlockConverter:
     """Wraps blocks of gradients as DistTensors, and takes the blocks of what comes back."""
 
     def __init__(
-        self, wrap: Callable[[torch.Tensor, Layout], torch.Tensor], block: Callable[[Any, Layout], torch.Tensor]
+        self,
+        wrap: Callable[[torch.Tensor, BlockLayout], torch.Tensor],
+        block: Callable[[Any, BlockLayout], torch.Tensor],
     ) -> None:
         self.wrap, self.block = wrap, block
 
-    def wholes(self, blocks: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> tuple[Any, ...]:
+    def to_global(self, blocks: Sequence[torch.Tensor | None], layouts: Sequence[BlockLayout]) -> tuple[Any, ...]:
         """The gradients of which these are blocks."""
         pairs = zip(blocks, layouts, strict=True)
         return tuple(b if b is None or layout is None else self.wrap(b, layout) for b, layout in pairs)
 
-    def blocks(self, answer: Any, layouts: Sequence[Layout]) -> Any:
+    def to_blocks(self, answer: Any, layouts: Sequence[BlockLayout]) -> Any:
         """The blocks of what a hook returned, or None if that was nothing."""
         if answer is None:
             return None
@@ -58,7 +60,7 @@ class _Unknown(Sequence[Any]):
         )
 
 
-def mark_leaf(local: torch.Tensor, layout: Layout) -> None:
+def mark_leaf(local: torch.Tensor, layout: BlockLayout) -> None:
     """Note that ``local`` is the block of a distributed leaf of ``layout``."""
     setattr(local, _LEAF, layout)
 
@@ -66,7 +68,7 @@ def mark_leaf(local: torch.Tensor, layout: Layout) -> None:
 class GradFn:
     """The node that made a DistTensor's block; all but its hooks and neighbours is the node's own."""
 
-    def __init__(self, node: Node, layout: Layout, layouts: Layouts) -> None:
+    def __init__(self, node: Node, layout: BlockLayout, layouts: BlockConverter) -> None:
         self._node, self._layout, self._layouts = node, layout, layouts
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +111,9 @@ class GradFn:
         """Call ``hook`` with the gradient of the node's result; what it returns replaces that."""
         only = self._only("register_prehook")
         layouts = self._layouts
-        return self._node.register_prehook(lambda blocks: layouts.blocks(hook(layouts.wholes(blocks, only)), only))
+        return self._node.register_prehook(
+            lambda blocks: layouts.to_blocks(hook(layouts.to_global(blocks, only)), only)
+        )
 
     def register_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
         """Call ``hook`` with the gradient of the node's result, once the node has run."""
@@ -117,7 +121,7 @@ class GradFn:
 
         def call(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
             unknown = _Unknown(len(grad_inputs)) if grad_inputs else ()
-            if hook(unknown, self._layouts.wholes(grad_outputs, only)) is not None:
+            if hook(unknown, self._layouts.to_global(grad_outputs, only)) is not None:
                 raise UnsupportedOperation(
                     "a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook) that "
                     "returns other gradients: use register_full_backward_hook, or x.register_hook on the operand"
@@ -125,7 +129,7 @@ class GradFn:
 
         return self._node.register_hook(call)
 
-    def _only(self, method: str) -> tuple[Layout]:
+    def _only(self, method: str) -> tuple[BlockLayout]:
         if self._layout is None or len(self._node._input_metadata) != 1:
             raise UnsupportedOperation(
                 f"{method} on {self._node.name()}, a step of the distributed graph that has no tensor of one process "

@@ -39,26 +39,26 @@ class _Steps:
     """While torch does its own bookkeeping, which it does not do alike in both passes."""
 
 
-def step(result: Any = None) -> None:
+def count_step(result: Any = None) -> None:
     """Count a step of the active blocks, which gave ``result``; ends a recomputation that needs no more."""
     if _Steps.paused:
         return
     _Steps.count += 1
     for each in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(each, torch.Tensor):
-            made(getattr(each, "_local", each))
+            note_result(getattr(each, "_local", each))
     again = next((a for a in reversed(active) if isinstance(a, _Again)), None)
     if again is not None:
         again.stepped()
 
 
-def between() -> None:
+def count_substep() -> None:
     """A step within an operator: what follows does more than compute its result."""
     if active:
-        step()
+        count_step()
 
 
-def may_move_statistics() -> None:
+def check_statistics_update() -> None:
     """To be called before running statistics move.
 
     Raises
@@ -74,13 +74,13 @@ def may_move_statistics() -> None:
         )
 
 
-def in_early_stopping_block() -> bool:
+def is_in_early_stopping_block() -> bool:
     """Whether what is being computed will be computed again only as far as it is needed."""
     frames = (each.frame if isinstance(each, _Block) else each.frame() for each in active)
     return any(frame.early_stop for frame in frames if frame is not None)
 
 
-def made(block: torch.Tensor, world: Any = None) -> None:
+def note_result(block: torch.Tensor, world: Any = None) -> None:
     """Note the ``block`` of a result that the ranks of ``world`` have together."""
     innermost = active[-1]
     if isinstance(innermost, _Block):

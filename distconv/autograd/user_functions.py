@@ -70,7 +70,7 @@ def _recomputed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
     UnsupportedOperation
         Within one of the other kind, where it is computed another number of times, and running statistics move so.
     """
-    if recomputation.in_early_stopping_block():
+    if recomputation.is_in_early_stopping_block():
         raise UnsupportedOperation(
             "torch.utils.checkpoint with use_reentrant=True in a block of one without: pass use_reentrant=False to both"
         )
@@ -116,7 +116,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
     layouts = node.layouts
 
     def call(*blocks: Any) -> Any:
-        return LAYOUTS.blocks(hook(*(LAYOUTS.wholes(b, layouts) for b in blocks)), layouts)
+        return LAYOUTS.to_blocks(hook(*(LAYOUTS.to_global(b, layouts) for b in blocks)), layouts)
 
     return _register_on_node(node, call)
 

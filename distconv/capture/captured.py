@@ -232,11 +232,11 @@ class _Replay:
 
     def _present_gradients(self, blocks: Sequence[Any]) -> Any:
         grads = map(gradient, self.run.leaves(blocks))
-        kept = [(id(leaf), comm.handle) for leaf, _, comm in gradient_reduction.kept()]
+        kept = [(id(leaf), comm.handle) for leaf, _, comm in gradient_reduction.unsynced_grads()]
         return [None if grad is None else (grad.dtype, grad.layout) for grad in grads], kept
 
     def _given_gradients(self, blocks: Sequence[Any]) -> list[torch.Tensor | None]:
-        kept = gradient_reduction.kept()
+        kept = gradient_reduction.unsynced_grads()
         return [*map(gradient, self.run.leaves(blocks)), *(share for _, share, _ in kept)]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -250,7 +250,7 @@ class _Replay:
         for number, slot in run.gradients:
             set_gradient(own[number], None if slot is None else next(rest))
         if run.kept or run.before.kept:
-            gradient_reduction.keep([(leaf, next(rest), comm) for leaf, _, comm in run.kept])
+            gradient_reduction.set_unsynced_grads([(leaf, next(rest), comm) for leaf, _, comm in run.kept])
         return filled(run, tensors[: self._count])
 
 

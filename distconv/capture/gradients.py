@@ -28,7 +28,7 @@ class Gradients:
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self.kept = gradient_reduction.kept()
+        self.kept = gradient_reduction.unsynced_grads()
 
     def add(self, leaf: torch.Tensor) -> None:
         """Note the gradient of ``leaf``, before it changes."""
@@ -53,4 +53,4 @@ class Gradients:
         """Restore which tensors the gradients and contributions are, not the values in their memory."""
         for leaf, grad in self._before.values():
             set_gradient(leaf, grad)
-        gradient_reduction.keep(self.kept)
+        gradient_reduction.set_unsynced_grads(self.kept)

@@ -246,7 +246,7 @@ def modes() -> dict[str, Any]:
         "autocast": [torch.is_autocast_enabled(each) and torch.get_autocast_dtype(each) for each in ("cpu", "cuda")],
         "the default dtype": torch.get_default_dtype(),
         "use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "dc.no_sync": gradient_reduction.keeps(),
+        "dc.no_sync": gradient_reduction.is_no_sync(),
         "CUDA's precision": _cuda_precision() if torch.cuda.is_initialized() else None,
     }
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.communication.gpu.nccl import Channel, Launch
-from distconv.communication.transport import buffers, mpi_type
+from distconv.communication.transport import mpi_buffers, mpi_type
 from distconv.errors import NumericalError
 from distconv.process import watchdog
 
@@ -32,8 +32,8 @@ class Persistent:
         tag: int = 0,
     ) -> None:
         self._memory = [tensor for _, tensor in (*sends, *receives)]
-        self.requests = [comm.Recv_init([part, MPI.BYTE], peer, tag) for peer, t in receives for part in buffers(t)]
-        self.requests += [comm.Send_init([part, MPI.BYTE], peer, tag) for peer, t in sends for part in buffers(t)]
+        self.requests = [comm.Recv_init([part, MPI.BYTE], peer, tag) for peer, t in receives for part in mpi_buffers(t)]
+        self.requests += [comm.Send_init([part, MPI.BYTE], peer, tag) for peer, t in sends for part in mpi_buffers(t)]
         self._start = MPI.Prequest.Startall
 
     def __call__(self) -> Requests:
@@ -59,12 +59,12 @@ class Posting:
         requests = [
             comm.Irecv([part, byte], peer)
             for peer, tensor in zip(self._origins, tensors[sends:], strict=True)
-            for part in buffers(tensor)
+            for part in mpi_buffers(tensor)
         ]
         requests += [
             comm.Isend([part, byte], peer)
             for peer, tensor in zip(self._to, tensors, strict=False)
-            for part in buffers(tensor)
+            for part in mpi_buffers(tensor)
         ]
         return requests
 
@@ -78,7 +78,7 @@ class Summing:
     def __call__(self, tensor: torch.Tensor) -> Requests:
         """Start it by the MPI call of the eager step, since another one may add in another order."""
         kind = mpi_type(tensor.dtype)
-        return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in buffers(tensor)]
+        return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in mpi_buffers(tensor)]
 
 
 class Channelled:

@@ -13,7 +13,7 @@ from distconv.capture.gradients import Gradients, gradient
 from distconv.capture.guards import block_of
 from distconv.capture.run import Run
 from distconv.communication import gradient_reduction
-from distconv.communication.digest import bytes_of
+from distconv.communication.digest import to_bytes
 
 _SPREAD = 8
 """A replay may be this many times as far from the step as a second run of it, where kernels add in no fixed order."""
@@ -42,7 +42,7 @@ class Snapshot:
 def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     """Return the tensors that existed before the step and that it writes to; arguments are taken from ``blocks``."""
     slots, gradients = run.recording.slots, run.gradient_slots()
-    now = [*map(gradient, run.leaves(blocks)), *(share for _, share, _ in gradient_reduction.kept())]
+    now = [*map(gradient, run.leaves(blocks)), *(share for _, share, _ in gradient_reduction.unsynced_grads())]
     storages = {slots[slot].storage for slot in _written_slots(run)}
     tensors: list[torch.Tensor | None] = []
     for number, slot in enumerate(slots):
@@ -73,7 +73,9 @@ class Outcome:
         values += [(f"result {n}", block_of(tensor)) for n, tensor in enumerate(tensors)]
         values += [(f"the gradient of {_name(leaf)}", gradient(leaf)) for leaf in run.leaves(blocks)]
         values += [(f"a buffer or parameter, {_name(tensor)}", tensor) for tensor in written(run, blocks)]
-        values += [(f"a gradient kept for {_name(leaf)}", share) for leaf, share, _ in gradient_reduction.kept()]
+        values += [
+            (f"a gradient kept for {_name(leaf)}", share) for leaf, share, _ in gradient_reduction.unsynced_grads()
+        ]
         generators = (*run.generators, torch.default_generator)
         values += [("the state of a random generator", generator.get_state()) for generator in generators]
         self.values = [(name, None if t is None else t.detach().clone()) for name, t in values]
@@ -114,8 +116,8 @@ def _near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> bool:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     mine, its = ((t.shape, t.dtype, strides_in_use(t.shape, t.stride())) for t in (one, other))
-    return mine == its and bytes_of(one).tobytes() == bytes_of(other).tobytes()
+    return mine == its and to_bytes(one).tobytes() == to_bytes(other).tobytes()
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return gradient_reduction.name_of(tensor) or f"a tensor of shape {tuple(tensor.shape)}"
+    return gradient_reduction.parameter_name(tensor) or f"a tensor of shape {tuple(tensor.shape)}"

@@ -174,7 +174,7 @@ def _run(recorder: Recorder, before: Gradients, result: Any, blocks: Sequence[to
             gradients.append((number, None if now is None else recorder.slot(now)))
     numbers = {id(block): n for n, block in enumerate(blocks) if block is not None}
     arguments = {n: numbers[id(leaf)] for n, leaf in enumerate(before.leaves) if id(leaf) in numbers}
-    kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.kept()]
+    kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.unsynced_grads()]
     return Run(recorder.recording, results, spec, arguments, gradients, kept, before, recorder.generators)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.derived import Derived, Record
+from distconv.communication.derived import CommunicatorRegistry, CommunicatorState
 from distconv.errors import CommunicatorError, DistconvError, MismatchError
 from distconv.process import call_stack, launchers, watchdog
 from distconv.process.environment import CHECK
@@ -127,7 +127,7 @@ def check_same_on_all_ranks(
         return
     # With "all", ranks at different calls may pass different duplicates of one communicator. They must compare over the
     # same one to find the difference.
-    comm = Derived.compared(comm) if level == "all" else comm
+    comm = CommunicatorRegistry.comparison_comm(comm) if level == "all" else comm
     # 7 bytes, not 8: find_mismatches needs the negative of the digest as an int64, too.
     digest = hashlib.blake2b(f"{what}: {value}".encode(errors="surrogatepass"), digest_size=7).digest()
     number = np.array([int.from_bytes(digest, "little")])
@@ -214,7 +214,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
         On every rank, with the operation and the layer of each of them.
     """
     if is_order_checked(comm):
-        Record.of(comm).operations += 1
+        CommunicatorState.get(comm).operations += 1
         check_same_on_all_ranks(comm, what + call_stack.layer_being_called(), "")
 
 
@@ -229,7 +229,7 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
     check_mpi_running()
     if comm.size == 1 or level == "off":
         return False
-    return level == "all" or Record.of(comm).operations < ORDER_CHECKED
+    return level == "all" or CommunicatorState.get(comm).operations < ORDER_CHECKED
 
 
 # -- attempts that may fail on some ranks -----------------------------------------------------------------------------

@@ -1,10 +1,21 @@
-"""Differentiable communication: pairs of a forward and its adjoint, on the local blocks.
+"""Differentiable communication: pairs of a forward pass and its adjoint, on local blocks.
 
-Gradient convention: what is replicated over an axis has, on every replica, the whole gradient. So a sum over a split
-axis has the identity as its adjoint, a redistribution has the opposite redistribution, and what enters split work
-whole (a parameter) has its contributions summed over exactly the axes that split this work.
+Every rank that holds a replica of a tensor has the full gradient of it, not a part that remains to be summed. From this
+convention the backward passes follow:
 
-All of it is linear, and each backward pass is the forward pass of its adjoint: derivatives of any order go through.
+=============================  ==========================================  =============================
+function                       forward                                     backward
+=============================  ==========================================  =============================
+:func:`redistribute`           from one distribution to another            the opposite redistribution
+:func:`gather_region`          halo exchange: get the needed box           :func:`reduce_scatter_region`
+:func:`reduce_scatter_region`  reverse halo exchange: add at the owners    :func:`gather_region`
+:func:`allreduce_sum`          all-reduce                                  identity
+:func:`with_grad_allreduce`    identity                                    all-reduce
+=============================  ==========================================  =============================
+
+All of them are linear, and each backward pass is the forward pass of the adjoint, so derivatives of any order work.
+Layers call these functions. The module does not know what a layer computes; when the gradient of a parameter is
+all-reduced is decided in :mod:`.gradient_reduction`.
 """
 
 from __future__ import annotations
@@ -15,7 +26,7 @@ from typing import Any
 import torch
 
 from distconv.communication import agreement, gradient_reduction
-from distconv.communication.exclusive import Holders, holders, is_exclusive
+from distconv.communication.exclusive import ReferenceCounts, count_references, is_uniquely_owned
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
@@ -27,7 +38,22 @@ _Applied = torch.autograd.function._SingleLevelFunction
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
-    """``function.apply`` of blocks, without the check of what users apply (distconv.autograd.user_functions)."""
+    """Call ``function.apply`` on local blocks.
+
+    Without the check that :mod:`distconv.autograd.user_functions` adds to the Functions of users.
+
+    Parameters
+    ----------
+    function : type
+        A ``torch.autograd.Function``.
+    *args
+        Its arguments.
+
+    Returns
+    -------
+    Tensor
+        What its ``forward`` returns; for several results a tuple.
+    """
     unchecked: Any = function if torch._C._are_functorch_transforms_active() else super(_Applied, function)
     result: torch.Tensor = unchecked.apply(*args)
     return result
@@ -37,11 +63,12 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        # A gradient that torch leaves undefined is so on all ranks: they take the same steps, of empty blocks, too.
+        # If the gradient is undefined it is so on all ranks, since all of them record the same graph, those with an
+        # empty block too. So all of them skip the messages of the backward pass.
         ctx.set_materialize_grads(False)
         with section("redistribute"):
             moved = plan.move(local, "redistribution")
-        # Elsewhere it is a copy: changing the result must not change the input on some ranks only.
+        # On other ranks the result is a copy: changing it in place must not change the input on some ranks only.
         return moved.clone() if moved is local else moved
 
     @staticmethod
@@ -50,7 +77,21 @@ class _Redistribute(torch.autograd.Function):
 
 
 def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:
-    """This rank's block under ``dst`` of a tensor of ``shape`` of which ``local`` is its block under ``src``.
+    """Return this rank's block under another distribution. Collective: call on every rank.
+
+    Parameters
+    ----------
+    local : Tensor
+        This rank's block under ``src``.
+    src, dst : Distribution
+        Over one process grid.
+    shape : sequence of int
+        Global shape of the tensor.
+
+    Returns
+    -------
+    Tensor
+        This rank's block under ``dst``; ``local`` itself if the distributions are equal.
 
     Source: Dryden et al. 2019, III-C.
     """
@@ -59,7 +100,7 @@ def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shap
     return apply(_Redistribute, local, transfer_plan(src, dst, tuple(shape)))
 
 
-class _Assemble(torch.autograd.Function):
+class _GatherRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
@@ -68,39 +109,65 @@ class _Assemble(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return share_out(grad, ctx.plan), None
+        return reduce_scatter_region(grad, ctx.plan), None
 
 
-def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
-    """The box that this rank needs under ``plan.dst``, ghosts included; its adjoint adds up at the owners.
+def gather_region(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """Return the box that this rank needs, with values of other ranks. Collective: call on every rank.
+
+    In backward the gradients of overlapping boxes are added at the owners.
+
+    Parameters
+    ----------
+    local : Tensor
+        This rank's block of ``plan.src``.
+    plan : TransferPlan
+        From owned blocks to needed boxes; made without ``ghosts``.
+
+    Returns
+    -------
+    Tensor
+        This rank's box of ``plan.dst``.
 
     Source: Dryden et al. 2019, III-A.
     """
-    return apply(_Assemble, local, plan)
+    return apply(_GatherRegion, local, plan)
 
 
-class _ShareOut(torch.autograd.Function):
+class _ReduceScatterRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    def forward(ctx: Any, partial: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        total = share.new_zeros(plan.local_shape)
+        total = partial.new_zeros(plan.local_shape)
         with section("share_out"):
-            return plan.start_accumulate([share], share, "sum of shares").finish(total)
+            return plan.start_accumulate([partial], partial, "sum of shares").finish(total)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return assemble(grad, ctx.plan), None
+        return gather_region(grad, ctx.plan), None
 
 
-def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
-    """This rank's block of ``plan.src``, added up from the shares that ranks hold on their boxes of ``plan.dst``.
+def reduce_scatter_region(partial: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """Return the sum, on this rank's block, of the partial sums of all ranks. Collective: call on every rank.
 
-    A reduce-scatter over whatever the boxes are; the adjoint of :func:`assemble`.
+    A reduce-scatter whose boxes may overlap in any way; the adjoint of :func:`gather_region`.
+
+    Parameters
+    ----------
+    partial : Tensor
+        This rank's partial sum on its box of ``plan.dst``.
+    plan : TransferPlan
+        From owned blocks to boxes; made without ``ghosts``.
+
+    Returns
+    -------
+    Tensor
+        This rank's block of ``plan.src``.
     """
-    return apply(_ShareOut, share, plan)
+    return apply(_ReduceScatterRegion, partial, plan)
 
 
-class _SumOver(torch.autograd.Function):
+class _AllreduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...], layer: str) -> torch.Tensor:
         ctx.grid, ctx.axes = grid, axes
@@ -109,38 +176,54 @@ class _SumOver(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return apply(_Enter, grad, ctx.grid, ctx.axes), None, None, None
+        return apply(_WithGradAllreduce, grad, ctx.grid, ctx.axes), None, None, None
 
 
-def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
-    """Sum of ``local`` over the ranks along ``axes``; the result is replicated there."""
+def allreduce_sum(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """Return the sum of a tensor over the ranks along some axes. Collective: call on every rank.
+
+    Parameters
+    ----------
+    local : Tensor
+        Of the same shape on these ranks.
+    grid : ProcessGrid
+        The process grid.
+    axes : sequence of str or None
+        Axes to sum over. None and axes with one part are ignored.
+
+    Returns
+    -------
+    Tensor
+        The sum, replicated along ``axes``; ``local`` itself if there is nothing to sum over.
+    """
     split = grid.split_axes(axes)
-    return apply(_SumOver, local, grid, split, "") if split else local
+    return apply(_AllreduceSum, local, grid, split, "") if split else local
 
 
-class _Enter(torch.autograd.Function):
+class _WithGradAllreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
-        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(whole),)
-        ctx.layer = _layer(ctx)
-        return whole.view_as(whole)
+    def forward(ctx: Any, x: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf_or_none(x),)
+        ctx.layer = _describe_layer(ctx)
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        held = holders(share) if _defers(ctx, 0) else None
-        return _summed(ctx, 0, share, held), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        # Counted here: in a function called from here, one more frame would refer to the gradient.
+        counts = count_references(grad) if _can_defer(ctx, 0) else None
+        return _reduce_grad(ctx, 0, grad, counts), None, None
 
 
-class _EnterBoth(torch.autograd.Function):
-    """Two at once, as the weight and the bias of a layer are: half as many nodes."""
+class _BothWithGradAllreduce(torch.autograd.Function):
+    """Both tensors in one node, for a layer's weight and bias: half as many autograd nodes."""
 
     @staticmethod
     def forward(
         ctx: Any, one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(one), _leaf(other))
-        ctx.layer = _layer(ctx)
-        # Of one that nobody has used there is no gradient, and nothing to sum.
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf_or_none(one), _leaf_or_none(other))
+        ctx.layer = _describe_layer(ctx)
+        # A tensor that is not used has no gradient, and its all-reduce is skipped on all ranks.
         ctx.set_materialize_grads(False)
         return one.view_as(one), other.view_as(other)
 
@@ -148,69 +231,106 @@ class _EnterBoth(torch.autograd.Function):
     def backward(
         ctx: Any, one: torch.Tensor | None, other: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        held = holders(one) if one is not None and _defers(ctx, 0) else None
-        held_other = holders(other) if other is not None and _defers(ctx, 1) else None
-        # In the order of nodes of their own, which is that of buckets, and so of what MPI adds up in which order.
-        later = _summed(ctx, 1, other, held_other)
-        return _summed(ctx, 0, one, held), later, None, None
+        counts = count_references(one) if one is not None and _can_defer(ctx, 0) else None
+        other_counts = count_references(other) if other is not None and _can_defer(ctx, 1) else None
+        # The second one first, as autograd would run two separate nodes. The order decides which gradients share a
+        # bucket, and so the order in which MPI adds, and the roundoff error.
+        other_sum = _reduce_grad(ctx, 1, other, other_counts)
+        return _reduce_grad(ctx, 0, one, counts), other_sum, None, None
 
 
-def _layer(ctx: Any) -> str:
-    """Return parameters' names, or the layer that is being called, for the comparison of the order in backward.
+def _describe_layer(ctx: Any) -> str:
+    """Return the parameters' names, or the layer that is being called, for the order check in backward.
 
-    There no module is on the stack. Names of parameters are preferred since finding the layer takes longer.
+    In backward no module is on the call stack. Names of parameters are preferred, since finding the layer takes longer.
     """
     if not agreement.is_order_checked(ctx.grid.comm(ctx.axes)):
         return ""
-    names = [gradient_reduction.name_of(leaf) for leaf in ctx.leaves]
+    names = [gradient_reduction.parameter_name(leaf) for leaf in ctx.leaves]
     return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.layer_being_called()
 
 
-def _leaf(whole: torch.Tensor) -> torch.Tensor | None:
-    if not (whole.is_leaf and whole.requires_grad):
+def _leaf_or_none(x: torch.Tensor) -> torch.Tensor | None:
+    if not (x.is_leaf and x.requires_grad):
         return None
-    gradient_reduction.check_not_in_ddp(whole)
-    return whole
+    gradient_reduction.check_not_in_ddp(x)
+    return x
 
 
-def _defers(ctx: Any, index: int) -> bool:
-    """Whether the sum of that input's gradient may come later; one that is to be differentiated cannot wait."""
+def _can_defer(ctx: Any, index: int) -> bool:
+    """Return True if the gradient of input ``index`` may be summed later, during the rest of backward."""
     leaf = ctx.leaves[index]
+    # With create_graph=True the sum itself must be recorded, so it cannot be deferred.
     if leaf is None or torch.is_grad_enabled():
         return False
-    return gradient_reduction.defers(leaf, ctx.next_functions[index][0])
+    return gradient_reduction.can_defer(leaf, ctx.next_functions[index][0])
 
 
-def _summed(ctx: Any, index: int, share: torch.Tensor | None, held: Holders | None) -> torch.Tensor | None:
-    """The sum of a ``share`` of that input's gradient; None if nobody wants one, or if it comes later.
+def _reduce_grad(
+    ctx: Any, index: int, grad: torch.Tensor | None, counts: ReferenceCounts | None
+) -> torch.Tensor | None:
+    """Return the summed gradient of input ``index``; None if it is not required, or deferred.
 
-    ``held``: how often the share was held where autograd handed it over, if the sum may come later.
+    ``counts``: the reference counts of ``grad`` if the sum may be deferred, otherwise None.
     """
-    if share is None or not ctx.needs_input_grad[index]:
+    if grad is None or not ctx.needs_input_grad[index]:
         return None
-    if held is None:
-        return apply(_SumOver, share, ctx.grid, ctx.axes, ctx.layer)
-    exclusive = is_exclusive(share, held)
-    gradient_reduction.defer(ctx.leaves[index], share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
+    if counts is None:
+        return apply(_AllreduceSum, grad, ctx.grid, ctx.axes, ctx.layer)
+    uniquely_owned = is_uniquely_owned(grad, counts)
+    gradient_reduction.enqueue_contribution(
+        ctx.leaves[index], grad, ctx.grid.comm(ctx.axes), uniquely_owned=uniquely_owned
+    )
     return None
 
 
-def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
-    """``whole``, equal on all ranks along ``axes``, as it enters work split over ``axes``.
+def with_grad_allreduce(x: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """Return a replicated tensor unchanged; in backward its gradient is all-reduced over some axes.
 
-    The adjoint sums the contributions over exactly these axes, so that each rank gets the whole gradient.
+    Use it where a tensor that is identical on the ranks along ``axes``, such as a weight, is used in work that is split
+    over them: each rank then computes a contribution to its gradient. Collective in backward: call on every rank.
+
+    Parameters
+    ----------
+    x : Tensor
+        Identical on the ranks along ``axes``.
+    grid : ProcessGrid
+        The process grid.
+    axes : sequence of str or None
+        Exactly the axes over which the work is split. None and axes with one part are ignored.
+
+    Returns
+    -------
+    Tensor
+        A view of ``x``, or ``x`` itself if there is nothing to sum over.
     """
     split = grid.split_axes(axes)
-    return apply(_Enter, whole, grid, split) if split else whole
+    return apply(_WithGradAllreduce, x, grid, split) if split else x
 
 
-def enter_both(
+def both_with_grad_allreduce(
     one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`enter` of two tensors at once, such as a layer's weight and its bias."""
-    if one.requires_grad != other.requires_grad:  # both results would require a gradient, and it would be computed
-        return enter(one, grid, axes), enter(other, grid, axes)
+    """Return two replicated tensors unchanged; in backward their gradients are all-reduced over some axes.
+
+    As :func:`with_grad_allreduce` for each of them, such as a weight and its bias, with one autograd node.
+
+    Parameters
+    ----------
+    one, other : Tensor
+        Identical on the ranks along ``axes``.
+    grid, axes
+        As in :func:`with_grad_allreduce`.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of ``one`` and ``other``.
+    """
+    if one.requires_grad != other.requires_grad:
+        # As results of one node both would require a gradient, and the unneeded one would be computed.
+        return with_grad_allreduce(one, grid, axes), with_grad_allreduce(other, grid, axes)
     split = grid.split_axes(axes)
-    both: Any = apply(_EnterBoth, one, other, grid, split) if split else (one, other)
+    both: Any = apply(_BothWithGradAllreduce, one, other, grid, split) if split else (one, other)
     one, other = both
     return one, other

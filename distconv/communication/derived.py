@@ -1,7 +1,11 @@
-"""Communicators derived from another one, which go back to MPI when no rank uses them any more.
+"""Registry of the communicators derived from another one, which frees those that no rank uses any more.
 
-MPI has some two thousand. To free one is collective, and each rank's Python drops an object when it likes: so what has
-been dropped on all ranks is freed by all of them together, when they next ask.
+MPI offers about two thousand communicators. Freeing one is collective, but Python drops an object at a different time
+on each rank. Therefore nothing is freed when an object is dropped: the ranks compare what they have dropped when they
+next call :meth:`CommunicatorRegistry.free_unused`, and free what all of them have dropped.
+
+The registry is an attribute of the MPI communicator, so all Python objects of one communicator find the same registry.
+Process grids and pipelines use it; it does not know what a communicator is used for.
 """
 
 from __future__ import annotations
@@ -20,136 +24,251 @@ from distconv.process import watchdog
 
 T = TypeVar("T")
 
-FEW = 64
-"""Communicators that may exist before Python is asked to look for dropped ones in cycles."""
+COLLECT_ABOVE = 64
+"""Number of communicators above which the garbage collector runs before a search for unused ones.
+
+A communicator in a reference cycle is dropped only by the garbage collector.
+"""
 
 
-class _Made(NamedTuple):
+class _Entry(NamedTuple):
     comm: MPI.Intracomm
-    """The communicator once more: MPI's handle outlives the object that is used."""
-    used: weakref.ref[MPI.Intracomm]
+    """A second handle, with which the communicator can be freed after the object in use was dropped."""
+    in_use: weakref.ref[MPI.Intracomm]
+    """The object in use. The reference is dead on a rank that has dropped it."""
 
 
-class Derived:
+class CommunicatorRegistry:
     """The communicators derived from one, in the order in which all of its ranks made them."""
 
     def __init__(self) -> None:
-        self._made: list[_Made] = []
-        self._few = FEW
+        self._entries: list[_Entry] = []
+        self._collect_above = COLLECT_ABOVE
         self._attached: dict[type[Any], Any] = {}
-        self._common: MPI.Intracomm | None = None
+        self._shared_duplicate: MPI.Intracomm | None = None
         self.backward_passes = 0
-        """How many have summed gradients over it: the same number on all of its ranks."""
+        """Number of backward passes that have reduced gradients over the communicator; the same on all of its ranks."""
 
     @staticmethod
-    def of(comm: MPI.Intracomm) -> Derived:
-        """Those of ``comm``; what is derived from one of its duplicates made here is among them."""
-        derived = comm.Get_attr(_key())
-        if not isinstance(derived, Derived):
-            derived = Derived()
-            comm.Set_attr(_key(), derived)
-        return derived
+    def get(comm: MPI.Intracomm) -> CommunicatorRegistry:
+        """Return the registry of a communicator; make it at first use.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator, or a duplicate of it that :meth:`duplicate` made.
+
+        Returns
+        -------
+        CommunicatorRegistry
+            The same object for ``comm`` and its duplicates.
+        """
+        registry = comm.Get_attr(_registry_key())
+        if not isinstance(registry, CommunicatorRegistry):
+            registry = CommunicatorRegistry()
+            comm.Set_attr(_registry_key(), registry)
+        return registry
 
     @staticmethod
-    def compared(comm: MPI.Intracomm) -> MPI.Intracomm:
-        """Return the communicator that :meth:`common` gave for the ranks of ``comm``, or else ``comm`` itself."""
-        derived = comm.Get_attr(_key())
-        return (derived._common if isinstance(derived, Derived) else None) or comm
+    def comparison_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return the duplicate that :meth:`shared_duplicate` made for the ranks of ``comm``, or else ``comm`` itself.
 
-    def attached(self, kind: type[T]) -> T:
-        """Return the object of class ``kind`` that belongs to these communicators; make it at first use."""
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator.
+
+        Returns
+        -------
+        MPI.Intracomm
+            A communicator over the same ranks.
+        """
+        registry = comm.Get_attr(_registry_key())
+        return (registry._shared_duplicate if isinstance(registry, CommunicatorRegistry) else None) or comm
+
+    def get_attached(self, kind: type[T]) -> T:
+        """Return the object of a class that is attached to these communicators; make it at first use.
+
+        Parameters
+        ----------
+        kind : type
+            The class, which is called without arguments.
+
+        Returns
+        -------
+        T
+            The same object in each call.
+        """
         if kind not in self._attached:
             self._attached[kind] = kind()
         found: T = self._attached[kind]
         return found
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._entries)
 
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
-        """A duplicate of ``comm``. Collective."""
-        duplicate = self._noted(comm.Dup())
-        duplicate.Set_attr(_key(), self)
+        """Return a registered duplicate of a communicator. Collective: call on every rank.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator.
+
+        Returns
+        -------
+        MPI.Intracomm
+            The duplicate. Its registry is this one.
+        """
+        duplicate = self._register(comm.Dup())
+        duplicate.Set_attr(_registry_key(), self)
         return duplicate
 
-    def common(self, comm: MPI.Intracomm) -> MPI.Intracomm:
-        """One duplicate of ``comm`` that all callers share. Collective at the first call; freed with ``comm``."""
-        if self._common is None:
-            self._common = comm.Dup()
-        return self._common
+    def shared_duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return one duplicate of a communicator that all callers share. Collective at its first use.
+
+        Comparisons go over it, since other collectives may be in flight over ``comm`` on some ranks.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator.
+
+        Returns
+        -------
+        MPI.Intracomm
+            The duplicate, which is freed with ``comm``.
+        """
+        if self._shared_duplicate is None:
+            self._shared_duplicate = comm.Dup()
+        return self._shared_duplicate
 
     def split(self, comm: MPI.Intracomm, colour: int, key: int) -> MPI.Intracomm:
-        """``comm.Split(colour, key)``. Collective over all ranks that derive together."""
-        return self._noted(MPI.Intracomm(comm.Split(colour, key)))
+        """Split a communicator and register this rank's part. Collective: call on every rank.
 
-    def _noted(self, comm: MPI.Intracomm) -> MPI.Intracomm:
-        self._made.append(_Made(MPI.Intracomm(comm), weakref.ref(comm)))
-        comm.Set_attr(_record_key(), Record(next(_numbers)))
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator.
+        colour, key : int
+            As in ``MPI.Comm.Split``.
+
+        Returns
+        -------
+        MPI.Intracomm
+            The communicator of the ranks with the same ``colour``.
+        """
+        return self._register(MPI.Intracomm(comm.Split(colour, key)))
+
+    def _register(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        self._entries.append(_Entry(MPI.Intracomm(comm), weakref.ref(comm)))
+        comm.Set_attr(_state_key(), CommunicatorState(next(_creation_numbers)))
         return comm
 
     def free(self, comm: MPI.Intracomm) -> None:
-        """Free ``comm``, used or not, if it has not been freed. Collective."""
+        """Free a communicator, even one in use. Collective: call on every rank.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator. One that was freed before is left alone.
+        """
         if comm:
-            self._made = [each for each in self._made if each.comm != comm]
+            self._entries = [entry for entry in self._entries if entry.comm != comm]
             self._free(comm)
 
     def _free(self, comm: MPI.Intracomm) -> None:
-        # Duplicates of the communicator from which all are derived share its entry, and with it what stays.
-        own = comm.Get_attr(_key())
-        if isinstance(own, Derived) and own is not self and own._common is not None:
-            own._common.Free()
+        # A duplicate of the communicator from which all are derived has this registry, too, and must not free its
+        # shared duplicate.
+        own = comm.Get_attr(_registry_key())
+        if isinstance(own, CommunicatorRegistry) and own is not self and own._shared_duplicate is not None:
+            own._shared_duplicate.Free()
         comm.Free()
 
-    def give_back(self, comm: MPI.Intracomm) -> None:
-        """Free what no rank uses any more. Collective over ``comm``, from which all are derived."""
-        if len(self) > self._few:
+    def free_unused(self, comm: MPI.Intracomm) -> None:
+        """Free the communicators that no rank uses any more. Collective: call on every rank.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator from which all are derived.
+        """
+        if len(self) > self._collect_above:
             gc.collect()
-        dropped = np.array([each.used() is None for each in self._made], dtype=np.uint8)
+        # All ranks made the same communicators in the same order, so entry i is the same one on all of them.
+        dropped = np.array([entry.in_use() is None for entry in self._entries], dtype=np.uint8)
         with watchdog.waiting(lambda: "freeing communicators that no rank uses"):
             comm.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
-            for each, everywhere in zip(self._made, dropped, strict=True):
-                if everywhere:
-                    self._free(each.comm)
-        self._made = [each for each in self._made if each.comm]
-        self._few = max(FEW, 2 * len(self)) if len(self) > self._few else self._few
+            for entry, dropped_by_all in zip(self._entries, dropped, strict=True):
+                if dropped_by_all:
+                    self._free(entry.comm)
+        self._entries = [entry for entry in self._entries if entry.comm]
+        # Where many are really in use, collecting garbage at each call would only cost time.
+        self._collect_above = (
+            max(COLLECT_ABOVE, 2 * len(self)) if len(self) > self._collect_above else self._collect_above
+        )
 
 
 @functools.cache
-def _key() -> int:
-    """MPI's key of the attribute that holds them; made when MPI runs."""
+def _registry_key() -> int:
+    """Return MPI's key of the attribute that holds the registry. MPI must be running at the first call."""
     return MPI.Comm.Create_keyval()
 
 
-_numbers = itertools.count()
+_creation_numbers = itertools.count()
 
 
 @dataclass
-class Record:
+class CommunicatorState:
     """State of one communicator that its duplicates do not share."""
 
     number: int = -1
-    """Ranks sort the communicators that they share by it. The numbers themselves may differ between ranks."""
+    """Position in the order of creation, by which ranks sort the communicators that they share.
+
+    The numbers themselves may differ between ranks.
+    """
     operations: int = 0
-    """Operations over it whose order has been compared: the same number on all of its ranks."""
+    """Number of operations over it whose order has been compared; the same on all of its ranks."""
 
     @staticmethod
-    def of(comm: MPI.Intracomm) -> Record:
-        """Return the record of ``comm``; make one if it has none."""
-        record = comm.Get_attr(_record_key())
-        if not isinstance(record, Record):
-            record = Record()
-            comm.Set_attr(_record_key(), record)
-        return record
+    def get(comm: MPI.Intracomm) -> CommunicatorState:
+        """Return the state of a communicator; make it at first use.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            The communicator.
+
+        Returns
+        -------
+        CommunicatorState
+            The same object in each call.
+        """
+        state = comm.Get_attr(_state_key())
+        if not isinstance(state, CommunicatorState):
+            state = CommunicatorState()
+            comm.Set_attr(_state_key(), state)
+        return state
 
 
 @functools.cache
-def _record_key() -> int:
+def _state_key() -> int:
     return MPI.Comm.Create_keyval()
 
 
 def creation_order(comm: MPI.Intracomm) -> int:
     """Return a number by which ranks sort the communicators that they share in the same way.
 
-    To make a communicator is collective, so its ranks have made those that they share in the same order.
+    Making a communicator is collective, so its ranks have made those that they share in the same order.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        A communicator that a registry made.
+
+    Returns
+    -------
+    int
+        The sort key. Only comparisons of two keys on one rank are meaningful.
     """
-    return Record.of(comm).number
+    return CommunicatorState.get(comm).number

@@ -1,8 +1,8 @@
-"""Whether a gradient that comes to a backward pass is nobody else's, so that a sum may be made in its memory.
+"""Check whether autograd's gradient belongs to the running backward pass alone, so that it may be summed in place.
 
-Autograd hands one tensor to several, keeps some for later, and lets hooks keep them; none of that shows in the tensor.
-It shows in how often the tensor, its memory and what it is a view of are held: as often as a gradient that is known to
-be fresh, or more often.
+Autograd passes one tensor to several functions, keeps some for later, and lets hooks keep them. A tensor does not show
+any of this, but the reference counts of the tensor, its storage and its base do: they are those of a gradient that was
+just computed, or larger. :mod:`.collectives` counts before each deferred reduction.
 """
 
 from __future__ import annotations
@@ -13,33 +13,54 @@ from typing import Any
 
 import torch
 
-Holders = tuple[int, ...]
-"""How often a gradient is held, by :func:`holders`."""
+ReferenceCounts = tuple[int, ...]
+"""Reference counts of a gradient, by :func:`count_references`."""
 
 
-def holders(gradient: torch.Tensor) -> Holders:
-    """How often ``gradient``, its memory and its base are held; to be called by a Function's ``backward`` itself."""
+def count_references(gradient: torch.Tensor) -> ReferenceCounts:
+    """Count the references to a gradient, its storage and its base.
+
+    Call it directly in a Function's ``backward``: each Python frame between holds one more reference.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        The gradient as autograd passed it.
+
+    Returns
+    -------
+    tuple of int
+        To be compared with :func:`fresh_reference_counts`. Empty for a sparse tensor.
+    """
     if gradient.layout is not torch.strided:
         return ()
     storage, base = gradient.untyped_storage(), gradient._base
     return (
         sys.getrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined]
-        # A view's base holds the memory once more.
+        # The base of a view holds one more reference to the storage.
         torch._C._storage_Use_Count(storage._cdata) - (base is not None),
         0 if base is None else sys.getrefcount(base),
-        # Who else holds memory that torch has been lent, an array's, is not known.
+        # Memory that torch has borrowed, such as a NumPy array's, may have owners that no count shows.
         not storage.resizable(),
     )
 
 
-def is_exclusive(gradient: torch.Tensor, held: Holders) -> bool:
-    """Whether sums may be made in the memory of ``gradient``, which is ``held`` so often."""
-    return held in fresh_holders() and gradient.is_contiguous()
+def is_uniquely_owned(gradient: torch.Tensor, counts: ReferenceCounts) -> bool:
+    """Return True if nothing else uses the memory of a gradient, so that it may hold the sum.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        The gradient.
+    counts : tuple of int
+        Its reference counts, taken in the Function's ``backward``.
+    """
+    return counts in fresh_reference_counts() and gradient.is_contiguous()
 
 
-class _Fresh(torch.autograd.Function):
-    """Hands back two gradients that it has just made: a whole tensor, and a view."""
+class _MakeFreshGradients(torch.autograd.Function):
+    """Function whose backward pass returns two new gradients: a full tensor, and a view."""
 
     @staticmethod
     def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -50,26 +71,33 @@ class _Fresh(torch.autograd.Function):
         return grad.clone(), grad.clone().t()
 
 
-class _Counted(torch.autograd.Function):
+class _RecordReferences(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, found: list[Holders]) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, found: list[ReferenceCounts]) -> torch.Tensor:
         ctx.found = found
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.found.append(holders(grad))
+        ctx.found.append(count_references(grad))
         return grad, None
 
 
 @cache
-def fresh_holders() -> frozenset[Holders]:
-    """Return the holders of gradients that only autograd holds; the first call runs a small backward pass.
+def fresh_reference_counts() -> frozenset[ReferenceCounts]:
+    """Return the reference counts of gradients that only autograd holds.
 
-    The first grid makes that call, since a backward pass within another one would be recorded with it.
+    The first call runs a small backward pass. The first process grid makes that call, since a backward pass within
+    another one would be recorded with it.
+
+    Returns
+    -------
+    frozenset of tuple of int
+        The counts of a full tensor and of a view.
     """
-    found: list[Holders] = []
+    found: list[ReferenceCounts] = []
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, 1, device="cpu", requires_grad=True)
-        _Fresh.apply(_Counted.apply(x, found), _Counted.apply(x, found)).backward()  # type: ignore[no-untyped-call]
+        one, other = (_RecordReferences.apply(x, found) for _ in range(2))  # type: ignore[no-untyped-call]
+        _MakeFreshGradients.apply(one, other).backward()  # type: ignore[no-untyped-call]
     return frozenset(found)

@@ -28,7 +28,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication import agreement
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.errors import CommunicatorError, MismatchError
 from distconv.process import watchdog
 
@@ -40,20 +40,20 @@ ranks.
 """
 
 _REMEMBERED = 64
-"""Different passes over a communicator that are remembered, before all of them are forgotten."""
+"""Number of different passes over a communicator above which all are forgotten: the memory is bounded."""
 
-_NAMED = 4
+_LISTED = 4
 """Parameters that an error lists for each rank."""
 
 
 @dataclass(eq=False)
-class Pass:
+class BackwardPass:
     """The keys of a backward pass, in the order in which all ranks reduce them."""
 
     keys: tuple[Key, ...] = ()
     names: int = 0
     """Digest of the parameters' names, sorted by key."""
-    following: Pass | None = None
+    following: BackwardPass | None = None
     """The pass that followed this one the last time."""
 
 
@@ -61,21 +61,29 @@ class PassHistory:
     """The backward passes over one communicator. All of its ranks have the same history."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Key, ...], Pass] = {}
-        self._last = Pass()
+        self._known: dict[tuple[Key, ...], BackwardPass] = {}
+        self._last = BackwardPass()
         self.broken = ""
         """Why reductions of ranks no longer match, if they do not."""
 
     @property
-    def expected(self) -> Pass:
+    def expected(self) -> BackwardPass:
         """The pass that is expected to come next; one without keys if nothing is known."""
-        return self._last.following or Pass()
+        return self._last.following or BackwardPass()
 
     def record(self, keys: Sequence[Key], names: int) -> None:
-        """Note that a pass with these keys, and this digest of names, has followed the last one."""
+        """Note that a pass has followed the last one.
+
+        Parameters
+        ----------
+        keys : sequence of Key
+            Its keys in the order in which all ranks reduced them.
+        names : int
+            Digest of the parameters' names, sorted by key.
+        """
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        following = self._known.setdefault(tuple(keys), Pass(tuple(keys), names))
+        following = self._known.setdefault(tuple(keys), BackwardPass(tuple(keys), names))
         self._last.following = following
         self._last = following
 
@@ -119,7 +127,7 @@ class OrderedContributions(Generic[C]):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        self._history = Derived.of(comm).attached(PassHistory)
+        self._history = CommunicatorRegistry.get(comm).get_attached(PassHistory)
         if self._history.broken:
             raise CommunicatorError(
                 f"backward pass: an earlier one failed after some gradients had been sent ({self._history.broken}). "
@@ -127,13 +135,27 @@ class OrderedContributions(Generic[C]):
             )
         self._expected = self._history.expected.keys
         self._position = 0
+        """Number of expected contributions that were returned."""
         self._arrived: dict[Key, str] = {}
         """The keys in the order of arrival, and the names of their parameters."""
         self._waiting: dict[Key, C] = {}
+        """Those that have arrived and were not returned yet."""
         self._counts: Counter[int] = Counter()
+        """Contributions to each parameter so far."""
 
     def add(self, contribution: C) -> list[C]:
-        """Return the contributions that can be reduced, now that this one has arrived, in order."""
+        """Take a contribution, and return those that can be reduced now.
+
+        Parameters
+        ----------
+        contribution : Contribution
+            A contribution that autograd has computed.
+
+        Returns
+        -------
+        list of Contribution
+            Perhaps none, perhaps several, in an order that all ranks share.
+        """
         number = contribution.number
         key = (number, self._counts[number])
         self._counts[number] += 1
@@ -146,13 +168,18 @@ class OrderedContributions(Generic[C]):
         return ready
 
     def is_waiting(self, leaf: torch.Tensor) -> bool:
-        """Return True if a contribution to ``leaf`` has not been returned yet."""
+        """Return True if a contribution to ``leaf`` has arrived and was not returned yet."""
         return any(contribution.leaf is leaf for contribution in self._waiting.values())
 
     def rest(self) -> list[C]:
-        """Return the contributions that are left at the end of the pass, in order.
+        """Return the contributions that are left at the end of the pass.
 
-        Collective over the communicator.
+        Collective: call on every rank of the communicator.
+
+        Returns
+        -------
+        list of Contribution
+            In an order that all ranks share.
 
         Raises
         ------
@@ -180,7 +207,7 @@ class OrderedContributions(Generic[C]):
     def _compare(self, order: int, names: int) -> bool:
         """Check that all ranks have the same digest ``names``, and return True if they have the same ``order``, too."""
         # Over a communicator of its own: a rank may be here while another one has started more reductions.
-        comm = Derived.of(self.comm).common(self.comm)
+        comm = CommunicatorRegistry.get(self.comm).shared_duplicate(self.comm)
         other_order, other_names = agreement.find_mismatches(
             comm, np.array([order, names]), lambda: "agreement on the order of gradients"
         )
@@ -188,6 +215,7 @@ class OrderedContributions(Generic[C]):
             with watchdog.waiting(lambda: "agreement on the order of gradients"):
                 lists = comm.allgather((self._names(sorted(self._arrived)), self._position))
             text = _describe([listed for listed, _ in lists])
+            # Reductions that only some ranks have started can neither be matched nor taken back.
             if any(started for _, started in lists):
                 self._history.broken = text
             raise MismatchError(text)
@@ -199,13 +227,13 @@ def _digest(values: Sequence[int] | Sequence[str]) -> int:
 
 
 def _describe(lists: Sequence[Sequence[str]]) -> str:
-    """Return the message about ranks whose gradients are not of the same parameters."""
+    """Return the message for ranks whose gradients are not of the same parameters, given the names on each rank."""
     on_all = set.intersection(*map(set, lists))
     extra = []
     for rank, names in enumerate(lists):
         only = list(dict.fromkeys(name.rpartition(" ")[0] for name in names if name not in on_all))
         if only:
-            extra.append(f"{', '.join(only[:_NAMED])}{', ...' if len(only) > _NAMED else ''} on rank {rank}")
+            extra.append(f"{', '.join(only[:_LISTED])}{', ...' if len(only) > _LISTED else ''} on rank {rank}")
     return (
         "backward pass: ranks have gradients of different parameters, or use a parameter a different number of times: "
         f"in addition to those of all ranks there are {'; '.join(extra)}. Call the same layers on every rank"

@@ -1,7 +1,7 @@
-"""Packing: boxes of tensors side by side in contiguous messages, and back.
+"""Packing: copy boxes of tensors into contiguous messages, and back.
 
-torch copies box by box; on a GPU one kernel moves all boxes at once (:mod:`distconv.kernels.packing`), where there is a
-CuPy that can launch it.
+torch copies box by box. On a GPU one kernel copies all boxes at once (:mod:`distconv.kernels.packing`), if CuPy is
+installed and can launch it. :mod:`.transfer` packs and unpacks; this module sends nothing.
 """
 
 from __future__ import annotations
@@ -22,91 +22,138 @@ _ALIGNED = 16
 """Messages in a buffer start at multiples of this many elements."""
 
 
-class Room(NamedTuple):
-    """Memory for messages; those that are packed lie side by side in ``buffer``."""
+class ReceiveBuffers(NamedTuple):
+    """Memory for messages: each is a box of a tensor itself, or a part of ``buffer``."""
 
     messages: list[torch.Tensor]
     buffer: torch.Tensor | None
+    """Holds the messages that must be unpacked; None if there are none."""
 
 
 class Packing:
-    """Messages of boxes of some tensors, for each message its boxes; the tensors' shapes never change.
+    """Messages made of boxes of some tensors.
 
-    A message that is one box which is contiguous in its tensor is that memory, without a copy.
+    A message of one box that is contiguous in its tensor is that memory itself, without a copy.
+
+    Parameters
+    ----------
+    messages : sequence of sequence of Region
+        The boxes of each message. The shapes of the tensors never change; strides, dtype and device may.
     """
 
     def __init__(self, messages: Sequence[Sequence[Region]]) -> None:
         self._messages = messages
-        self._layouts: dict[tuple[object, ...], _Layout] = {}
+        self._layouts: dict[tuple[object, ...], _MessageLayout] = {}
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The messages: what ``tensors`` hold in their boxes."""
+        """Return the messages.
+
+        Parameters
+        ----------
+        tensors : sequence of Tensor
+            The tensors that the boxes are of.
+
+        Returns
+        -------
+        list of Tensor
+            Contiguous. A message may share the memory of a tensor: do not change that before it was sent.
+        """
         if not self._messages:
             return []
-        if not _by_kernel(tensors[0]):
-            return [_joined([tensors[r.tensor][r.slices] for r in regions]) for regions in self._messages]
-        tensors = [in_memory(tensor) for tensor in tensors]
+        if not _uses_kernel(tensors[0]):
+            return [_concatenate([tensors[r.tensor][r.slices] for r in regions]) for regions in self._messages]
+        tensors = [materialize(tensor) for tensor in tensors]
         layout = self._layout(tensors, in_place=True)
-        messages, buffer = layout.room(tensors)
+        messages, buffer = layout.allocate(tensors)
         if buffer is not None:
-            recording.launch(lambda to, *boxes: layout.by_kernel.pack(boxes, to), buffer, *tensors)
+            recording.launch(lambda to, *boxes: layout.for_kernel.pack(boxes, to), buffer, *tensors)
         return messages
 
-    def room(self, tensors: Sequence[torch.Tensor]) -> Room:
-        """Memory to receive the messages into, for :meth:`unpack`."""
-        return self._layout(tensors, in_place=True).room(tensors) if self._messages else Room([], None)
+    def allocate_for_unpack(self, tensors: Sequence[torch.Tensor]) -> ReceiveBuffers:
+        """Return memory to receive the messages into, for :meth:`unpack`.
 
-    def unpack(self, room: Room, tensors: Sequence[torch.Tensor]) -> None:
-        """Put what was received into the boxes of ``tensors``, for which ``room`` was made."""
-        if room.buffer is None:
+        Parameters
+        ----------
+        tensors : sequence of Tensor
+            The tensors that the boxes are of. Messages may be received into their memory.
+        """
+        return self._layout(tensors, in_place=True).allocate(tensors) if self._messages else ReceiveBuffers([], None)
+
+    def unpack(self, received: ReceiveBuffers, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy received messages to their boxes.
+
+        Parameters
+        ----------
+        received : ReceiveBuffers
+            From :meth:`allocate_for_unpack` of the same tensors.
+        tensors : sequence of Tensor
+            Changed in place.
+        """
+        if received.buffer is None:
             return
         layout = self._layout(tensors, in_place=True)
-        if _by_kernel(tensors[0]):
-            recording.launch(lambda of, *boxes: layout.by_kernel.unpack(boxes, of), room.buffer, *tensors)
+        if _uses_kernel(tensors[0]):
+            recording.launch(lambda of, *boxes: layout.for_kernel.unpack(boxes, of), received.buffer, *tensors)
             return
-        for region, place in layout.places(room.buffer):
-            tensors[region.tensor][region.slices] = place
+        for region, values in layout.packed_boxes(received.buffer):
+            tensors[region.tensor][region.slices] = values
 
-    def room_for_sums(self, like: torch.Tensor) -> Room:
-        """Memory to receive the messages into, for :meth:`add`; of the dtype and device of ``like``."""
-        return self._layout([like], in_place=False).room([like]) if self._messages else Room([], None)
+    def allocate_for_add(self, like: torch.Tensor) -> ReceiveBuffers:
+        """Return memory to receive the messages into, for :meth:`add`.
 
-    def add(self, room: Room, tensors: Sequence[torch.Tensor]) -> None:
-        """Add what was received to the boxes of ``tensors``, in the order of the messages."""
-        if room.buffer is None:
+        Parameters
+        ----------
+        like : Tensor
+            Has the dtype, device and strides.
+        """
+        return self._layout([like], in_place=False).allocate([like]) if self._messages else ReceiveBuffers([], None)
+
+    def add(self, received: ReceiveBuffers, tensors: Sequence[torch.Tensor]) -> None:
+        """Add received messages to their boxes, in the order of the messages.
+
+        Parameters
+        ----------
+        received : ReceiveBuffers
+            From :meth:`allocate_for_add`.
+        tensors : sequence of Tensor
+            Changed in place.
+        """
+        if received.buffer is None:
             return
         layout = self._layout(tensors, in_place=False)
-        if _by_kernel(tensors[0], adds=True):
-            recording.launch(lambda of, *boxes: layout.by_kernel.add(boxes, of), room.buffer, *tensors)
+        if _uses_kernel(tensors[0], adds=True):
+            recording.launch(lambda of, *boxes: layout.for_kernel.add(boxes, of), received.buffer, *tensors)
             return
-        for region, place in layout.places(room.buffer):
-            tensors[region.tensor][region.slices] += place
+        for region, values in layout.packed_boxes(received.buffer):
+            tensors[region.tensor][region.slices] += values
 
-    def _layout(self, tensors: Sequence[torch.Tensor], *, in_place: bool) -> _Layout:
-        # Shapes never change, strides may: channels-last blocks lie otherwise, and other boxes of them are contiguous.
+    def _layout(self, tensors: Sequence[torch.Tensor], *, in_place: bool) -> _MessageLayout:
+        # Shapes never change, but strides may: in channels-last tensors other boxes are contiguous.
         strides = tuple(tensor.stride() for tensor in tensors)
         layout = self._layouts.get((in_place, strides))
         if layout is None:
-            whole = [in_place and len(regions) == 1 and _contiguous(regions[0], tensors) for regions in self._messages]
-            layout = self._layouts[in_place, strides] = _Layout(self._messages, whole, strides)
+            unpacked = [
+                in_place and len(regions) == 1 and _is_contiguous(regions[0], tensors) for regions in self._messages
+            ]
+            layout = self._layouts[in_place, strides] = _MessageLayout(self._messages, unpacked, strides)
         return layout
 
 
-class _Layout:
-    """Where the boxes of messages lie in their buffer, if they are boxes of tensors with these strides.
+class _MessageLayout:
+    """Positions of the boxes of messages in their buffer, for tensors with given strides.
 
-    ``whole`` says of each message that it is the memory of its one box.
+    ``unpacked``: for each message True if it is the memory of its one box. Otherwise it is in the buffer.
     """
 
     def __init__(
-        self, messages: Sequence[Sequence[Region]], whole: Sequence[bool], strides: Sequence[tuple[int, ...]]
+        self, messages: Sequence[Sequence[Region]], unpacked: Sequence[bool], strides: Sequence[tuple[int, ...]]
     ) -> None:
         self._strides = strides
         self._messages: list[Region | slice] = []
         self._packed: list[tuple[Region, int]] = []
         self._numel = 0
-        for regions, alone in zip(messages, whole, strict=True):
-            if alone:
+        for regions, is_unpacked in zip(messages, unpacked, strict=True):
+            if is_unpacked:
                 self._messages.append(regions[0])
                 continue
             start = at = -(-self._numel // _ALIGNED) * _ALIGNED
@@ -116,8 +163,8 @@ class _Layout:
             self._messages.append(slice(start, at))
             self._numel = at
 
-    def room(self, tensors: Sequence[torch.Tensor]) -> Room:
-        """Messages that are memory of ``tensors``, or of a new buffer of their dtype and device."""
+    def allocate(self, tensors: Sequence[torch.Tensor]) -> ReceiveBuffers:
+        """Return the messages: memory of ``tensors``, or of a new buffer of their dtype and device."""
         buffer = tensors[0].new_empty(self._numel) if self._packed else None
         messages = []
         for message in self._messages:
@@ -126,41 +173,56 @@ class _Layout:
             else:
                 assert buffer is not None
                 messages.append(buffer[message])
-        return Room(messages, buffer)
+        return ReceiveBuffers(messages, buffer)
 
-    def places(self, buffer: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
-        """Each packed box, and its place in ``buffer`` in the shape of the box."""
+    def packed_boxes(self, buffer: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
+        """Yield each packed box and its values in ``buffer``, in the shape of the box."""
         for region, start in self._packed:
             yield region, buffer[start : start + region.numel].view(region.extents)
 
     @cached_property
-    def by_kernel(self) -> PackedRegions:
-        """The same for the kernel, which keeps on the device what it has to know."""
+    def for_kernel(self) -> PackedRegions:
+        """The same positions for the kernel, which keeps them on the device."""
         from distconv.kernels.packing import PackedRegions
 
         return PackedRegions(self._packed, self._strides)
 
 
-def _joined(boxes: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One contiguous message; a single contiguous box goes as it is."""
+def _concatenate(boxes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one contiguous message; a single contiguous box is not copied."""
     if len(boxes) > 1:
         return torch.cat([box.reshape(-1) for box in boxes])
     return boxes[0] if boxes[0].is_contiguous() else boxes[0].contiguous().view(-1)
 
 
-def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with its values in memory: torch has zeros that have none, and puts off conjugates and signs."""
+def materialize(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values.
+
+    MPI reads memory, but some zeros of torch have none, and torch defers conjugation and negation until an operator
+    reads the values.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Any tensor.
+
+    Returns
+    -------
+    Tensor
+        ``tensor`` itself if its memory holds its values.
+    """
     return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
 
 
-def _contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
+def _is_contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
     return tensors[region.tensor][region.slices].is_contiguous()
 
 
-def _by_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:
-    """Whether one kernel moves boxes of such tensors."""
+def _uses_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:
+    """Return True if one kernel copies, or ``adds``, all boxes of such tensors."""
     if not tensor.is_cuda:
         return False
     from distconv.kernels import packing
 
-    return packing.available(tensor.device, tensor.dtype, tensor.dim()) and (not adds or packing.adds(tensor.dtype))
+    available = packing.is_available(tensor.device, tensor.dtype, tensor.dim())
+    return available and (not adds or packing.can_add(tensor.dtype))

@@ -1,7 +1,14 @@
-r"""Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic: nothing is sent here.
+r"""Routes: which boxes of a tensor a rank sends to which ranks, and receives from which. No MPI.
 
-A layout says which indices each rank of an arrangement has; what goes from one layout to another are intersections of
-boxes. They are found per dimension, so that the cost grows with the neighbours and not with the square of the ranks.
+A layout gives the indices that each rank of an arrangement has. What moves from one layout to another are intersections
+of boxes. They are found for each dimension by itself, so the cost grows with the number of neighbours and not with the
+square of the number of ranks. :mod:`.transfer` sends the messages; the performance model only counts them.
+
+Terms:
+
+- source, target: a rank of the layout ``src`` or ``dst``. Over one group of ranks each rank is both.
+- destination: a tensor that a target receives into: its block under ``dst``, or with ``ghosts`` one of its slabs.
+- compact storage: a block with several ranges of indices in a dimension stores them one after another, without gaps.
 
 Source: Dryden et al. 2019, III-A (halo: indices needed minus indices owned) and III-C (shuffle: each rank sends
 I^(p)(D_i) \ I^(p)(D_j) and receives I^(p)(D_j) \ I^(p)(D_i)).
@@ -23,8 +30,8 @@ if TYPE_CHECKING:
     from distconv.grid import ProcessGrid
 
 
-class Layout(Hashable, Protocol):
-    """What the mover asks of a source or destination; :class:`Distribution` and :class:`Needs` are layouts."""
+class IndexLayout(Hashable, Protocol):
+    """The indices that each rank has of a tensor. :class:`Distribution` and :class:`Needs` are layouts."""
 
     @property
     def grid(self) -> Arrangement:
@@ -32,20 +39,36 @@ class Layout(Hashable, Protocol):
 
     @property
     def split(self) -> tuple[str | None, ...]:
-        """Axis that each dimension is split over, or None."""
+        """Grid axis that each dimension is split over, or None."""
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
-        """Global indices of dimension ``dim`` (of ``extent``) that coordinate ``index`` along its axis has."""
+        """Return the global indices that a coordinate has of a dimension.
+
+        Parameters
+        ----------
+        dim : int
+            The dimension.
+        index : int
+            Coordinate along the axis that the dimension is split over; 0 if it is not split.
+        extent : int
+            Global size of the dimension.
+
+        Returns
+        -------
+        tuple of Interval
+            Rising and disjoint.
+        """
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What each rank needs of a tensor distributed by ``base``: per split dimension one interval per coordinate.
+    """The indices that each rank needs of a tensor: for each split dimension one interval for each coordinate.
 
-    Needs of different ranks may overlap (halos), skip indices (stride) and be empty.
+    The intervals of different ranks may overlap (halos), leave out indices (stride) and be empty.
     """
 
     base: Distribution
+    """The distribution of the tensor: who owns what."""
     needed: tuple[tuple[int, tuple[Interval, ...]], ...]
     """Pairs of a dimension and the needed interval of each coordinate along its axis."""
 
@@ -56,50 +79,67 @@ class Needs:
 
     @property
     def split(self) -> tuple[str | None, ...]:
-        """Axis that each dimension is split over, as in ``base``."""
+        """Grid axis that each dimension is split over, as in ``base``."""
         return self.base.split
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
-        """What coordinate ``index`` needs of dimension ``dim``: its own, unless ``needed`` says otherwise."""
+        """Return the indices that a coordinate needs: those it owns, unless ``needed`` has the dimension.
+
+        As in :meth:`IndexLayout.intervals`.
+        """
         for needed, per_coordinate in self.needed:
             if needed == dim:
                 return (per_coordinate[index].intersect(Interval(0, extent)),)
         return self.base.intervals(dim, index, extent)
 
     def box(self, shape: Sequence[int]) -> Box:
-        """What this rank needs."""
+        """Return the box of global indices that this rank needs.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Global shape of the tensor.
+        """
         boxes = (self.intervals(d, self.base.coordinate(d), n) for d, n in enumerate(shape))
         return tuple(ranges[0] for ranges in boxes)
 
 
 class _Segment(NamedTuple):
-    """A run of indices of one dimension that one coordinate has and another one wants."""
+    """Consecutive indices of one dimension that a source has and a target needs."""
 
     start: int
+    """Global index of the first."""
     extent: int
     src: int
+    """Offset in the compact storage of the source."""
     dst: int
+    """Offset in the compact storage of the target."""
 
 
-class Piece(NamedTuple):
-    """A box that moves, as slices of the sender's block and of the receiver's part number ``part``."""
+class TransferBox(NamedTuple):
+    """A box that moves from a source to a target."""
 
     src: tuple[slice, ...]
+    """The box in the sender's block."""
     dst: tuple[slice, ...]
-    part: int
+    """The box in the receiver's tensor number ``destination``."""
+    destination: int
+    """Index in the receiver's ``destinations``."""
     extents: tuple[int, ...]
+    """Shape of the box."""
 
 
 class Peer(NamedTuple):
-    """All that moves between this rank and another one, in an order that both of them know."""
+    """All boxes that move between this rank and another one, in the same order on both."""
 
     rank: int
-    pieces: tuple[Piece, ...]
+    boxes: tuple[TransferBox, ...]
     numel: int
+    """Number of elements of all boxes."""
 
 
-def _segments(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment]:
-    """Intersections of two rising lists of intervals, with their offsets in compact local storage."""
+def _intersect(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment]:
+    """Return the intersections of two rising lists of intervals."""
     segments = []
     src_offset = 0
     for s in src:
@@ -118,28 +158,53 @@ def _segments(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment
 
 
 class Routes:
-    """What one rank sends and receives when a tensor of ``shape`` goes from layout ``src`` to layout ``dst``.
+    """The boxes that one rank sends and receives when a tensor moves from one layout to another.
 
-    The layouts are over the same ranks, or over two groups: ``sources`` and ``targets`` are then the ranks, in a
-    numbering that all share, of ``src.grid`` and ``dst.grid`` in their order, and ``rank`` is one of them in that
-    numbering. Peers are named by it.
+    A target receives each index from one source. Of several sources that hold replicas, this is the one that has the
+    coordinates of the target's preferred source along the axes over which ``src`` is replicated:
 
-    A rank receives each index from one owner: of several that hold replicas, from the one that has the coordinates of
-    its home along the axes over which ``src`` is replicated. Over the same ranks each is its own home, so that it is
-    its own source wherever it can be; target t of another group has source t mod their number as its home. With
-    ``ghosts=True`` only what a rank needs and does not own moves, and it arrives as separate slabs, two per split
-    dimension (corners belong to the slabs of the earlier dimension).
+    - over one group of ranks each target is its own preferred source, so it sends to itself whatever it has;
+    - over two groups, target t prefers source t modulo the number of sources.
+
+    Parameters
+    ----------
+    src, dst : IndexLayout
+        Who owns what, and who needs what: over the same ranks, or over two groups, which may share some.
+    shape : sequence of int
+        Global shape of the tensor.
+    rank : int
+        This rank, in a numbering that all ranks share. Peers are given in the same numbering.
+    sources, targets : sequence of int, optional
+        The ranks of ``src.grid`` and of ``dst.grid`` in that numbering. By default ``sources`` are 0, 1, ... and
+        ``targets`` are the sources.
+    ghosts : bool
+        Move only what a rank needs and does not own, into one tensor for each slab (see ``_slabs``). Otherwise each
+        target gets its block under ``dst``.
+
+    Attributes
+    ----------
+    sends, receives : tuple of Peer
+        Boxes to and from other ranks, sorted by rank.
+    own : tuple of TransferBox
+        Boxes that this rank copies from its own block; empty with ``ghosts``.
+    destinations : tuple of Box
+        The global boxes of the tensors that this rank receives into. Of compact storage with several ranges, indices
+        from 0.
+    destination_shapes : tuple of tuple of int
+        Their shapes.
+    local_shape : tuple of int
+        The shape of this rank's block under ``src``.
 
     Raises
     ------
     DistributionError
-        If the layouts are over other ranks than are given, or do not fit the shape.
+        If the layouts are over other ranks than given, or do not fit the shape.
     """
 
     def __init__(
         self,
-        src: Layout,
-        dst: Layout,
+        src: IndexLayout,
+        dst: IndexLayout,
         shape: Sequence[int],
         rank: int,
         *,
@@ -160,18 +225,18 @@ class Routes:
             raise DistributionError(f"layouts {src} and {dst} do not fit the shape {self.shape}")
         self._source = self.sources.index(rank) if rank in self.sources else None
         self._target = self.targets.index(rank) if rank in self.targets else None
-        self._mine_src = self._intervals(src, self._source)
-        self._mine_dst = self._intervals(dst, self._target)
-        self.local_shape = tuple(sum(i.extent for i in ranges) for ranges in self._mine_src)
-        self.parts = self._parts()
-        self.part_shapes = tuple(tuple(i.extent for i in box) for box in self.parts)
-        self.receives, kept = self._split_own(self._receives())
-        self.sends, _ = self._split_own(self._sends())
-        # Ghosts are what others own: the own block is used where it lies.
-        self.own: tuple[Piece, ...] = () if ghosts else kept
+        self._owned = self._intervals(src, self._source)
+        self._needed = self._intervals(dst, self._target)
+        self.local_shape = tuple(sum(i.extent for i in ranges) for ranges in self._owned)
+        self.destinations = self._find_destinations()
+        self.destination_shapes = tuple(tuple(i.extent for i in box) for box in self.destinations)
+        self.receives, own = self._separate_own(self._find_receives())
+        self.sends, _ = self._separate_own(self._find_sends())
+        # With ghosts, the owned block is used where it is.
+        self.own: tuple[TransferBox, ...] = () if ghosts else own
 
-    def _intervals(self, layout: Layout, index: int | None) -> tuple[tuple[Interval, ...], ...]:
-        """What rank ``index`` of a layout has of each dimension; nothing where it is not in it."""
+    def _intervals(self, layout: IndexLayout, index: int | None) -> tuple[tuple[Interval, ...], ...]:
+        """Return the indices of rank ``index`` of a layout, for each dimension; nothing for None."""
         if index is None:
             return ()
         return tuple(
@@ -179,29 +244,31 @@ class Routes:
             for dim, (axis, extent) in enumerate(zip(layout.split, self.shape, strict=True))
         )
 
-    def _parts(self) -> tuple[Box, ...]:
-        """The boxes that arrive on this rank."""
+    def _find_destinations(self) -> tuple[Box, ...]:
+        """Return the boxes of the tensors that this rank receives into."""
         if self._target is None:
             return ()
         if self.ghosts:
             return self._slabs()
-        # Compact local storage: with several ranges per dimension the "box" is their total extent from 0.
-        whole = (r[0] if len(r) == 1 else Interval(0, sum(i.extent for i in r)) for r in self._mine_dst)
+        # Several ranges are stored one after another: the "box" has their total size and starts at 0.
+        whole = (r[0] if len(r) == 1 else Interval(0, sum(i.extent for i in r)) for r in self._needed)
         return (tuple(whole),)
 
     def _slabs(self) -> tuple[Box, ...]:
-        """The needed box minus the owned one, cut like an onion.
+        """Return the needed box minus the owned one, as two slabs for each split dimension.
 
-        +-----------------+
-        |    low  (dim h) |     A slab of dimension m spans what is owned of the dimensions before m and all
-        +----+-------+----+     that is needed of those after m, so each ghost index is in one slab, and all
-        | low|  own  |high|     that comes from one owner is in one slab.
-        +----+-------+----+
-        |   high  (dim h) |
-        +-----------------+
+        ::
+
+            +-----------------+
+            |    low  (dim h) |     A slab of dimension m spans the owned indices of the dimensions before m and
+            +----+-------+----+     all needed indices of those after m. So corners belong to the slabs of the
+            | low|  own  |high|     earlier dimension, each ghost index is in one slab, and all that comes from
+            +----+-------+----+     one owner is in one slab.
+            |   high  (dim h) |
+            +-----------------+
         """
-        need = [ranges[0] for ranges in self._mine_dst]
-        own = [ranges[0] if ranges else Interval(0, 0) for ranges in self._mine_src]
+        need = [ranges[0] for ranges in self._needed]
+        own = [ranges[0] if ranges else Interval(0, 0) for ranges in self._owned]
         core = [n.intersect(o) for n, o in zip(need, own, strict=True)]
         slabs = []
         for dim, axis in enumerate(self.src.split):
@@ -215,60 +282,60 @@ class Routes:
                     slabs.append(box)
         return tuple(slabs)
 
-    def _home(self, target: int) -> int:
-        """The source whose replicas a target takes: itself, if the layouts are over the same ranks."""
+    def _preferred_source(self, target: int) -> int:
+        """Return the source whose replica a target receives from, where it has a choice."""
         return target if self.sources == self.targets else target % len(self.sources)
 
-    def _replica(self, source: int) -> dict[str, int]:
-        """The coordinates of a source along the axes over which ``src`` is replicated."""
+    def _replica_coordinates(self, source: int) -> dict[str, int]:
+        """Return the coordinates of a source along the axes over which ``src`` is replicated."""
         grid = self.src.grid
         replicated = (axis for axis, parts in grid.shape.items() if parts > 1 and axis not in self.src.split)
         return {axis: grid.coordinate(axis, source) for axis in replicated}
 
-    def _receives(self) -> list[Peer]:
-        """Peers that this rank receives from, itself included."""
+    def _find_receives(self) -> list[Peer]:
+        """Return the peers that this rank receives from, itself included."""
         if self._target is None:
             return []
         axes = self.src.split
-        replica = self._replica(self._home(self._target))
+        replica = self._replica_coordinates(self._preferred_source(self._target))
         peers = []
-        for coords, segments in self._shared(self.src, axes, self._mine_dst):
+        for coords, segments in self._overlaps(self.src, axes, self._needed):
             rank = self.sources[self.src.grid.rank_of({**replica, **coords})]
             peers.append(self._peer(rank, segments, receiving=True))
-        # By rank: shares are added in this order, which decides their roundoff.
+        # Sorted: an accumulation adds in this order, which determines its roundoff error.
         return sorted(peers)
 
-    def _sends(self) -> list[Peer]:
-        """Peers that choose this rank as their source, itself included."""
+    def _find_sends(self) -> list[Peer]:
+        """Return the peers that receive from this rank, itself included."""
         if self._source is None:
             return []
-        axes, grid, mine = self.dst.split, self.dst.grid, self._replica(self._source)
-        # Targets that differ along these alone need the same; each takes it from the replica that is its home.
+        axes, grid, mine = self.dst.split, self.dst.grid, self._replica_coordinates(self._source)
+        # Targets that differ only along these need the same; each gets it from the replica of its preferred source.
         free = [axis for axis in grid.shape if axis not in axes]
         peers = []
-        for coords, segments in self._shared(self.dst, axes, self._mine_src):
+        for coords, segments in self._overlaps(self.dst, axes, self._owned):
             for rest in itertools.product(*(range(grid.shape[axis]) for axis in free)):
                 target = grid.rank_of({**coords, **dict(zip(free, rest, strict=True))})
-                if not mine or self._replica(self._home(target)) == mine:
+                if not mine or self._replica_coordinates(self._preferred_source(target)) == mine:
                     peers.append(self._peer(self.targets[target], segments, receiving=False))
         return sorted(peers)
 
-    def _shared(
-        self, other: Layout, axes: Sequence[str | None], mine: Sequence[Sequence[Interval]]
+    def _overlaps(
+        self, other: IndexLayout, axes: Sequence[str | None], mine: Sequence[Sequence[Interval]]
     ) -> Iterator[tuple[Mapping[str, int], list[list[_Segment]]]]:
-        """The coordinates in ``other`` that share something with ``mine``, and what, per dimension."""
-        tables = [self._table(other, dim, ranges) for dim, ranges in enumerate(mine)]
+        """Yield the coordinates in ``other`` that overlap with ``mine``, and the segments of each dimension."""
+        tables = [self._overlap_table(other, dim, ranges) for dim, ranges in enumerate(mine)]
         for choice in itertools.product(*(table.items() for table in tables)):
             coords = {axis: index for axis, (index, _) in zip(axes, choice, strict=True) if axis}
             yield coords, [segments for _, segments in choice]
 
-    def _table(self, other: Layout, dim: int, mine: Sequence[Interval]) -> dict[int, list[_Segment]]:
-        """Per coordinate of ``other`` what it shares with ``mine`` in ``dim``, if it shares anything."""
+    def _overlap_table(self, other: IndexLayout, dim: int, mine: Sequence[Interval]) -> dict[int, list[_Segment]]:
+        """Return the segments that each coordinate of ``other`` shares with ``mine`` in ``dim``, if there are any."""
         axis, extent = other.split[dim], self.shape[dim]
         table = {}
         for index in range(other.grid.shape[axis] if axis else 1):
             theirs = other.intervals(dim, index, extent)
-            segments = _segments(theirs, mine) if other is self.src else _segments(mine, theirs)
+            segments = _intersect(theirs, mine) if other is self.src else _intersect(mine, theirs)
             if segments:
                 table[index] = segments
         return table
@@ -278,19 +345,19 @@ class Routes:
         for segments in itertools.product(*per_dim):
             src = tuple(slice(s.src, s.src + s.extent) for s in segments)
             if self.ghosts and receiving and rank != self.rank:
-                part = self._slab_of([s.start for s in segments])
-                offsets = [s.start - b.start for s, b in zip(segments, self.parts[part], strict=True)]
+                part = self._slab_index([s.start for s in segments])
+                offsets = [s.start - b.start for s, b in zip(segments, self.destinations[part], strict=True)]
             else:
                 part, offsets = 0, [s.dst for s in segments]
             dst = tuple(slice(o, o + s.extent) for o, s in zip(offsets, segments, strict=True))
-            pieces.append(Piece(src, dst, part, tuple(s.extent for s in segments)))
+            pieces.append(TransferBox(src, dst, part, tuple(s.extent for s in segments)))
         return Peer(rank, tuple(pieces), sum(math.prod(p.extents) for p in pieces))
 
-    def _slab_of(self, corner: Sequence[int]) -> int:
-        inside = (all(i.start <= at < i.stop for i, at in zip(box, corner, strict=True)) for box in self.parts)
+    def _slab_index(self, corner: Sequence[int]) -> int:
+        inside = (all(i.start <= at < i.stop for i, at in zip(box, corner, strict=True)) for box in self.destinations)
         return list(inside).index(True)
 
-    def _split_own(self, peers: list[Peer]) -> tuple[tuple[Peer, ...], tuple[Piece, ...]]:
+    def _separate_own(self, peers: list[Peer]) -> tuple[tuple[Peer, ...], tuple[TransferBox, ...]]:
         others = tuple(peer for peer in peers if peer.rank != self.rank)
-        own = tuple(piece for peer in peers if peer.rank == self.rank for piece in peer.pieces)
+        own = tuple(piece for peer in peers if peer.rank == self.rank for piece in peer.boxes)
         return others, own

@@ -1,8 +1,13 @@
-"""The mover: everything that crosses ranks is an intersection of boxes.
+"""Transfer plans: move a tensor from one layout to another, and add overlapping parts up on the way back.
 
 A :class:`TransferPlan` moves a tensor from the layout ``src`` (who owns what) to the layout ``dst`` (who needs what).
-Redistribution, scatter, gather, halo exchange and what crosses between pipeline stages differ only in their two
-layouts, and in whether these are over the same ranks.
+Redistribution, scatter, gather, halo exchange and the messages between pipeline stages differ only in their two
+layouts, and in whether these are over the same ranks. A plan is made once (:mod:`.routes`) and used many times::
+
+    forward   start(local)            pack, send and receive     finish()      unpack: blocks or ghosts
+    backward  start_accumulate(...)   the same boxes, backwards  finish(into)  add what arrived to the owned block
+
+This module knows nothing of autograd: :mod:`.collectives` and the layers make pairs of forward and backward of it.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from mpi4py import MPI
 
 from distconv.communication import agreement
 from distconv.communication.packing import Packing
-from distconv.communication.routes import Layout, Needs, Peer, Routes
+from distconv.communication.routes import IndexLayout, Needs, Peer, Routes
 from distconv.communication.transport import Exchange, Message
 from distconv.distribution import Distribution, Region
 from distconv.errors import DistributionError
@@ -26,27 +31,59 @@ GridLayout = Distribution | Needs
 """A layout over the ranks of a process grid."""
 
 
+@cached_on_grid
+def transfer_plan(src: GridLayout, dst: GridLayout, shape: tuple[int, ...], ghosts: bool = False) -> TransferPlan:
+    """Return the plan for two layouts over a process grid, from a cache.
+
+    Collective at its first use: the ranks compare the arguments.
+
+    Parameters
+    ----------
+    src, dst, shape, ghosts
+        As in :class:`TransferPlan`.
+
+    Returns
+    -------
+    TransferPlan
+        The same object in each call with equal arguments.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the arguments differ.
+    DistributionError
+        If the layouts do not fit each other or the shape.
+    """
+    agreement.check_same_on_all_ranks(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
+    plan = TransferPlan(src, dst, shape, ghosts=ghosts)
+    if agreement.level != "off":
+        plan.crosses_ranks = bool(agreement.allreduce_max(plan.comm, not plan.is_local, "transfer plan"))
+    return plan
+
+
 class TransferPlan(Routes):
-    """Moves a tensor of ``shape`` from layout ``src`` to layout ``dst``.
+    """Moves a tensor from one layout to another. Use :func:`transfer_plan` where both are over one process grid.
 
-    Both are over the ranks of one process grid, or over two groups of ranks of ``comm``, ``sources`` and ``targets``,
-    which may share some: see :class:`Routes` for who sends what to whom.
+    It has two inverses: ``start_accumulate`` returns overlapping boxes to their owners, which add them up (the adjoint
+    of a halo exchange); ``reversed()`` is the redistribution in the other direction, which adds nothing.
 
-    Reversible in two ways: ``start_accumulate`` sends overlapping needs back and adds them up at the owners;
-    ``reversed()`` is the redistribution in the other direction, where nothing is added.
-
-    Within a grid build it through :func:`transfer_plan`, which caches.
+    Parameters
+    ----------
+    src, dst, shape, ghosts, sources, targets
+        As in :class:`Routes`.
+    comm : MPI.Intracomm, optional
+        The communicator whose ranks ``sources`` and ``targets`` are. By default that of the process grid of ``src``.
 
     Raises
     ------
     DistributionError
-        If the layouts are over other ranks than are given, or do not fit the shape.
+        If the layouts are over other ranks than given, or do not fit the shape.
     """
 
     def __init__(
         self,
-        src: Layout,
-        dst: Layout,
+        src: IndexLayout,
+        dst: IndexLayout,
         shape: Sequence[int],
         *,
         ghosts: bool = False,
@@ -64,55 +101,97 @@ class TransferPlan(Routes):
         super().__init__(src, dst, shape, comm.rank, sources=sources, targets=targets, ghosts=ghosts)
 
     @property
-    def silent(self) -> bool:
-        """Whether this rank neither sends nor receives."""
+    def is_local(self) -> bool:
+        """True if this rank neither sends nor receives. Other ranks may."""
         return not self.sends and not self.receives
 
     @cached_property
-    def sent_boxes(self) -> Packing:
-        """What goes to each peer, as boxes of this rank's block of ``src``."""
-        return Packing([[Region(0, _first(p.src), p.extents) for p in peer.pieces] for peer in self.sends])
+    def send_packing(self) -> Packing:
+        """The messages to the peers: boxes of this rank's block of ``src``."""
+        return Packing([[Region(0, _start(box.src), box.extents) for box in peer.boxes] for peer in self.sends])
 
     @cached_property
-    def received_boxes(self) -> Packing:
-        """What comes from each peer, as boxes of this rank's parts."""
-        return Packing([[Region(p.part, _first(p.dst), p.extents) for p in peer.pieces] for peer in self.receives])
+    def receive_packing(self) -> Packing:
+        """The messages from the peers: boxes of the tensors that this rank receives into."""
+        return Packing(
+            [[Region(box.destination, _start(box.dst), box.extents) for box in peer.boxes] for peer in self.receives]
+        )
 
     def start(self, local: torch.Tensor, what: str = "transfer") -> Transfer:
-        """Post all messages from ``local`` (this rank's block of ``src``); ``finish()`` gives the parts.
+        """Start all sends and receives. Collective: call on every rank of the plan.
 
-        On a rank outside ``src`` only the dtype and the device of ``local`` count.
+        Parameters
+        ----------
+        local : Tensor
+            This rank's block of ``src``; do not change it before ``finish``. On a rank outside ``src`` only its dtype
+            and device matter.
+        what : str
+            The operation, for errors and the watchdog's report.
+
+        Returns
+        -------
+        Transfer
+            Call its ``finish()`` for the tensors received.
         """
         self._check_order(what)
         return Transfer(self, local, what)
 
     def move(self, local: torch.Tensor, what: str = "transfer") -> torch.Tensor:
-        """This rank's block of ``dst``, given its block of ``src``; for a rank of both."""
+        """Move a block and wait for it; for a rank of both layouts. Collective: call on every rank of the plan.
+
+        Parameters
+        ----------
+        local, what
+            As in :meth:`start`.
+
+        Returns
+        -------
+        Tensor
+            This rank's block of ``dst``. It is ``local`` itself if the rank keeps all of it and nothing else.
+        """
         self._check_order(what)
-        if self.silent and self._keeps_everything():
+        if self.is_local and self._is_identity():
             return local
         return Transfer(self, local, what).finish()[0]
 
     def _check_order(self, what: str) -> None:
-        # By crosses_ranks and not by silent, which differs between ranks: all of them take part in the comparison.
+        # Not by is_local, which differs between ranks: all of them must take part in the comparison.
         if self.crosses_ranks:
             agreement.check_order(self.comm, what)
 
-    def _keeps_everything(self) -> bool:
-        return len(self.own) == 1 and self.own[0].extents == self.local_shape == self.part_shapes[0]
+    def _is_identity(self) -> bool:
+        return len(self.own) == 1 and self.own[0].extents == self.local_shape == self.destination_shapes[0]
 
     def start_accumulate(
         self, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str = "transfer back"
     ) -> Accumulation:
-        """Post the way back: what was received goes to its owner, where ``finish(into)`` adds it up.
+        """Start to return values to the owners, who add them up. Collective: call on every rank of the plan.
 
-        ``like`` gives the dtype and device, also on a rank that has no part.
+        Parameters
+        ----------
+        parts : sequence of Tensor
+            One for each of ``destinations``, of ``destination_shapes``.
+        like : Tensor
+            Has the dtype and device, also on a rank that has no part.
+        what : str
+            As in :meth:`start`.
+
+        Returns
+        -------
+        Accumulation
+            Call its ``finish(into)`` to add what arrived.
         """
         self._check_order(what)
         return Accumulation(self, parts, like, what)
 
     def reversed(self) -> TransferPlan:
-        """The redistribution from ``dst`` to ``src``: every replica of ``src`` gets the whole, nothing is added."""
+        """Return the plan of the redistribution from ``dst`` to ``src``, which adds nothing.
+
+        Returns
+        -------
+        TransferPlan
+            Each replica of ``src`` receives its full block.
+        """
         return self._reversed
 
     @cached_property
@@ -125,63 +204,72 @@ class TransferPlan(Routes):
         return f"TransferPlan({self.src} -> {self.dst}, {self.shape}, {len(self.receives)} peers)"
 
 
-def _first(box: Sequence[slice]) -> tuple[int, ...]:
-    return tuple(each.start for each in box)
-
-
 class Transfer:
-    """A plan under way."""
+    """A plan in flight, from ``src`` to ``dst``."""
 
     def __init__(self, plan: TransferPlan, local: torch.Tensor, what: str) -> None:
-        # Detached: how gradients come back is said by whoever calls, as a plan of its own.
+        # Detached: the caller's autograd function defines the gradient, with a transfer of its own.
         self._plan, self._local = plan, local.detach()
-        self._parts = [local.new_empty(shape) for shape in plan.part_shapes]
+        self._received = [local.new_empty(shape) for shape in plan.destination_shapes]
         with section("pack"):
-            sends = _addressed(plan.sends, plan.sent_boxes.pack([self._local]))
-        self._room = plan.received_boxes.room(self._parts)
-        self._exchange = Exchange(plan.comm, sends, _addressed(plan.receives, self._room.messages), what)
+            sends = _address(plan.sends, plan.send_packing.pack([self._local]))
+        self._buffers = plan.receive_packing.allocate_for_unpack(self._received)
+        self._exchange = Exchange(plan.comm, sends, _address(plan.receives, self._buffers.messages), what)
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait, and return the parts: this rank's block of ``dst``, or its slabs of ghosts; none outside ``dst``."""
-        # What stays on this rank is copied while the messages are under way.
-        for piece in self._plan.own:
-            self._parts[piece.part][piece.dst] = self._local[piece.src]
+        """Wait for the messages and return the tensors received.
+
+        Returns
+        -------
+        list of Tensor
+            One for each of the plan's ``destinations``: this rank's block of ``dst``, or its slabs of ghosts. Empty on
+            a rank outside ``dst``.
+        """
+        # What stays on this rank is copied while the messages are in flight.
+        for box in self._plan.own:
+            self._received[box.destination][box.dst] = self._local[box.src]
         self._exchange.wait()
         with section("unpack"):
-            self._plan.received_boxes.unpack(self._room, self._parts)
-        return self._parts
+            self._plan.receive_packing.unpack(self._buffers, self._received)
+        return self._received
 
 
 class Accumulation:
-    """A plan under way in its adjoint direction."""
+    """A plan in flight in its adjoint direction, from ``dst`` to ``src``."""
 
     def __init__(self, plan: TransferPlan, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
         self._plan, self._parts = plan, [part.detach() for part in parts]
         with section("pack"):
-            sends = _addressed(plan.receives, plan.received_boxes.pack(self._parts))
-        self._room = plan.sent_boxes.room_for_sums(like)
-        self._exchange = Exchange(plan.comm, sends, _addressed(plan.sends, self._room.messages), what)
+            sends = _address(plan.receives, plan.receive_packing.pack(self._parts))
+        self._buffers = plan.send_packing.allocate_for_add(like)
+        self._exchange = Exchange(plan.comm, sends, _address(plan.sends, self._buffers.messages), what)
 
     def finish(self, into: torch.Tensor) -> torch.Tensor:
-        """Wait, and add to ``into`` (this rank's block of ``src``) what other ranks held of it and its own part."""
-        # The own share first, then those of the peers by rank: the same order in every run, so the same roundoff.
-        for piece in self._plan.own:
-            into[piece.src] += self._parts[piece.part][piece.dst]
+        """Wait for the messages and add what arrived, and this rank's own part, to its block.
+
+        Parameters
+        ----------
+        into : Tensor
+            This rank's block of ``src``; changed in place.
+
+        Returns
+        -------
+        Tensor
+            ``into``.
+        """
+        # This rank's own part first, then those of the peers by rank: the same order in every run, so the same
+        # roundoff error.
+        for box in self._plan.own:
+            into[box.src] += self._parts[box.destination][box.dst]
         self._exchange.wait()
         with section("unpack"):
-            self._plan.sent_boxes.add(self._room, [into])
+            self._plan.send_packing.add(self._buffers, [into])
         return into
 
 
-def _addressed(peers: Sequence[Peer], messages: Sequence[torch.Tensor]) -> list[Message]:
+def _start(box: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(each.start for each in box)
+
+
+def _address(peers: Sequence[Peer], messages: Sequence[torch.Tensor]) -> list[Message]:
     return [(peer.rank, message) for peer, message in zip(peers, messages, strict=True)]
-
-
-@cached_on_grid
-def transfer_plan(src: GridLayout, dst: GridLayout, shape: tuple[int, ...], ghosts: bool = False) -> TransferPlan:
-    """The cached plan for these layouts; its first use compares a digest over the ranks."""
-    agreement.check_same_on_all_ranks(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
-    plan = TransferPlan(src, dst, shape, ghosts=ghosts)
-    if agreement.level != "off":
-        plan.crosses_ranks = bool(agreement.allreduce_max(plan.comm, not plan.silent, "transfer plan"))
-    return plan

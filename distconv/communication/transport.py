@@ -1,8 +1,11 @@
-"""Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
+"""Transport: nonblocking messages between tensors, and all-reduces, for tensors on the host or a GPU.
 
-CPU tensors are sent from and received into their own memory; those of a GPU go as :mod:`.gpu.device_transport` decided:
-through NCCL (:mod:`.gpu.nccl`), or through MPI from their memory or by way of the host's (:mod:`.gpu.staging`). Where
-torch's process groups are asked for, those of the CPU go by gloo as those of a GPU by NCCL.
+Tensors on the CPU are sent from and received into their own memory. Tensors on a GPU go the way that
+:mod:`.gpu.device_transport` has chosen: through NCCL (:mod:`.gpu.nccl`), or through MPI from device memory or from
+pinned host memory (:mod:`.gpu.staging`). With ``DISTCONV_TRANSPORT=torch``, tensors on the CPU go through gloo.
+
+Messages have no tags. Two ranks match the messages between them by their order alone, so every rank must start its
+exchanges over a communicator in the same order; :func:`.agreement.check_order` compares it.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from distconv import recording
 from distconv.communication.agreement import check_communicator, check_order
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
-from distconv.communication.packing import in_memory
+from distconv.communication.packing import materialize
 from distconv.precision import accumulation_dtype
 from distconv.process import watchdog
 from distconv.process.profiling import section
 
 _CHUNK_BYTES = 1 << 30
-"""Longer messages are cut: some MPI libraries refuse counts near 2^31."""
+"""Size above which messages are split: some MPI libraries reject counts near 2^31."""
 
 _MPI_TYPES = {
     torch.float32: MPI.FLOAT,
@@ -41,12 +44,34 @@ Message = nccl.Message
 
 
 def mpi_type(dtype: torch.dtype) -> MPI.Datatype:
-    """What MPI calls it, which sums it; KeyError if it cannot."""
+    """Return the MPI datatype of a dtype that MPI can sum.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        The dtype.
+
+    Raises
+    ------
+    KeyError
+        If MPI cannot sum it.
+    """
     return _MPI_TYPES[dtype]
 
 
-def buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
-    """The memory of a contiguous tensor, cut where it is long."""
+def mpi_buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
+    """Return the memory of a contiguous tensor as buffers for MPI.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Contiguous; keep it as long as MPI uses the buffers.
+
+    Returns
+    -------
+    list of MPI.buffer
+        Several for a large tensor, none for an empty one.
+    """
     nbytes = tensor.numel() * tensor.element_size()
     start = tensor.data_ptr()
     return [
@@ -57,24 +82,24 @@ def buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
 
 @dataclass(eq=False)
 class Traffic:
-    """Bytes that this rank hands to MPI while they are counted, by what they are for. :func:`counted` makes it."""
+    """Bytes that this rank passes to MPI within :func:`count_traffic`, by operation."""
 
     sent: Counter[str] = field(default_factory=Counter)
-    """Messages to other ranks, by purpose: ``"redistribution"``, ``"halo exchange"``, ..."""
+    """Messages to other ranks, by operation: ``"redistribution"``, ``"halo exchange"``, ..."""
     reduced: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Buffers of allreduces, by purpose and number of ranks; one call counts its buffer once."""
+    """Buffers of all-reduces, by operation and number of ranks; one call counts its buffer once."""
 
 
 _counting: list[Traffic] = []
 
 
 @contextmanager
-def counted() -> Iterator[Traffic]:
-    """Count this rank's exchanges and allreduces inside; short agreements between ranks are no data and not counted.
+def count_traffic() -> Iterator[Traffic]:
+    """Count this rank's exchanges and all-reduces in a ``with`` block; comparisons between ranks are left out.
 
     ::
 
-        with counted() as traffic:
+        with count_traffic() as traffic:
             model(x).sum().backward()
         print(sum(traffic.sent.values()), traffic.reduced)
     """
@@ -87,10 +112,25 @@ def counted() -> Iterator[Traffic]:
 
 
 class Exchange:
-    """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``.
+    """Messages in flight between this rank and its peers: started at construction, complete after ``wait()``.
 
-    Those from a GPU go out at ``wait()``, or at ``post()`` before it: MPI cannot send what the GPU has not written yet,
-    and meanwhile this rank has work to launch. By NCCL they go out at once, and ``wait()`` lets the GPU wait alone.
+    Messages from a GPU through MPI are sent at ``wait()``, or at ``post()`` before it: the GPU must have written them,
+    and in the meantime this rank launches other work. Through NCCL they are sent at once, and in ``wait()`` the GPU
+    waits and not the host.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator.
+    sends, receives : sequence of (int, Tensor)
+        Peer ranks, and contiguous tensors to send and to receive into. Do not change them before ``wait()`` returns.
+    what : str
+        The operation, for errors, traffic counts and the watchdog's report.
+
+    Raises
+    ------
+    CommunicatorError
+        If MPI is not running, or ``comm`` was freed.
     """
 
     _staging: Staging | None = None
@@ -99,66 +139,73 @@ class Exchange:
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         self._requests: list[MPI.Request] = []
         check_communicator(comm, what)
-        _abandoned[:] = [exchange for exchange in _abandoned if not exchange.done()]
+        _abandoned[:] = [exchange for exchange in _abandoned if not exchange.is_done()]
         self._comm, self._what = comm, what
-        sends = [(peer, in_memory(tensor)) for peer, tensor in sends]
+        sends = [(peer, materialize(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
         tensors = [tensor for _, tensor in (*sends, *receives)]
-        way = device_transport.of(comm, tensors[0]) if tensors else device_transport.HOST
+        way = device_transport.get_transport(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = way.channel
         if recording.active is not None:
             recording.active.record_exchange(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
-        self._staging = staging = Staging.of(tensors, way.by_mpi.messages)
+        self._staging = staging = Staging.of(tensors, way.mpi_support.messages)
         if staging is not None:
             self._receives = [(peer, tensor, staging.incoming(tensor)) for peer, tensor in receives]
             self._sends = [(peer, tensor, staging.outgoing(tensor)) for peer, tensor in sends]
-            staging.sealed()
-        if not self._late:
-            self._receive()
+            staging.record_copies()
+        if not self._posts_receives_late:
+            self._post_receives()
         _unposted.append(self)
         if staging is None:
             self.post()
 
     @property
-    def _late(self) -> bool:
-        """Whether even receives have to wait: kernels may still use the memory that MPI would write."""
+    def _posts_receives_late(self) -> bool:
+        """True if receives must wait, too, since kernels may still use the memory that MPI writes to."""
         return self._staging is not None and self._staging.direct
 
-    def _receive(self) -> None:
+    def _post_receives(self) -> None:
         # Receives go first: a send that finds no posted receive is copied once more.
         with section("post"):
             for peer, _, buffer in self._receives:
-                self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in buffers(buffer)]
+                self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in mpi_buffers(buffer)]
 
     def post(self) -> None:
-        """Hand the messages to MPI, and before them any that are still to be: they arrive in the order they were made.
+        """Pass the messages to MPI, after those of all exchanges that were made earlier.
 
-        On a GPU blocks until it has written them, and no longer uses what MPI is to write.
+        Blocks until the GPU has written what is sent and no longer uses what is received into.
         """
+        # Peers match messages by their order, so exchanges must be posted in the order in which they were made.
         while self in _unposted:
             _unposted.pop(0)._post()
 
     def _post(self) -> None:
-        if self._staging is not None and (self._sends or self._late):
+        if self._staging is not None and (self._sends or self._posts_receives_late):
             self._staging.wait_until_written()
-        if self._late:
-            self._receive()
+        if self._posts_receives_late:
+            self._post_receives()
         with section("post"):
             for peer, _, buffer in self._sends:
-                self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in buffers(buffer)]
+                self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in mpi_buffers(buffer)]
 
-    def done(self) -> bool:
-        """Whether every message has been sent and received; ``wait()`` then returns at once."""
+    def is_done(self) -> bool:
+        """Return True if every message has been sent and received; ``wait()`` then returns at once."""
         self.post()
-        return self._launch.over() if self._launch is not None else bool(MPI.Request.Testall(self._requests))
+        return self._launch.is_done() if self._launch is not None else bool(MPI.Request.Testall(self._requests))
 
     def wait(self, what: str | None = None) -> None:
-        """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
+        """Block until every message has been sent and received.
+
+        Parameters
+        ----------
+        what : str, optional
+            The operation, if it was not known at the start.
+        """
         self._what = what or self._what
         if recording.active is not None:
             recording.active.record_wait(self)
@@ -178,12 +225,12 @@ class Exchange:
         self._sends.clear()
 
     @property
-    def received(self) -> list[torch.Tensor]:
-        """What came, once it is waited for, where MPI wrote it: of a GPU's tensors perhaps on the host."""
+    def received_buffers(self) -> list[torch.Tensor]:
+        """The memory that MPI has written, after ``wait()``: for tensors on a GPU it may be on the host."""
         return [buffer for *_, buffer in self._receives]
 
     def cancel(self) -> None:
-        """Give up receives that nothing was sent for."""
+        """Cancel receives for which no peer sends a message, and wait for their end."""
         self.post()
         for request in self._requests:
             request.Cancel()
@@ -191,7 +238,7 @@ class Exchange:
         self._requests.clear()
 
     def __del__(self) -> None:
-        # An exception came between start and finish: MPI may still read and write this memory.
+        # An exception was raised between start and wait: MPI may still read and write this memory.
         if self._requests or self._launch is not None:
             _abandoned.append(self)
 
@@ -201,23 +248,40 @@ class Exchange:
 
 
 _abandoned: list[Exchange] = []
-"""Those that nobody waits for any more; their messages arrive all the same, since their peers have posted them, too."""
+"""Exchanges that no code waits for. They complete nevertheless, since the peers have posted their side."""
 
 _unposted: list[Exchange] = []
-"""In the order of their construction: two ranks' messages to each other are told apart by nothing else."""
+"""Exchanges to be posted, in the order of their construction, by which the peers match messages."""
 
 
 class Reduction:
-    """A sum over the ranks of ``comm`` under way: ``tensor`` (contiguous) holds it after ``wait()``."""
+    """An all-reduce in flight. Collective: make it on every rank, in the same order.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks to sum over.
+    tensor : Tensor
+        This rank's values, contiguous. Holds the sum after ``wait()``; do not use it before.
+    what : str
+        The operation, for errors, traffic counts and the watchdog's report.
+    op : MPI.Op
+        The reduction.
+
+    Raises
+    ------
+    CommunicatorError
+        If MPI is not running, or ``comm`` was freed.
+    """
 
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_communicator(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        self._wide = in_memory(tensor.to(accumulation_dtype(tensor.dtype)))
+        self._wide = materialize(tensor.to(accumulation_dtype(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
-        way = device_transport.offer(comm, self._wide)
-        # Torch reduces complex numbers as pairs of real ones, which are no factors.
+        way = device_transport.choose_transport(comm, self._wide)
+        # Process groups reduce complex numbers as pairs of real ones, which is right for sums only.
         self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
             recording.active.record_reduction(self, comm, self._wide, op, what, channel=self._channel)
@@ -225,16 +289,16 @@ class Reduction:
             self._launch = self._channel.reduce(self._wide, op, what)
             return
         self._buffer = self._wide
-        self._staging = staging = Staging.of([tensor], way.by_mpi.sums)
+        self._staging = staging = Staging.of([tensor], way.mpi_support.sums)
         if staging is not None:
             self._buffer = staging.outgoing(self._wide)
-            staging.sealed()
+            staging.record_copies()
             staging.wait_until_written()
         kind = mpi_type(self._buffer.dtype)
-        self._requests = [comm.Iallreduce(MPI.IN_PLACE, [part, kind], op) for part in buffers(self._buffer)]
+        self._requests = [comm.Iallreduce(MPI.IN_PLACE, [part, kind], op) for part in mpi_buffers(self._buffer)]
 
     def wait(self) -> torch.Tensor:
-        """Block until the sum is there; returns the tensor."""
+        """Block until the all-reduce is complete, and return the tensor."""
         if recording.active is not None:
             recording.active.record_wait(self)
         if self._channel is not None:
@@ -249,13 +313,29 @@ class Reduction:
             self._tensor.copy_(self._wide)
         for each in (self._wide, self._tensor):
             if each.is_cuda:
-                # Made on the stream of a backward pass, perhaps, and read on that of its caller.
+                # It may have been allocated on the stream of a backward pass, and be read on the caller's.
                 each.record_stream(torch.cuda.current_stream(each.device))
         return self._tensor
 
 
 def allreduce(comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> torch.Tensor:
-    """Replace ``tensor`` (contiguous) by its sum over the ranks of ``comm``."""
+    """Replace a tensor by its sum over the ranks. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm, tensor, what, op
+        As in :class:`Reduction`. An empty tensor, and a communicator of one rank, are left alone.
+
+    Returns
+    -------
+    Tensor
+        ``tensor``.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the ranks are at different operations (:func:`.agreement.check_order`).
+    """
     if comm.size > 1 and tensor.numel():
         check_order(comm, what)
         with section("allreduce"):

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from torch.optim import LBFGS, Optimizer
 
 from distconv.communication.agreement import check_same_on_all_ranks
-from distconv.communication.digest import different
+from distconv.communication.digest import find_differing
 from distconv.communication.transport import Exchange
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.process import watchdog
@@ -88,7 +88,7 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     if comm.size == 1 or split_of(optimizer) is not None:
         return optimizer
     plain = {str(number): p for number, p in enumerate(parameters) if not isinstance(p, DistTensor)}
-    wrong = different(comm, plain, "shard_optimizer")
+    wrong = find_differing(comm, plain, "shard_optimizer")
     if wrong:
         raise MismatchError(
             f"shard_optimizer: {len(wrong)} of {len(plain)} replicated parameters differ between ranks, the first is "
@@ -267,7 +267,7 @@ class StateSplit:
 
         Returns
         -------
-        dict[str, object]
+        dict of str to object
         """
         states = self.gather_state(optimizer)
         numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from distconv.arrangement import AXES
 from distconv.communication import gradient_reduction
 from distconv.communication.agreement import allreduce_max, try_on_all_ranks
-from distconv.communication.digest import checksum, difference, digest
+from distconv.communication.digest import checksum, describe_difference, digest
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
@@ -96,7 +96,7 @@ def _check(
         holders = _holders(tensor, comm)
         groups.setdefault(holders.handle, (holders, {}))[1][name] = _block(tensor)
     # Compare all groups before raising: comparisons are collective, and a rank that raised would miss the next one.
-    differences = [difference(*group, comm.rank, summary) for group in groups.values()]
+    differences = [describe_difference(*group, comm.rank, summary) for group in groups.values()]
     for text in filter(None, differences):
         raise MismatchError(f"{what}: {text}")
 

@@ -94,7 +94,7 @@ def _shard_in_place(parameter: torch.Tensor, layout: Distribution, name: str) ->
         local.grad = parameter.grad[block].clone()
         parameter.grad = None
     if parameter.requires_grad:
-        gradient_reduction.mark(local, name)
+        gradient_reduction.defer_grad_reduction(local, name)
     sharded = DistTensor(local, layout, parameter.shape)
     mark_leaf(local, (layout, parameter.shape))
     sharded._is_param = True  # isinstance(..., torch.nn.Parameter) checks this attribute

@@ -21,16 +21,17 @@ _LOGGER = logging.getLogger(__name__)
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect all of it to Sphinx."""
-    app.connect("autodoc-process-docstring", without_modules)
+    app.connect("autodoc-process-docstring", without_contents)
     app.connect("missing-reference", resolve)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def without_modules(app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
-    """Remove the table of modules from the docstring of a package."""
+def without_contents(app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
+    """Remove the list of modules from the docstring of a package."""
     if what == "module":
-        lines[:] = re.sub(r"^::\n\n    \w+ {2,}.*", "", "\n".join(lines), flags=re.M | re.S).split("\n")
+        text = re.sub(r"^::\n\n    \w+ {2,}.*", "", "\n".join(lines), flags=re.M | re.S)
+        lines[:] = text.split("\n")
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element) -> nodes.Node | None:

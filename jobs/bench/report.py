@@ -71,7 +71,7 @@ def table(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TimeComparison:
     """Measured times of something and what was predicted for it, all in seconds."""
 
     name: str
@@ -98,7 +98,7 @@ def comparison_head(label: str) -> str:
     return f"{label:<44} {'mean':>10} {'deviation':>10} {'predicted':>10}  predicted/mean"
 
 
-def comparison_row(comparison: Comparison) -> str:
+def comparison_row(comparison: TimeComparison) -> str:
     """A line of the table of comparisons."""
     return (
         f"{comparison.name:<44} {1e3 * comparison.mean_s:10.3f} {1e3 * comparison.deviation_s:10.3f} "

@@ -100,17 +100,17 @@ def _memory(comm: MPI.Intracomm) -> str:
 
 def _transport(comm: MPI.Intracomm) -> str:
     gpu = device()
-    if device_transport.by_torch() and gpu.type == "cpu":
+    if device_transport.needs_process_groups() and gpu.type == "cpu":
         return "torch's process groups by gloo"
     if not all(comm.allgather(gpu.type == "cuda")):
         return "host memory"
     try:
-        taken = cuda_aware.taken(comm, gpu)
+        taken = cuda_aware.probe_mpi_support(comm, gpu)
     except CommunicatorError as error:
         return str(error)
     by_mpi = "MPI from device memory" if taken.messages else "MPI by way of host memory"
     by_mpi += ", sums by way of host memory" if taken.messages and not taken.sums else ""
-    missing = device_transport.missing(comm, gpu)
+    missing = device_transport.describe_missing(comm, gpu)
     return f"{by_mpi}; no NCCL: {missing}" if missing else f"NCCL, or {by_mpi}: what is faster"
 
 

@@ -18,7 +18,7 @@ from distconv.jobs.mesh.picture import draw_sample
 from distconv.jobs.mesh.recipe import CHANNELS, TAU
 
 if TYPE_CHECKING:
-    from distconv.jobs.mesh.production.run import Labelled
+    from distconv.jobs.mesh.production.run import LabelledSnapshot
 
 EXAMPLES = """\
 examples:
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_first(path: Path, family: str, sample: Labelled) -> None:
+def _show_first(path: Path, family: str, sample: LabelledSnapshot) -> None:
     """Draw a sample and print the file name, while other ranks still simulate. A failure does not end the job."""
     channel = CHANNELS.index("minimum Jacobian")
     try:

@@ -17,15 +17,15 @@ from mpi4py import MPI
 
 from distconv.jobs.commands.train_pointcloud import add_cloud_arguments
 from distconv.jobs.planning.options import add_machine_argument, on_rank_0, quantity
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import Settings, network
+from distconv.jobs.pointcloud.classification.trainer import CloudSettings, network
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import Memory
 from distconv.perfmodel.sparse.grids import GridChoice, select_grid
-from distconv.perfmodel.sparse.recording import Recording, record
+from distconv.perfmodel.sparse.recording import SparseRecording, record
 
 EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ OPTIMIZER_SLOTS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv plan pointcloud``."""
-    defaults = Settings()
+    defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
     parser.add_argument("--width", type=positive, default=defaults.width, help="of the network (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=defaults.batch, help="clouds per step (default: %(default)s)")
@@ -74,13 +74,13 @@ def _plan(options: argparse.Namespace) -> None:
     )
 
 
-def _recorded(options: argparse.Namespace) -> Recording:
+def _recorded(options: argparse.Namespace) -> SparseRecording:
     """What the network does to the first clouds."""
     names = ("model", "width", "batch", "resolution", "points", "keep", "varied")
-    settings = Settings(**{name: getattr(options, name) for name in names})
+    settings = CloudSettings(**{name: getattr(options, name) for name in names})
     with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:
         clouds = samples.groups["train"]
-        recipe = Recipe(settings.resolution, settings.points, settings.keep, settings.varied, seed=settings.seed)
+        recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, settings.varied, seed=settings.seed)
         voxels = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
         x = SparseTensor(voxels.coords, voxels.features, batch_size=len(voxels.labels))
         return record(network(settings, samples), x)

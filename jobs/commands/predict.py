@@ -22,7 +22,7 @@ from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.prediction import labelled
 from distconv.jobs.prediction.network import Trained, build, on_grid, trained
-from distconv.jobs.prediction.samples import Prediction, field_of, open_inputs
+from distconv.jobs.prediction.samples import PredictionRun, field_of, open_inputs
 from distconv.jobs.prediction.scores import draw, score
 from distconv.jobs.training.options import (
     add_device_argument,
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         field = field_of(options, of, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
         model = build(of, comm, channels=inputs.shape[1], options=options)
-        path = Prediction(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
+        path = PredictionRun(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
         scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]

@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError, MachineError
 from distconv.jobs.planning.options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS
 from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
@@ -39,7 +39,7 @@ from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.candidates import Candidate, candidates
 from distconv.perfmodel.cost.operation_work import LocalCall
 from distconv.perfmodel.graph.graph import LayerGraph
-from distconv.perfmodel.machine.links import Group, Link
+from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.profiles.layer_profile import mean
@@ -146,8 +146,8 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
         return
     ranks = machine.ranks_per_node
     for where, value, group, over in (
-        ("on a node", network.node, Group(ranks, ranks), f"its {ranks} ranks"),
-        ("between nodes", network.network, Group(nodes, 1), f"one rank of each of {nodes} nodes, all at once,"),
+        ("on a node", network.node, RankGroup(ranks, ranks), f"its {ranks} ranks"),
+        ("between nodes", network.network, RankGroup(nodes, 1), f"one rank of each of {nodes} nodes, all at once,"),
     ):
         if value is not None:
             measured, modelled = value.allreduce.send(2**20), machine.allreduce(group, 2**20)
@@ -251,7 +251,7 @@ def _extents(options: argparse.Namespace) -> Sequence[int]:
 
 def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
     """Embedded shapes of as many points as the paper draws, in a grid of ``shape`` (1, R, R, R)."""
-    voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), Recipe(shape[-1]), 0)
+    voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), VoxelRecipe(shape[-1]), 0)
     return SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
 
 

@@ -68,7 +68,7 @@ def _end_others(status: int | SystemExit) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """Whether ``name`` can be found; packages that it is in are imported for that, as ``python -m`` does."""
+    """Return True if ``name`` can be found; packages that it is in are imported for that, as ``python -m`` does."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:

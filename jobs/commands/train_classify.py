@@ -13,7 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
+from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.picture import PICTURE
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
@@ -41,7 +41,7 @@ AUGMENTATIONS = ("crop", "flip")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train classify``."""
-    defaults = Settings()
+    defaults = ImageSettings()
     parser.add_argument(
         "--data",
         type=Path,
@@ -114,10 +114,10 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
 
 
 JOB = ClassifierJob(
-    settings=Settings,
+    settings=ImageSettings,
     samples=_samples,
-    trainer=Trainer,
-    pipeline=PipelineTrainer,
+    trainer=ImageTrainer,
+    pipeline=ImagePipelineTrainer,
     extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
     more=lambda options, samples: {"classes": samples.classes},
     no_test="no test images: give them with --test-data",

@@ -16,12 +16,12 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.mesh import baselines
-from distconv.jobs.mesh.picture import Example, draw
+from distconv.jobs.mesh.picture import MeshExample, draw
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.scores import Threshold, Verdict, gains, headline, judge, table
-from distconv.jobs.mesh.segmentation import Settings, Trainer
-from distconv.jobs.training.job import Job, Outcome, train
+from distconv.jobs.mesh.scores import PredictorScore, Threshold, gains, headline, judge, table
+from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
+from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
@@ -44,7 +44,7 @@ SHOWN_SAMPLES = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train mesh``."""
-    defaults = Settings()
+    defaults = MeshSettings()
     parser.add_argument(
         "--data", metavar="PATH", help="HDF5 file that `distconv data mesh` has made, or its like in zarr, ..."
     )
@@ -72,11 +72,11 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> MeshSamples:
 
 
 @dataclass(frozen=True)
-class Judgement(Outcome):
+class MeshOutcome(JobOutcome):
     """How the network does on held-out samples."""
 
     positive_fraction: float
-    verdicts: list[Verdict]
+    verdicts: list[PredictorScore]
     """What the network had to beat, if asked for, and the network last; none without held-out samples."""
     threshold: Threshold
 
@@ -101,7 +101,7 @@ class Judgement(Outcome):
             metrics.write(step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families)
             print(f"\n{headline(self.verdicts)}\n\n{table(self.verdicts)}\n")
 
-    def draw(self, path: Path, examples: Sequence[Example], title: str, metrics: Metrics) -> None:
+    def draw(self, path: Path, examples: Sequence[MeshExample], title: str, metrics: Metrics) -> None:
         """The examples, the losses, and precision by recall."""
         draw(
             path,
@@ -122,13 +122,13 @@ class MeshJob(Job):
         share = f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
         return f"{super().announce(trainer, resumed)}\n{share}"
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> Judgement:
+    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
         """The network and, if asked for, what it has to beat; and the network's threshold."""
         samples = trainer.samples
         training = trainer.scores("train")
         threshold = training.best_threshold()
         if not samples.count("heldout"):
-            return Judgement(samples.positive_fraction, [], threshold)
+            return MeshOutcome(samples.positive_fraction, [], threshold)
         verdicts = []
         if options.baselines:
             q_star = float(samples.file("train").attribute("threshold") or 0.4)
@@ -137,9 +137,9 @@ class MeshJob(Job):
             verdicts += baselines.extrapolation(samples, q_star)
             verdicts.append(baselines.perceptron(samples, trainer.grid, trainer.settings))
         verdicts.append(judge(trainer.settings.model, training, trainer.scores("heldout"), threshold))
-        return Judgement(samples.positive_fraction, verdicts, threshold)
+        return MeshOutcome(samples.positive_fraction, verdicts, threshold)
 
-    def examples(self, trainer: Any, outcome: Any) -> list[Example]:
+    def examples(self, trainer: Any, outcome: Any) -> list[MeshExample]:
         """Some held-out samples of different families with the network's prediction, on every rank. Collective."""
         if not outcome.verdicts:
             return []
@@ -153,15 +153,15 @@ class MeshJob(Job):
             if rows:
                 channel, label = gather(batch.tensors[0][:, SHOWN_CHANNEL]), gather(batch.tensors[1])
                 maps = [np.asarray(whole.cpu()) for whole in (channel, label, gather(probability))]
-                examples += [Example(families[batch.samples[row]], *(whole[row] for whole in maps)) for row in rows]
+                examples += [MeshExample(families[batch.samples[row]], *(whole[row] for whole in maps)) for row in rows]
             if len(examples) == len(wanted):
                 break
         return examples
 
 
 JOB = MeshJob(
-    settings=Settings,
+    settings=MeshSettings,
     samples=_samples,
-    trainer=Trainer,
+    trainer=MeshTrainer,
     extents=lambda trainer: " x ".join(map(str, trainer.samples.size)),
 )

@@ -19,7 +19,7 @@ from distconv.errors import DataError
 from distconv.jobs.pointcloud.baselines import perceptron
 from distconv.jobs.pointcloud.classification.picture import PICTURE
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTrainer, Settings, Trainer
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
 from distconv.jobs.training.options import add_training_arguments, positive
@@ -38,12 +38,12 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train pointcloud``."""
-    defaults = Settings()
+    defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
     add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/pointcloud"))
 
 
-def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings) -> None:
     """The clouds, how they become voxels, and the network."""
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     return train(options, JOB)
 
 
-def _baselines(trainer: Trainer | PipelineTrainer) -> dict[str, float]:
+def _baselines(trainer: CloudTrainer | CloudPipelineTrainer) -> dict[str, float]:
     """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
 
     The perceptron trains for as many epochs as the network.
@@ -101,10 +101,10 @@ def _baselines(trainer: Trainer | PipelineTrainer) -> dict[str, float]:
 
 
 JOB = ClassifierJob(
-    settings=Settings,
+    settings=CloudSettings,
     samples=lambda options, comm: CloudSamples(options.data, comm),
-    trainer=Trainer,
-    pipeline=PipelineTrainer,
+    trainer=CloudTrainer,
+    pipeline=CloudPipelineTrainer,
     one_grid="sparse network",
     extents=lambda trainer: f"{trainer.loader.points} points, {trainer.samples.name}",
     more=lambda options, samples: {"classes": samples.class_names},

@@ -18,11 +18,17 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.segmentation.picture import Example, draw
+from distconv.jobs.segmentation.picture import SegmentationExample, draw
 from distconv.jobs.segmentation.samples import SegmentationSamples, open_samples
-from distconv.jobs.segmentation.scores import Scores
-from distconv.jobs.segmentation.trainer import BALANCED, LOSSES, Settings, Trainer, called_classes
-from distconv.jobs.training.job import Job, Outcome, train
+from distconv.jobs.segmentation.scores import SegmentationScores
+from distconv.jobs.segmentation.trainer import (
+    BALANCED,
+    LOSSES,
+    SegmentationSettings,
+    SegmentationTrainer,
+    called_classes,
+)
+from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.model_factory import SEGMENTERS
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_extents, positive
 from distconv.jobs.training.report import Metrics
@@ -43,7 +49,7 @@ SHOWN_SAMPLES = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train segmentation``."""
-    defaults = Settings()
+    defaults = SegmentationSettings()
     parser.add_argument(
         "--data",
         type=Path,
@@ -156,11 +162,11 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SegmentationSa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement(Outcome):
+class SegmentationOutcome(JobOutcome):
     """How the network does on held-out samples, or without any on those that it was trained on."""
 
     group: str
-    scores: Scores
+    scores: SegmentationScores
     classes: int
     ignore: int | None
 
@@ -181,7 +187,7 @@ class Judgement(Outcome):
         if self.group == "train":
             print("no held-out samples: give them with --test-data, or in a group test")
 
-    def draw(self, path: Path, examples: Sequence[Example], title: str, metrics: Metrics) -> None:
+    def draw(self, path: Path, examples: Sequence[SegmentationExample], title: str, metrics: Metrics) -> None:
         """Curves of the training, and the examples."""
         draw(path, examples, list(metrics.lines()), classes=self.classes, ignore=self.ignore, title=title)
 
@@ -194,20 +200,23 @@ class SegmentationJob(Job):
         if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
             _evaluated(trainer, metrics, "test")
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> Judgement:
+    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> SegmentationOutcome:
         """The scores on held-out samples, or else on those for training. Collective."""
         samples = trainer.samples
         group = "test" if "test" in samples.groups else "train"
         scores = _evaluated(trainer, metrics, group)
-        return Judgement(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
+        return SegmentationOutcome(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
 
-    def examples(self, trainer: Any, outcome: Any) -> list[Example]:
+    def examples(self, trainer: Any, outcome: Any) -> list[SegmentationExample]:
         """The first samples of a group, on every rank. Collective."""
-        examples: list[Example] = []
+        examples: list[SegmentationExample] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors
             maps = [_slices(each) for each in (image[:, 0], label, called_classes(logits))]
-            examples += [Example(f"sample {number}", *each) for number, *each in zip(batch.samples, *maps, strict=True)]
+            examples += [
+                SegmentationExample(f"sample {number}", *each)
+                for number, *each in zip(batch.samples, *maps, strict=True)
+            ]
             if len(examples) >= SHOWN_SAMPLES:
                 break
         return examples[:SHOWN_SAMPLES]
@@ -221,7 +230,7 @@ def _slices(values: Any) -> Any:
     return whole[:, None] if whole.ndim == 2 else whole
 
 
-def _evaluated(trainer: Trainer, metrics: Metrics, group: str) -> Scores:
+def _evaluated(trainer: SegmentationTrainer, metrics: Metrics, group: str) -> SegmentationScores:
     """The scores of a group, with a line of metrics.jsonl that says how the network does at this step."""
     scores, loss = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, loss=loss, **scores.results)
@@ -229,8 +238,8 @@ def _evaluated(trainer: Trainer, metrics: Metrics, group: str) -> Scores:
 
 
 JOB = SegmentationJob(
-    settings=Settings,
+    settings=SegmentationSettings,
     samples=_samples,
-    trainer=Trainer,
+    trainer=SegmentationTrainer,
     extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
 )

@@ -16,10 +16,10 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.sequence.bitstreams import Bitstreams, by_counting
-from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.picture import PICTURE
 from distconv.jobs.sequence.samples import SequenceSamples
-from distconv.jobs.sequence.trainer import LAYERS, Settings, Trainer
+from distconv.jobs.sequence.trainer import LAYERS, SequenceSettings, SequenceTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
 from distconv.jobs.training.options import add_training_arguments, positive, positive_float
@@ -36,7 +36,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train sequence``."""
-    defaults = Settings()
+    defaults = SequenceSettings()
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of sounds (default: embedded bitstreams)"
     )
@@ -73,11 +73,11 @@ def run(options: argparse.Namespace) -> int:
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSamples:
     if options.coefficients < 2:
         raise DataError(f"--coefficients {options.coefficients}: the first is left out; ask for 2 or more")
-    recipe = Recipe(options.coefficients, options.window_ms, options.hop_ms, options.stereo)
+    recipe = CoefficientRecipe(options.coefficients, options.window_ms, options.hop_ms, options.stereo)
     return SequenceSamples(options.data, comm, length=options.length, recipe=recipe)
 
 
-def _baselines(trainer: Trainer) -> dict[str, float]:
+def _baselines(trainer: SequenceTrainer) -> dict[str, float]:
     """What the network has to beat on held-out sequences; of bitstreams, counting is what it can hope for."""
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     scores = {"majority vote": majority_vote(train.labels, test.labels)}
@@ -87,9 +87,9 @@ def _baselines(trainer: Trainer) -> dict[str, float]:
 
 
 JOB = ClassifierJob(
-    settings=Settings,
+    settings=SequenceSettings,
     samples=_samples,
-    trainer=Trainer,
+    trainer=SequenceTrainer,
     trainer_options=("method",),
     one_grid="recurrent network",
     rest_along="w",

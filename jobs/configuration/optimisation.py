@@ -65,7 +65,7 @@ def _made(what: str, make: Callable[[], Any]) -> Any:
         raise DistconvError(f"{what}: {' '.join(str(error).split())}") from error
 
 
-class Schedule:
+class RateSchedule:
     """What a scheduler of torch makes of an optimizer's numbers, step by step.
 
     It is computed beside the training, by an optimizer of one number, so that a run that goes on in the middle has it.
@@ -75,7 +75,7 @@ class Schedule:
         self._make, self._step = optimizer, -1
         self._start: Callable[[], None]
 
-    def begin(self, name: str, arguments: Mapping[str, Any], *, steps: int, peak: float) -> Schedule:
+    def begin(self, name: str, arguments: Mapping[str, Any], *, steps: int, peak: float) -> RateSchedule:
         """Of the scheduler ``name``; the steps of the run and the peak rate are its own unless ``arguments`` say so.
 
         Raises

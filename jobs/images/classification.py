@@ -24,7 +24,7 @@ from .samples import ImageSamples
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class ImageSettings(common.TrainingSettings):
     """What the numbers of a classifier's training depend on."""
 
     model: str = "lenet5"
@@ -38,7 +38,7 @@ class Settings(common.Settings):
 class _Images(Classifier):
     """A classifier in training on images, however the ranks share the work."""
 
-    settings: Settings
+    settings: ImageSettings
     samples: ImageSamples
 
     @property
@@ -63,20 +63,22 @@ class _Images(Classifier):
         self.loader = accumulated(parts, of.accumulate)
 
 
-class Trainer(_Images, training.Trainer):
+class ImageTrainer(_Images, training.Trainer):
     """A classifier in training over a grid, or as a plan says."""
 
     def __init__(
-        self, settings: Settings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
+        self, settings: ImageSettings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
         super().__init__(settings, _model(settings, samples), place, samples.comm, device)
         self._take_samples(samples)
 
 
-class PipelineTrainer(_Images, AnyPipelineTrainer):
+class ImagePipelineTrainer(_Images, AnyPipelineTrainer):
     """A classifier in training as a pipeline."""
 
-    def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
+    def __init__(
+        self, settings: ImageSettings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu"
+    ) -> None:
         model = _model(settings, samples).to(device, common.dtype_of(settings))
         _try_out(model, settings, samples, device)
         super().__init__(
@@ -91,7 +93,7 @@ class PipelineTrainer(_Images, AnyPipelineTrainer):
         self._take_samples(samples)
 
 
-def _model(settings: Settings, samples: ImageSamples) -> torch.nn.Module:
+def _model(settings: ImageSettings, samples: ImageSamples) -> torch.nn.Module:
     return build_classifier(
         settings.model,
         samples.comm,
@@ -102,7 +104,7 @@ def _model(settings: Settings, samples: ImageSamples) -> torch.nn.Module:
     )
 
 
-def _check_logits(logits: torch.Tensor, settings: Settings, samples: ImageSamples) -> None:
+def _check_logits(logits: torch.Tensor, settings: ImageSettings, samples: ImageSamples) -> None:
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else (type(logits).__name__,)
     if len(shape) != 2 or shape[1] < samples.classes:
         raise ModelError(
@@ -112,7 +114,7 @@ def _check_logits(logits: torch.Tensor, settings: Settings, samples: ImageSample
 
 
 @torch.no_grad()
-def _try_out(model: torch.nn.Module, settings: Settings, samples: ImageSamples, device: str) -> None:
+def _try_out(model: torch.nn.Module, settings: ImageSettings, samples: ImageSamples, device: str) -> None:
     """Find on all ranks what would fail in a pass of a pipeline on one rank alone."""
 
     def attempt() -> None:

@@ -32,7 +32,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class ImageGroup:
     """Images (N, C, H, W) in a dataset of a source, with their labels (N)."""
 
     source: Source
@@ -75,7 +75,7 @@ LABEL = NumbersLayout("whole numbers", (None,), kinds="ui")
 
 def open_groups(
     path: Path, test_path: Path | None, names: tuple[str, str], comm: MPI.Intracomm, readers: int = 1
-) -> dict[str, Group]:
+) -> dict[str, ImageGroup]:
     """``train`` and, where there is one, ``test``, which are read by so many processes. Collective.
 
     Raises
@@ -111,9 +111,9 @@ def _check_exists(path: Path) -> None:
         )
 
 
-def _embedded(group: str, comm: MPI.Intracomm) -> Group:
+def _embedded(group: str, comm: MPI.Intracomm) -> ImageGroup:
     images = digits.drawn(group)
-    return Group(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
+    return ImageGroup(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
 
 
 def locate(path: Path, group: str) -> Files | None:
@@ -151,13 +151,13 @@ def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(matching.values())
 
 
-def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
+def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> ImageGroup:
     if files.format == "stored":
         return _stored_group(files.paths[0], group, names, comm, readers)
     return _decoded(files, comm)
 
 
-def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
+def _decoded(files: Files, comm: MPI.Intracomm) -> ImageGroup:
     """Each rank reads all of it: a compressed stream has no parts."""
     read = (lambda: read_idx(*files.paths)) if files.format == "idx" else (lambda: read_cifar10(files.paths))
     images = try_on_all_ranks(comm, read, DataError)
@@ -167,10 +167,10 @@ def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
         comm, f"{files.paths[0]} as each rank sees it", f"{images.pixels.shape}, digest {digest.hexdigest()}"
     )
     source = Arrays(files.paths[0], comm, image=images.pixels)
-    return Group(source, "image", images.labels, str(files.paths[-1]), TEN)
+    return ImageGroup(source, "image", images.labels, str(files.paths[-1]), TEN)
 
 
-def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
+def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> ImageGroup:
     grouped = has_group(path, group, comm)
     image, label = (f"{group}/{name}" if grouped else name for name in names)
     file = open_source(path, {image: IMAGE, label: LABEL}, comm, readers=readers)
@@ -180,4 +180,4 @@ def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intr
     labels = try_on_all_ranks(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
     digest = hashlib.blake2b(labels.data, digest_size=8).hexdigest()
     check_same_on_all_ranks(comm, f"{path} as each rank sees it", f"digest of {label!r} {digest}")
-    return Group(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)
+    return ImageGroup(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)

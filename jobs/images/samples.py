@@ -21,8 +21,8 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
-from .groups import Group, open_groups
-from .sources import Part
+from .groups import ImageGroup, open_groups
+from .sources import ShiftedImages
 
 CROP_PADDING = 4
 
@@ -118,16 +118,22 @@ class ImageSamples:
             **{"shuffle": False, **options},
         )
 
-    def _part(self, group: str, shift: int = 0, seed: int = 0) -> Part:
+    def _part(self, group: str, shift: int = 0, seed: int = 0) -> ShiftedImages:
         of = self.groups[group]
-        return Part(of.source, len(of.labels), shift=shift, seed=seed)
+        return ShiftedImages(of.source, len(of.labels), shift=shift, seed=seed)
 
 
 class ImageLoader(Loader):
     """Batches of images and their labels; ``options`` are those of a Loader."""
 
     def __init__(
-        self, part: Part, labels: NDArray[np.int64], field: Field, grid: ProcessGrid, batch: int, **options: Any
+        self,
+        part: ShiftedImages,
+        labels: NDArray[np.int64],
+        field: Field,
+        grid: ProcessGrid,
+        batch: int,
+        **options: Any,
     ) -> None:
         super().__init__(part, (field,), grid, batch, **options)
         self.part, self._labels = part, labels
@@ -146,7 +152,7 @@ class ImageLoader(Loader):
         return DistTensor(local.to(self.device), dist, shape)
 
 
-def _check_labels(group: Group, classes: int) -> None:
+def _check_labels(group: ImageGroup, classes: int) -> None:
     wrong = np.flatnonzero((group.labels < 0) | (group.labels >= classes))
     if len(wrong):
         raise DataError(

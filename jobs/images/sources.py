@@ -46,7 +46,7 @@ class Arrays:
         """Memory has no chunks."""
 
 
-class Part:
+class ShiftedImages:
     """The first ``samples`` images of a source, each moved by up to ``shift`` pixels along H and along W.
 
     How far an image moves follows from seed, epoch and sample; zeros come in at the border. It is what a random crop of

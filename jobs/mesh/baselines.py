@@ -16,8 +16,8 @@ from distconv.grid import ProcessGrid
 
 from .recipe import CHANNELS
 from .samples import MeshSamples
-from .scores import BINS, Histogram, Threshold, Verdict, judge
-from .segmentation import Settings, Trainer
+from .scores import BINS, Histogram, PredictorScore, Threshold, judge
+from .segmentation import MeshSettings, MeshTrainer
 
 PIXEL_RATE = 1e-2
 """Learning rate of the perceptron; with 3e-2 it does as well on validation samples."""
@@ -26,7 +26,7 @@ GROUPS = ("train", "heldout")
 Values = NDArray[Any]
 
 
-def constant_answers(samples: MeshSamples) -> list[Verdict]:
+def constant_answers(samples: MeshSamples) -> list[PredictorScore]:
     """All cells negative, all cells positive."""
     train, heldout = (
         _counted(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
@@ -35,7 +35,7 @@ def constant_answers(samples: MeshSamples) -> list[Verdict]:
     return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
 
 
-def best_channel(samples: MeshSamples) -> Verdict:
+def best_channel(samples: MeshSamples) -> PredictorScore:
     """The one channel, direction and threshold of the highest training F1."""
     moments = samples.moments
     train, heldout = (
@@ -49,7 +49,7 @@ def best_channel(samples: MeshSamples) -> Verdict:
     return judge(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
 
 
-def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
+def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
     """Jacobians if all nodes kept their velocity: below a fitted threshold, and below the label's own."""
     counted = [
         _counted(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
@@ -57,14 +57,14 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
     fitted = counted[0].best_threshold(both_directions=True)
     below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS]
     at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
-    named = Verdict(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
+    named = PredictorScore(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
     return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
 
 
-def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: Settings) -> Verdict:
+def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) -> PredictorScore:
     """A perceptron that sees the 18 channels of one cell, trained as the network of these ``settings`` is, as long."""
     settings = replace(settings, model="perceptron", width=None, lr=PIXEL_RATE)
-    trainer = Trainer(settings, samples, grid)
+    trainer = MeshTrainer(settings, samples, grid)
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
     return judge("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))

@@ -31,15 +31,15 @@ from distconv.errors import DataError
 from distconv.text_files import load
 from distconv.whole_files import PARTIAL
 
-from .recipe import CHANNELS, TAU, VERSION, Recipe, Summary
+from .recipe import CHANNELS, TAU, VERSION, MeshRecipe, Summary
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from distconv.jobs.mesh.production.cost import StepCost
-    from distconv.jobs.mesh.production.run import Labelled
+    from distconv.jobs.mesh.production.run import LabelledSnapshot
 
-__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost", "transpose"]
+__all__ = ["CHANNELS", "VERSION", "MeshRecipe", "Summary", "flip", "generate", "step_cost", "transpose"]
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
@@ -87,7 +87,7 @@ def generate(
     seed: int = 0,
     comm: MPI.Comm | None = None,
     progress: bool = True,
-    on_first_sample: Callable[[str, Labelled], None] | None = None,
+    on_first_sample: Callable[[str, LabelledSnapshot], None] | None = None,
 ) -> Summary:
     """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
 
@@ -102,12 +102,12 @@ def generate(
         On all ranks, if an argument makes no sense, the file exists with other content, or the file system refuses.
     """
     from distconv.jobs.mesh.production.datafile import assemble
-    from distconv.jobs.mesh.production.parts import Parts, streams
+    from distconv.jobs.mesh.production.parts import RunFolder, streams
     from distconv.jobs.mesh.production.production import collectively, produce
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
-    recipe = Recipe(
+    recipe = MeshRecipe(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
@@ -116,7 +116,7 @@ def generate(
         return there
     session = collectively(comm, lambda: prepare(target, recipe))
     criteria = Criteria(tau=tau, threshold=threshold)
-    parts = Parts(parts_folder(target), session, criteria.per_run)
+    parts = RunFolder(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
     produce(
         parts,
@@ -144,7 +144,7 @@ def parts_folder(target: Path) -> Path:
     return target.with_name(target.name + ".parts")
 
 
-def existing(target: Path, recipe: Recipe) -> Summary | None:
+def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
     """Summary of the file if it is there and holds this very data set; None if there is no file.
 
     Raises
@@ -165,7 +165,7 @@ def existing(target: Path, recipe: Recipe) -> Summary | None:
     return Summary(path=str(target), **summary)
 
 
-def prepare(target: Path, recipe: Recipe) -> str:
+def prepare(target: Path, recipe: MeshRecipe) -> str:
     """Make the folder of parts ready and return the mark of this session's claims. On rank 0.
 
     Raises

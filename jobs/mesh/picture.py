@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from distconv.whole_files import write_picture
 
-from .scores import Verdict
+from .scores import PredictorScore
 
 Map = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
+class MeshExample:
     """One held-out sample: maps of (H, W)."""
 
     title: str
@@ -32,12 +32,12 @@ class Example:
 
 def draw(
     path: str | os.PathLike[str],
-    examples: Sequence[Example],
+    examples: Sequence[MeshExample],
     *,
     channel: str,
     threshold: float,
     losses: Sequence[tuple[int, float]],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[PredictorScore],
     title: str,
 ) -> None:
     """Write the picture. Of ``verdicts`` those that have a threshold to choose are shown, the last one on top.
@@ -98,7 +98,7 @@ def _draw_maps(figure: Any, row: Any, channel: Map, label: Map, title: str) -> N
     row[1].set_title(f"label: {100 * label.mean():.1f} % of the cells", fontsize=9)
 
 
-def _draw_example(figure: Any, row: Any, example: Example, channel: str, threshold: float) -> None:
+def _draw_example(figure: Any, row: Any, example: MeshExample, channel: str, threshold: float) -> None:
     _draw_maps(figure, row, example.channel, example.label, f"{example.title}: {channel}")
     shown = row[2].imshow(example.probability, origin="lower", cmap="magma_r", vmin=0, vmax=1)
     figure.colorbar(shown, ax=row[2], shrink=0.8)
@@ -110,7 +110,7 @@ def _draw_example(figure: Any, row: Any, example: Example, channel: str, thresho
         axis.set_yticks([])
 
 
-def _outcome(example: Example, threshold: float) -> Map:
+def _outcome(example: MeshExample, threshold: float) -> Map:
     called, label = example.probability >= threshold, example.label > 0.5
     colours = np.ones((*label.shape, 3))
     colours[called & label] = (0.1, 0.6, 0.2)
@@ -131,7 +131,7 @@ def _draw_losses(axis: Any, losses: Sequence[tuple[int, float]]) -> None:
     axis.legend(fontsize=8)
 
 
-def _draw_curves(axis: Any, verdicts: Sequence[Verdict]) -> None:
+def _draw_curves(axis: Any, verdicts: Sequence[PredictorScore]) -> None:
     for verdict in reversed(verdicts):
         recall, precision = zip(*verdict.curve, strict=True)
         network = verdict is verdicts[-1]

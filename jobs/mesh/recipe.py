@@ -38,7 +38,7 @@ A signal crosses tau (|u| + c), some 50 cells, so that much of what decides abou
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MeshRecipe:
     """Everything that the content of a file depends on.
 
     Raises

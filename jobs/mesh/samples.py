@@ -15,7 +15,7 @@ from distconv.data.opening import open_source
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
-from distconv.jobs.segmentation.samples import Group, SegmentationSamples
+from distconv.jobs.segmentation.samples import SegmentationGroup, SegmentationSamples
 
 from .dataset import CHANNELS, flip, transpose
 
@@ -40,7 +40,7 @@ class MeshSamples(SegmentationSamples):
     ) -> None:
         layouts = LAYOUTS | (EXTRAPOLATED if extrapolated else {})
         groups = {
-            group: Group(_opened(path, group, layouts, comm, readers), f"{group}/input", f"{group}/label")
+            group: SegmentationGroup(_opened(path, group, layouts, comm, readers), f"{group}/input", f"{group}/label")
             for group in ("train", "heldout")
         }
         self.odd, self.exchanged = {axis: signs(axis) for axis in "hw"}, exchanged()
@@ -98,7 +98,7 @@ def _opened(
     return open_source(path, named, comm, readers=readers)
 
 
-def _check_extents(group: Group, name: str, size: tuple[int, int]) -> None:
+def _check_extents(group: SegmentationGroup, name: str, size: tuple[int, int]) -> None:
     extents = group.source.shape(name)[-2:]
     if extents != size:
         raise DataError(

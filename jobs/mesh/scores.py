@@ -88,7 +88,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PredictorScore:
     """A way to predict, judged on held-out samples with a threshold fitted on training samples."""
 
     name: str
@@ -100,21 +100,21 @@ class Verdict:
     """Recall and precision on the held-out samples by threshold; empty where there is nothing to choose."""
 
 
-def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> Verdict:
+def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> PredictorScore:
     """Fit the threshold on ``training`` (unless it is given) and apply it to ``heldout``."""
     chosen = threshold or training.best_threshold()
     families = {family: heldout.f1(chosen, family) for family in heldout.families}
     curve = heldout.curve(chosen.above) if heldout.bins > 2 else []
-    return Verdict(name, str(chosen), training.f1(chosen), heldout.f1(chosen), families, curve)
+    return PredictorScore(name, str(chosen), training.f1(chosen), heldout.f1(chosen), families, curve)
 
 
-def gains(verdicts: Sequence[Verdict]) -> dict[str, float]:
+def gains(verdicts: Sequence[PredictorScore]) -> dict[str, float]:
     """How far the held-out F1 of the last one lies above that of each of the others."""
     *others, network = verdicts
     return {other.name: network.heldout - other.heldout for other in others}
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
+def headline(verdicts: Sequence[PredictorScore]) -> str:
     """The last verdict's held-out F1 and its gains over others with a threshold to choose, the smallest first."""
     network, over = verdicts[-1], gains([verdict for verdict in verdicts if verdict.curve])
     ranked = sorted(over.items(), key=lambda item: item[1])
@@ -122,7 +122,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     return f"held-out F1 of {network.name}: {network.heldout:.3f}" + (f" ({text})" if text else "")
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[PredictorScore]) -> str:
     """The verdicts as aligned text: F1 on training and held-out samples, then per family."""
     families = list(verdicts[0].families)
     head = ["F1", "threshold", "training", "held-out", *families]

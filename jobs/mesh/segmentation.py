@@ -21,7 +21,7 @@ from .scores import Histogram
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class MeshSettings(common.TrainingSettings):
     """What the numbers of a run on mesh samples depend on."""
 
     model: str = "unet"
@@ -45,22 +45,22 @@ def pixel_classifier(width: int = 64, in_channels: int = 18, classes: int = 1) -
     )
 
 
-def build(settings: Settings) -> torch.nn.Module:
+def build(settings: MeshSettings) -> torch.nn.Module:
     """The model with weights that follow from the seed alone."""
     torch.manual_seed(settings.seed)
     factory = MODELS.get(settings.model, pixel_classifier)
     return factory() if settings.width is None else factory(width=settings.width)
 
 
-class Trainer(SegmentationTraining):
+class MeshTrainer(SegmentationTraining):
     """A segmentation model in training on mesh samples."""
 
-    settings: Settings
+    settings: MeshSettings
     samples: MeshSamples
     criterion = SegmentationLoss(1, dice=True)
 
     def __init__(
-        self, settings: Settings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
+        self, settings: MeshSettings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
         super().__init__(settings, build(settings), samples, place, device, augment=settings.augment)
 

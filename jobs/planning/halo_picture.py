@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from distconv.distribution import block_range
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo, halo_index
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo, halo_index
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 
@@ -20,7 +20,7 @@ BLOCK, OWN, GHOSTS = "0.95", "#9ecae1", "#fdae6b"
 
 
 @dataclass(frozen=True)
-class Side:
+class HaloSide:
     """A dimension of a layer's input: its extent, its parts, the block that is shown, and rows before and after it."""
 
     axis: str
@@ -43,7 +43,7 @@ class Halo:
     """
 
     layer: str
-    sides: tuple[Side, Side]
+    sides: tuple[HaloSide, HaloSide]
     elements: int
 
 
@@ -53,12 +53,12 @@ def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node
         one
         for name, layer in prediction.layers.items()
         for op in graph.by_layer.get(name, ())
-        for one in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
+        for one in _halo_of(op, AxisParts.of(layer.parts, ranks, per_node))
     ]
     return max(halos, key=lambda each: each.elements, default=None)
 
 
-def _halo_of(op: Operation, parts: Parts) -> Iterator[Halo]:
+def _halo_of(op: Operation, parts: AxisParts) -> Iterator[Halo]:
     window, shape = op.window, op.x.shape
     if window is None or len(shape) < 4:
         return
@@ -67,7 +67,7 @@ def _halo_of(op: Operation, parts: Parts) -> Iterator[Halo]:
         count, extents = parts.along(axis), (shape[dim + 2], op.y.shape[dim + 2])
         rows = halo(window, *extents, count, dim) if count > 1 else (0, 0)
         index = halo_index(window, *extents, count, dim) if count > 1 else 0
-        sides.append(Side(str(axis), extents[0], count, index, *rows))
+        sides.append(HaloSide(str(axis), extents[0], count, index, *rows))
     own = math.prod(len(side.block(side.index)) for side in sides)
     needed = math.prod(len(side.block(side.index)) + side.before + side.after for side in sides)
     if needed > own:
@@ -101,7 +101,7 @@ def draw_halo(axis: Any, shown: Halo) -> None:
     axis.set_title(f"largest halo: {shown.layer}, {shown.elements:,} elements a sample\n(not to scale)", fontsize=9)
 
 
-def _ghosts(side: Side) -> tuple[float, float]:
+def _ghosts(side: HaloSide) -> tuple[float, float]:
     """Widths as they are drawn."""
     least = LEAST * len(side.block(side.index))
     before, after = (max(rows, least) if rows else 0.0 for rows in (side.before, side.after))

@@ -75,14 +75,14 @@ def extents(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankOption:
     """``--ranks``: so many, or at most so many."""
 
     count: int
     at_most: bool = False
 
 
-def ranks(text: str) -> Ranks:
+def ranks(text: str) -> RankOption:
     """``64`` or ``at-most:64``.
 
     Raises
@@ -90,7 +90,7 @@ def ranks(text: str) -> Ranks:
     ArgumentTypeError
         If the text is neither.
     """
-    return Ranks(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
+    return RankOption(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
 
 
 def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
@@ -119,7 +119,7 @@ class Timed(Protocol):
 S = TypeVar("S", bound=Timed)
 
 
-def fastest(plan: Callable[[int], S], wanted: Ranks) -> tuple[int, S, str]:
+def fastest(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
     """The number of ranks to take, its plan, and a line about fewer ranks where they are faster than those.
 
     Looks at half as many ranks, and on as long as that is faster. With fewer ``plan`` may raise a PlanError. A measured

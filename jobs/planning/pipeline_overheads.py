@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch import nn
 
 from distconv.perfmodel.exploration.candidate_stages import Overheads
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import Kind
@@ -41,7 +41,7 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
     messages = 1 if comm.size == 2 else 2
     message_s = max(0.0, chain - alone) / messages
     parameters = sum(parameter.nbytes for parameter in model.parameters())
-    group = Group(comm.size, min(comm.size, machine.ranks_per_node))
+    group = RankGroup(comm.size, min(comm.size, machine.ranks_per_node))
     priced = machine.allreduce(group, parameters) + update * parameters
     join_s = max(0.0, _seconds_of_a_joined_update(model, samples, comm) - priced)
     return Overheads(alone, message_s, update, not machine.overlap.halo, join_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.layers.models import MESH_MODELS
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.process_memory import MARGIN, process_memory
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -67,7 +67,7 @@ def _gap(strategy: Strategy) -> str:
 def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, machine: Machine, memory: float) -> str:
     """What a rank takes that is a process on a CPU, and whether that fits."""
     grids = {
-        name: Parts.of(layer.parts, options.ranks, machine.ranks_per_node)
+        name: AxisParts.of(layer.parts, options.ranks, machine.ranks_per_node)
         for name, layer in strategy.prediction.layers.items()
     }
     taken = process_memory(graph, grids, strategy.prediction, packages_bytes(options.model))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
-from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.block_geometry import AxisParts
+from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.graph.graph import Operation
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
@@ -61,5 +61,5 @@ def operation(layer: PaperLayer, batch: int) -> Operation:
 def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
     """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
     op = operation(layer, batch)
-    cost = Costs(machine, ranks, Settings()).operation(op, Parts.of(axes, ranks, machine.ranks_per_node))
+    cost = OperationCosts(machine, ranks, Settings()).operation(op, AxisParts.of(axes, ranks, machine.ranks_per_node))
     return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))

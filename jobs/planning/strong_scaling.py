@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distconv.errors import PlanError
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -100,7 +100,7 @@ def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, St
     for ranks, strategy in sorted(planned.items()):
         table = machine.computing(ranks).table
         for name, layer in strategy.prediction.layers.items():
-            parts = Parts.of(layer.parts, ranks, machine.ranks_per_node)
+            parts = AxisParts.of(layer.parts, ranks, machine.ranks_per_node)
             if any(f"{local_call(op, parts).key} forward" not in table for op in graph.by_layer.get(name, ())):
                 return last
         last = ranks

@@ -15,7 +15,7 @@ from .voxels import Voxels, majority, unit_cube, voxelise
 
 
 @dataclass(frozen=True)
-class Recipe:
+class VoxelRecipe:
     """How clouds become voxels: along each side, points drawn, the share of them that is kept, features, seed."""
 
     resolution: int
@@ -41,7 +41,7 @@ class VoxelBatch:
     part: torch.Tensor | None = None
 
 
-def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: Recipe, epoch: int) -> VoxelBatch:
+def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epoch: int) -> VoxelBatch:
     """The voxels of these clouds in this epoch. Local; it depends on nothing but the arguments."""
     voxels, parts = [], []
     for sample in samples:

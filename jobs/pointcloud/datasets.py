@@ -30,7 +30,7 @@ STEPS = 4095
 
 
 @dataclass(frozen=True)
-class NumbersLayout(Layout):
+class CloudLayout(Layout):
     """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
 
     kinds: str = ""
@@ -47,11 +47,11 @@ class NumbersLayout(Layout):
 
 
 def _floats(*shape: int | None) -> Layout:
-    return NumbersLayout("floats", shape, kinds="f")
+    return CloudLayout("floats", shape, kinds="f")
 
 
 def _whole(*shape: int | None) -> Layout:
-    return NumbersLayout("whole numbers", shape, kinds="ui")
+    return CloudLayout("whole numbers", shape, kinds="ui")
 
 
 OURS = {"points": _floats(None, None, 3), "label": _whole(None)}

@@ -27,7 +27,7 @@ FIX = "repair the mesh, or leave the file out"
 
 
 @dataclass(frozen=True, eq=False)
-class Mesh:
+class TriangleMesh:
     """Vertices float64 (V, 3) and triangles int64 (T, 3), which are indices of vertices."""
 
     vertices: NDArray[np.float64]
@@ -40,14 +40,14 @@ class Mesh:
         return np.asarray(np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2)
 
 
-class _Line(NamedTuple):
+class _OffLine(NamedTuple):
     """A line with something on it: where it is, counted from 1, and its words."""
 
     number: int
     words: list[str]
 
 
-def read_off(path: Path) -> Mesh:
+def read_off(path: Path) -> TriangleMesh:
     """The mesh in an OFF file. A face of more than three vertices becomes a fan of triangles about its first.
 
     A fan covers a convex face once; one that is not convex is covered as its outline is walked.
@@ -66,7 +66,7 @@ def read_off(path: Path) -> Mesh:
             f"the file is {what}; fetch it again"
         )
     vertices = _vertices(path, lines[:vertex_count])
-    mesh = Mesh(vertices, _triangles(path, lines[vertex_count:], vertex_count))
+    mesh = TriangleMesh(vertices, _triangles(path, lines[vertex_count:], vertex_count))
     with np.errstate(over="ignore", invalid="ignore"):
         area = mesh.areas.sum()
     if not 0 < area < np.inf:
@@ -74,7 +74,7 @@ def read_off(path: Path) -> Mesh:
     return mesh
 
 
-def _lines(path: Path) -> list[_Line]:
+def _lines(path: Path) -> list[_OffLine]:
     """Lines that say something, without their comments."""
     try:
         text = path.read_bytes().decode()
@@ -82,11 +82,11 @@ def _lines(path: Path) -> list[_Line]:
         raise DataError(f"{path}: byte {error.start} is no text; only OFF files in text form are read") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    split = (_Line(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
+    split = (_OffLine(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
     return [line for line in split if line.words]
 
 
-def _counts(path: Path, lines: list[_Line]) -> tuple[tuple[int, int], list[_Line]]:
+def _counts(path: Path, lines: list[_OffLine]) -> tuple[tuple[int, int], list[_OffLine]]:
     """Numbers of vertices and faces, and the lines behind the header."""
     if not lines:
         raise DataError(f"{path} has no text; fetch it again")
@@ -105,7 +105,7 @@ def _counts(path: Path, lines: list[_Line]) -> tuple[tuple[int, int], list[_Line
     return (int(counts[0]), int(counts[1])), rest
 
 
-def _vertices(path: Path, lines: list[_Line]) -> NDArray[np.float64]:
+def _vertices(path: Path, lines: list[_OffLine]) -> NDArray[np.float64]:
     for number, words in lines:
         if len(words) != 3:
             raise DataError(f"{path}, line {number}: a vertex has 3 coordinates, not {len(words)}; {FIX}")
@@ -117,9 +117,9 @@ def _vertices(path: Path, lines: list[_Line]) -> NDArray[np.float64]:
     return vertices
 
 
-def _triangles(path: Path, lines: list[_Line], vertex_count: int) -> NDArray[np.int64]:
+def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
     """The triangles of the faces, those of as many corners together."""
-    by_sides: dict[str, list[_Line]] = {}
+    by_sides: dict[str, list[_OffLine]] = {}
     for line in lines:
         by_sides.setdefault(line.words[0], []).append(line)
     triangles = [np.empty((0, 3), np.int64)]
@@ -130,7 +130,7 @@ def _triangles(path: Path, lines: list[_Line], vertex_count: int) -> NDArray[np.
     return np.concatenate(triangles)
 
 
-def _corners(path: Path, sides: str, lines: list[_Line], vertex_count: int) -> NDArray[np.int64]:
+def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
     """Indices of the vertices of faces that all have ``sides`` of them."""
     if not re.fullmatch(r"\d{1,9}", sides) or int(sides) < 3:
         raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {shorten(sides)!r}; {FIX}")
@@ -152,7 +152,7 @@ def _corners(path: Path, sides: str, lines: list[_Line], vertex_count: int) -> N
     return corners
 
 
-def _numbers(path: Path, lines: list[_Line], words: Sequence[list[str]], dtype: type[Number]) -> NDArray[Number]:
+def _numbers(path: Path, lines: list[_OffLine], words: Sequence[list[str]], dtype: type[Number]) -> NDArray[Number]:
     """Words as numbers (lines, words in each)."""
     try:
         return np.array(words, dtype)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distconv.errors import DataError
 
-from .off import Mesh
+from .off import TriangleMesh
 
 CACHED_POINTS, DRAWN_POINTS = 16_384, 4_096
 
@@ -21,19 +21,19 @@ _SURFACE, _DRAW = 0, 1
 """Streams of random numbers that must not repeat each other."""
 
 
-def surface_points(mesh: Mesh, count: int, seed: int, sample: int) -> NDArray[np.float32]:
+def surface_points(mesh: TriangleMesh, count: int, seed: int, sample: int) -> NDArray[np.float32]:
     """``count`` points (count, 3), independent and uniform over the surface; they follow from seed and sample."""
     random = np.random.default_rng((seed, _SURFACE, sample))
     return points_on(mesh, chosen_triangles(mesh, count, random), random).astype(np.float32)
 
 
-def chosen_triangles(mesh: Mesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Indices of triangles (count), each as likely as its share of the area."""
     below = np.cumsum(mesh.areas)
     return np.asarray(np.searchsorted(below, random.random(count) * below[-1], side="right"), np.int64)
 
 
-def points_on(mesh: Mesh, triangles: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
+def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
     """A point in each of ``triangles``, uniform over it."""
     a, b, c = (mesh.vertices[corner[triangles]] for corner in mesh.triangles.T)
     along = random.random((2, len(triangles), 1))

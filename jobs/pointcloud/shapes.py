@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from . import surfaces
 from .clouds import Cloud
-from .off import Mesh
+from .off import TriangleMesh
 from .sampling import chosen_triangles, points_on
 from .surfaces import ball, block, cone, moved, ring, rod, spring
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
-Parts = dict[str, Mesh]
+Parts = dict[str, TriangleMesh]
 
 HIDDEN, BLUR, CLUTTER = 0.3, 0.015, 0.04
 """The largest share of points that is hidden, their spread in units of the largest radius, the share of clutter."""
@@ -94,7 +94,7 @@ def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np
     """Points (count, 3) of a shape in a random pose with all that spoils it, and the part of each."""
     mesh = surfaces.joined(list(parts.values()))
     part_of_triangle = np.repeat([PART_NAMES.index(name) for name in parts], [len(m.triangles) for m in parts.values()])
-    mesh = Mesh(_posed(mesh.vertices, random), mesh.triangles)
+    mesh = TriangleMesh(_posed(mesh.vertices, random), mesh.triangles)
     strewn = round(count * random.uniform(0, CLUTTER))
     visible = count - strewn
     # As many more as will be hidden.

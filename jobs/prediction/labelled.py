@@ -34,7 +34,7 @@ from .samples import DATASET
 
 
 def is_labelled(of: Trained, data: Path) -> bool:
-    """Whether the samples are opened as for training: they are no boxes of an array."""
+    """Return True if the samples are opened as for training: they are no boxes of an array."""
     arrays = is_source(data) or data.suffix in (".h5", ".hdf5")
     return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
 

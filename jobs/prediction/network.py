@@ -18,12 +18,12 @@ from distconv.checkpoint.verification import listed
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.grid import ProcessGrid
-from distconv.jobs.images.classification import Settings as ImageSettings
-from distconv.jobs.mesh.segmentation import Settings as MeshSettings
+from distconv.jobs.images.classification import ImageSettings as ImageSettings
+from distconv.jobs.mesh.segmentation import MeshSettings as MeshSettings
 from distconv.jobs.mesh.segmentation import build as build_mesh
 from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model, build_segmenter
 from distconv.jobs.training.run import CHECKPOINTS
-from distconv.jobs.training.settings import Settings
+from distconv.jobs.training.settings import TrainingSettings
 from distconv.parallel import parallelize
 from distconv.parameters.weight_files import load_weights
 
@@ -86,7 +86,7 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-def settings_of(of: Trained, kind: type[Settings]) -> Settings:
+def settings_of(of: Trained, kind: type[TrainingSettings]) -> TrainingSettings:
     """The settings of a run, as its training has them."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in of.settings.items() if name in names})

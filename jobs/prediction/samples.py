@@ -25,7 +25,7 @@ from distconv.tensor import DistTensor
 from distconv.writing import Output, count_written_rows, open_output
 
 from .network import Trained
-from .windows import Blend, Windows
+from .windows import Blend, WindowSource
 
 DATASET = "prediction"
 _GROUPS = ("heldout/", "test/", "", "train/")
@@ -118,7 +118,7 @@ def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: to
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictionRun:
     """A network and the samples that it is to predict; how is in the options."""
 
     options: argparse.Namespace
@@ -205,7 +205,7 @@ class Prediction:
             yield batch.samples[0], self._outputs(batch.tensors[0])
 
     def _by_windows(self, begun: int, window: tuple[int, ...]) -> Iterator[tuple[int, DistTensor]]:
-        windows = Windows(self.inputs.source, self.inputs.name, window, self.options.overlap)
+        windows = WindowSource(self.inputs.source, self.inputs.name, window, self.options.overlap)
         each, blend = len(windows.places), Blend(self.grid, windows.space, window)
         for batch in self._loader(windows).epoch(0, begun * each // self.options.batch):
             outputs = self._outputs(batch.tensors[0])

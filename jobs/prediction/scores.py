@@ -19,7 +19,7 @@ from distconv.data.source import Source
 from distconv.distribution import Box, Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
-from distconv.jobs.segmentation.scores import Confusion, Scores
+from distconv.jobs.segmentation.scores import Confusion, SegmentationScores
 from distconv.whole_files import write_picture
 
 from .samples import DATASET, Inputs
@@ -29,7 +29,7 @@ _LARGEST = 512
 """Pixels of a map along each side, about."""
 
 
-def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = None) -> Scores | None:
+def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = None) -> SegmentationScores | None:
     """The scores of the predictions in ``path``, if there are labels. Collective.
 
     Places with the label ``ignore`` do not count.

@@ -36,7 +36,7 @@ def begins(extent: int, window: int, overlap: float) -> list[int]:
     return [min(index * step, extent - window) for index in range(count)]
 
 
-class Windows:
+class WindowSource:
     """A source whose samples are windows of another's, over its last dimensions; those of one sample follow each other.
 
     A window that is larger than the sample is the sample.

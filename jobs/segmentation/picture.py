@@ -17,7 +17,7 @@ Map = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
+class SegmentationExample:
     """Maps (H, W) of one sample, of a volume its slice in the middle: the first channel, labels, called classes."""
 
     title: str
@@ -28,7 +28,7 @@ class Example:
 
 def draw(
     path: str | os.PathLike[str],
-    examples: Sequence[Example],
+    examples: Sequence[SegmentationExample],
     lines: Sequence[dict[str, Any]],
     *,
     classes: int,

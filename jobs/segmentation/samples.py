@@ -27,7 +27,7 @@ MOST_LABELS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class SegmentationGroup:
     """Images (N, C, ...) and label maps (N, ...), two datasets of a source."""
 
     source: StoredSource
@@ -54,7 +54,7 @@ class SegmentationSamples:
 
     def __init__(
         self,
-        groups: Mapping[str, Group],
+        groups: Mapping[str, SegmentationGroup],
         comm: MPI.Intracomm,
         *,
         classes: int | None = None,
@@ -77,7 +77,7 @@ class SegmentationSamples:
         self.places = np.array([counts["train"].get(label, 0) for label in range(max(2, self.classes))])
         """How many places of the training samples are of each class."""
 
-    def _check_extents(self, group: Group) -> None:
+    def _check_extents(self, group: SegmentationGroup) -> None:
         image, label = group.source.shape(group.image), group.source.shape(group.label)
         if not 3 <= len(image) <= 5:
             raise DataError(
@@ -161,9 +161,9 @@ def open_samples(
     return SegmentationSamples(groups, comm, classes=classes, ignore=ignore)
 
 
-def _group(path: Path, prefix: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
+def _group(path: Path, prefix: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> SegmentationGroup:
     image, label = (f"{prefix}/{name}" if prefix else name for name in names)
-    return Group(open_source(path, [image, label], comm, readers=readers), image, label)
+    return SegmentationGroup(open_source(path, [image, label], comm, readers=readers), image, label)
 
 
 MANY_LABELS = 32
@@ -197,7 +197,7 @@ def _counted(labels: NDArray[Any], where: str) -> dict[int, int]:
     return {int(low) + int(index): int(counts[index]) for index in np.flatnonzero(counts)}
 
 
-def _check_largest(train: Group, labels: set[int], largest: int) -> None:
+def _check_largest(train: SegmentationGroup, labels: set[int], largest: int) -> None:
     """Check that the number of classes follows from the largest label: most of the labels below it exist, too."""
     if largest >= MANY_LABELS and 2 * len(labels) < largest:
         shown = sorted(labels)
@@ -209,7 +209,7 @@ def _check_largest(train: Group, labels: set[int], largest: int) -> None:
         )
 
 
-def _check_labels(group: Group, counts: Mapping[int, int], classes: int, ignore: int | None) -> None:
+def _check_labels(group: SegmentationGroup, counts: Mapping[int, int], classes: int, ignore: int | None) -> None:
     wrong = sorted(label for label in counts if label != ignore and not 0 <= label < classes)
     if wrong:
         raise DataError(

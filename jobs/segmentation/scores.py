@@ -16,12 +16,12 @@ from distconv.distribution import Distribution
 
 
 def counts_here(dist: Distribution) -> bool:
-    """Whether this rank counts its block: of the ranks that hold the same one, the first does."""
+    """Return True if this rank counts its block: of the ranks that hold the same one, the first does."""
     return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 
 @dataclass(frozen=True)
-class Scores:
+class SegmentationScores:
     """How predictions compare with labels, over all samples and places that are not ignored.
 
     For each class (where the network has one channel, for the one class), NaN where it is neither predicted nor there.
@@ -84,13 +84,13 @@ class Confusion:
         counted = np.bincount(row * self._several + called, minlength=self.counts.size)
         self.counts += counted.reshape(self.counts.shape)
 
-    def sum_over(self, comm: MPI.Intracomm) -> Scores:
+    def sum_over(self, comm: MPI.Intracomm) -> SegmentationScores:
         """The scores of what the ranks have counted. Collective."""
         comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
         return self.scores
 
     @property
-    def scores(self) -> Scores:
+    def scores(self) -> SegmentationScores:
         """Of what is counted here."""
         both = self.counts.diagonal().astype(float)
         either = self.counts.sum(0) + self.counts.sum(1)[:-1]
@@ -98,4 +98,4 @@ class Confusion:
             dice, iou = 2 * both / either, both / (either - both)
         of = slice(1, 2) if self.classes == 1 else slice(None)
         count, correct = int(self.counts.sum()), int(both.sum())
-        return Scores(count, correct, tuple(dice[of].tolist()), tuple(iou[of].tolist()))
+        return SegmentationScores(count, correct, tuple(dice[of].tolist()), tuple(iou[of].tolist()))

@@ -23,7 +23,7 @@ from distconv.tensor import DistTensor
 
 from .loss import SegmentationLoss
 from .samples import SegmentationSamples
-from .scores import Confusion, Scores, counts_here
+from .scores import Confusion, SegmentationScores, counts_here
 
 LOSSES = ("cross-entropy", "cross-entropy+dice")
 BALANCED = "balanced"
@@ -33,7 +33,7 @@ MODEL = {2: "unet", 3: "unet3d"}
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class SegmentationSettings(common.TrainingSettings):
     """What the numbers of a run on samples of the user's own depend on."""
 
     model: str = ""
@@ -63,7 +63,7 @@ class SegmentationTraining(training.Trainer):
 
     def __init__(
         self,
-        settings: common.Settings,
+        settings: common.TrainingSettings,
         model: torch.nn.Module,
         samples: SegmentationSamples,
         place: ProcessGrid | Plan,
@@ -109,13 +109,17 @@ class SegmentationTraining(training.Trainer):
         return logits
 
 
-class Trainer(SegmentationTraining):
+class SegmentationTrainer(SegmentationTraining):
     """A network of the user's choice in training on samples of the user's own."""
 
-    settings: Settings
+    settings: SegmentationSettings
 
     def __init__(
-        self, settings: Settings, samples: SegmentationSamples, place: ProcessGrid | Plan, device: str = "cpu"
+        self,
+        settings: SegmentationSettings,
+        samples: SegmentationSamples,
+        place: ProcessGrid | Plan,
+        device: str = "cpu",
     ) -> None:
         settings = replace(settings, model=settings.model or MODEL.get(len(samples.axes), ""))
         _check(settings, samples)
@@ -146,7 +150,7 @@ class Trainer(SegmentationTraining):
             "std": samples.moments.std.tolist(),
         }
 
-    def evaluate(self, group: str) -> tuple[Scores, float]:
+    def evaluate(self, group: str) -> tuple[SegmentationScores, float]:
         """The scores on a group, and its loss as if its samples were one mini-batch. Collective.
 
         So the loss is the same on every grid, whose ``n`` bounds how few samples are evaluated at once.
@@ -171,7 +175,7 @@ def called_classes(logits: DistTensor) -> DistTensor:
     return called
 
 
-def build(settings: Settings, samples: SegmentationSamples) -> torch.nn.Module:
+def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch.nn.Module:
     """The network with weights that follow from the seed alone. Collective.
 
     Raises
@@ -217,7 +221,7 @@ def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None
     return weights
 
 
-def _check(settings: Settings, samples: SegmentationSamples) -> None:
+def _check(settings: SegmentationSettings, samples: SegmentationSamples) -> None:
     cropped = parse_grid(settings.crop) if settings.crop else {}
     for option, axes in (("mirror", settings.mirror), ("crop", cropped)):
         for axis in axes:

@@ -28,7 +28,7 @@ from distconv.data.opened_file import opened, own_place, values
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
-from .mfcc import Recipe, mfcc
+from .mfcc import CoefficientRecipe, mfcc
 
 HELD_OUT_TAKES = 5
 MOST_CLASSES = 10**5
@@ -157,7 +157,7 @@ def _of_folder(path: Path) -> Recordings:
 class Sounds:
     """Coefficients (frames, values) of the clips of a group. Collective: ranks share the work."""
 
-    def __init__(self, clips: Clips, rate: float, recipe: Recipe, comm: MPI.Intracomm) -> None:
+    def __init__(self, clips: Clips, rate: float, recipe: CoefficientRecipe, comm: MPI.Intracomm) -> None:
         self.labels = clips.labels
         own = range(comm.rank, len(clips.sounds), comm.size)
         features = try_on_all_ranks(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)

@@ -17,7 +17,7 @@ from distconv.errors import DataError
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CoefficientRecipe:
     """How coefficients are made; ``stereo``: of each channel of a sound, not of the mean of its channels."""
 
     coefficients: int = 13
@@ -47,7 +47,7 @@ def library() -> Any:
         ) from missing
 
 
-def mfcc(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32]:
+def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:
     """Coefficients (frames, values) of ``sound``, samples at ``rate`` Hz; each with mean 0 and variance 1 over time.
 
     ``sound`` is (samples) or (samples, channels). The first coefficient, which is the power, is left out; those of the
@@ -63,7 +63,7 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32
     return np.concatenate([_of_channel(row, rate, recipe) for row in rows], 1)
 
 
-def _of_channel(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32]:
+def _of_channel(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:
     knf = library()
     options = knf.MfccOptions()
     options.frame_opts.samp_freq, options.frame_opts.dither = rate, 0.0

@@ -24,7 +24,7 @@ from distconv.placement import scatter
 
 from .audio import Sounds, recordings
 from .bitstreams import CLASSES, TEST, TRAIN, Bitstreams
-from .mfcc import Recipe
+from .mfcc import CoefficientRecipe
 
 STREAMS = {"train": (2000, TRAIN), "test": (500, TEST)}
 """Embedded bitstreams of each group."""
@@ -48,7 +48,7 @@ class SequenceSamples:
         On all ranks, if files are missing or not what they should be.
     """
 
-    def __init__(self, path: Path | None, comm: MPI.Intracomm, *, length: int, recipe: Recipe) -> None:
+    def __init__(self, path: Path | None, comm: MPI.Intracomm, *, length: int, recipe: CoefficientRecipe) -> None:
         self.comm = comm
         self.groups: Mapping[str, Sequences]
         if path is None:

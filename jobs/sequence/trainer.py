@@ -23,7 +23,7 @@ LAYERS: dict[str, type[ScanRNN | ScanGRU]] = {"rnn": ScanRNN, "gru": ScanGRU}
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class SequenceSettings(common.TrainingSettings):
     """What the numbers of a run on sequences depend on."""
 
     model: str = "gru"
@@ -44,7 +44,7 @@ class Settings(common.Settings):
     """Coefficients of each channel of a sound, not of the mean of its channels."""
 
 
-class Network(nn.Module):
+class SequenceNetwork(nn.Module):
     """A recurrent layer, and a linear one on its state at the last step of each sequence.
 
     Source: BPPSA, 4.1 and 4.2.
@@ -60,7 +60,7 @@ class Network(nn.Module):
         return self.head((states * x[..., -1:]).sum(1))  # type: ignore[no-any-return]
 
 
-class Trainer(Classifier, training.Trainer):
+class SequenceTrainer(Classifier, training.Trainer):
     """A recurrent classifier in training over a grid that splits samples (n) and time (w).
 
     ``method`` is how the network goes back through time: it is no setting, since it changes no number.
@@ -75,7 +75,7 @@ class Trainer(Classifier, training.Trainer):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SequenceSettings,
         samples: SequenceSamples,
         grid: ProcessGrid,
         device: str = "cpu",
@@ -102,8 +102,8 @@ class Trainer(Classifier, training.Trainer):
         )
 
 
-def _built(settings: Settings, samples: SequenceSamples, method: str) -> Network:
+def _built(settings: SequenceSettings, samples: SequenceSamples, method: str) -> SequenceNetwork:
     """The network with weights that follow from the seed alone."""
     torch.manual_seed(settings.seed)
     recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)
-    return Network(recurrent, len(samples.class_names))
+    return SequenceNetwork(recurrent, len(samples.class_names))

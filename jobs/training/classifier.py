@@ -21,8 +21,8 @@ from distconv.errors import DataError
 from distconv.jobs import progress
 from distconv.placement import gather
 
-from .job import Job, Outcome
-from .picture import Example, Picture
+from .job import Job, JobOutcome
+from .picture import ClassifiedExample, Picture
 from .report import Metrics
 from .training import Training
 
@@ -67,7 +67,7 @@ def score(path: object, group: str, batches: Iterable[tuple[Sequence[int], torch
     return Score(count, correct, total / count)
 
 
-class Labelled(Protocol):
+class LabelledGroups(Protocol):
     """Samples of ``train`` and, where some are held out, ``test``."""
 
     comm: MPI.Intracomm
@@ -83,7 +83,7 @@ class Labelled(Protocol):
 class Classifier(Training):
     """A classifier in training on labelled samples."""
 
-    samples: Labelled
+    samples: LabelledGroups
 
     @abstractmethod
     def batches_of(self, group: str) -> Epochs:
@@ -131,7 +131,7 @@ def majority_vote(train: NDArray[np.int64], test: NDArray[np.int64]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores(Outcome):
+class ClassifierScores(JobOutcome):
     """Scores of all groups of samples, and accuracies that others have on the held-out ones."""
 
     scores: Mapping[str, Score]
@@ -162,7 +162,7 @@ class Scores(Outcome):
         if "test" not in self.scores:
             print(self.no_test)
 
-    def draw(self, path: Path, examples: Sequence[Example], title: str, metrics: Metrics) -> None:
+    def draw(self, path: Path, examples: Sequence[ClassifiedExample], title: str, metrics: Metrics) -> None:
         """Curves of the training, and the examples."""
         self.picture.draw(path, examples, list(metrics.lines()), title)
 
@@ -189,7 +189,7 @@ class ClassifierJob(Job):
         if "test" in trainer.samples.groups and trainer.epoch % getattr(options, "evaluate_every", 1) == 0:
             _evaluated(trainer, metrics, "test")
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> Scores:
+    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> ClassifierScores:
         """The scores of all groups, and of the baselines. Collective."""
         samples = trainer.samples
         scores = {group: _evaluated(trainer, metrics, group) for group in samples.groups}
@@ -198,9 +198,11 @@ class ClassifierJob(Job):
         if self.baselines is not None:
             baselines = self.baselines(trainer) if "test" in samples.groups else {}
             more |= {"baselines": baselines}
-        return Scores(scores=scores, baselines=baselines, more=more, no_test=self.no_test, picture=self.picture)
+        return ClassifierScores(
+            scores=scores, baselines=baselines, more=more, no_test=self.no_test, picture=self.picture
+        )
 
-    def examples(self, trainer: Any, outcome: Any) -> list[Example]:
+    def examples(self, trainer: Any, outcome: Any) -> list[ClassifiedExample]:
         """Some samples, held-out ones if there are any, with the classes the network gives them. Collective."""
         samples, group = trainer.samples, list(outcome.scores)[-1]
         labels, examples = samples.groups[group].labels, []
@@ -209,7 +211,7 @@ class ClassifierJob(Job):
             for sample, guess in zip(batch.samples, logits.argmax(1).tolist(), strict=False):
                 if sample in wanted:
                     names = (self.name(samples, int(label)) for label in (labels[sample], guess))
-                    examples.append(Example(self.value(samples, group, sample), *names))
+                    examples.append(ClassifiedExample(self.value(samples, group, sample), *names))
             if len(examples) == len(wanted):
                 break
         return examples

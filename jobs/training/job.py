@@ -25,11 +25,11 @@ from .options import device_for, place_of, settings_of
 from .pipelines.options import Pipelining, pipelining_of, planned_pipelining
 from .report import Metrics, announcement, conclude, picture, times
 from .run import prepare, take_steps
-from .settings import Settings
+from .settings import TrainingSettings
 from .training import Training
 
 
-class Outcome(ABC):
+class JobOutcome(ABC):
     """What a run came to."""
 
     @property
@@ -55,7 +55,7 @@ class Outcome(ABC):
 class Job(ABC):
     """What differs between training jobs; :func:`train` is what they share."""
 
-    settings: type[Settings]
+    settings: type[TrainingSettings]
     samples: Callable[[argparse.Namespace, MPI.Intracomm], Any]
     """Opens them; they are closed with the job."""
     trainer: Callable[..., Training]
@@ -79,7 +79,7 @@ class Job(ABC):
         """What is done behind each epoch but the last, if anything. Collective."""
 
     @abstractmethod
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> Outcome:
+    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
         """What the trained network is worth. Collective."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
 
 
 def capture_of(options: argparse.Namespace) -> str:
-    """Whether steps are captured, where nothing is said about it.
+    """Return True if steps are captured, where nothing is said about it.
 
     Recording a step runs it a few times: of models of the user's own only if that is asked for, since their Python may
     count calls, which nothing could put back.
@@ -151,7 +151,7 @@ def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> Pro
 
 
 def _report(
-    trainer: Training, metrics: Metrics, outcome: Outcome, examples: Sequence[Any], taken: dict[str, float]
+    trainer: Training, metrics: Metrics, outcome: JobOutcome, examples: Sequence[Any], taken: dict[str, float]
 ) -> None:
     """Print, write summary.json and draw result.png, all on rank 0. Collective."""
 

@@ -24,13 +24,13 @@ from distconv.jobs.configuration.tracking import TRACKERS
 from distconv.local_device import device
 from distconv.plan import Plan
 
-from .settings import Settings
+from .settings import TrainingSettings
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=TrainingSettings)
 
 
 def add_training_arguments(
-    parser: argparse.ArgumentParser, defaults: Settings, out: str
+    parser: argparse.ArgumentParser, defaults: TrainingSettings, out: str
 ) -> argparse._MutuallyExclusiveGroup:
     """Everything but the data, the model's name and the augmentation; returns the ways to share the work over ranks."""
     width = defaults.width or "the model's own"
@@ -61,7 +61,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
     """How weights follow from gradients."""
     parser.add_argument(
         "--optimizer",
@@ -119,7 +119,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> No
     parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
 
 
-def _add_numerics(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
     """What is computed with, over what statistics, and with what memory."""
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
     parser.add_argument(

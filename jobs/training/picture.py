@@ -13,7 +13,7 @@ from distconv.whole_files import write_picture
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
+class ClassifiedExample:
     """The values of a sample, its class, and the class predicted."""
 
     values: NDArray[Any]
@@ -35,7 +35,11 @@ class Picture:
     projection: str | None = None
 
     def draw(
-        self, path: str | os.PathLike[str], examples: Sequence[Example], lines: Sequence[dict[str, Any]], title: str
+        self,
+        path: str | os.PathLike[str],
+        examples: Sequence[ClassifiedExample],
+        lines: Sequence[dict[str, Any]],
+        title: str,
     ) -> None:
         """Write the picture; ``lines`` are those of metrics.jsonl.
 

@@ -18,7 +18,7 @@ from distconv.errors import CheckpointError, DistconvError
 from distconv.parameters.weight_files import load_weights
 from distconv.tensor import DistTensor
 
-from .settings import Settings
+from .settings import TrainingSettings
 
 FREE = ("epochs", "steps", "shard_optimizer")
 """The settings in which a run may differ from the one that it goes on with."""
@@ -27,7 +27,7 @@ FREE = ("epochs", "steps", "shard_optimizer")
 class Recoverable(ABC):
     """A training that writes checkpoints and goes on from them."""
 
-    settings: Settings
+    settings: TrainingSettings
     model: torch.nn.Module
     average: torch.optim.swa_utils.AveragedModel | None
     """The moving average of the weights, if there is one."""

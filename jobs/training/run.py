@@ -128,7 +128,7 @@ def _take_steps(
 ) -> bool:
     """Take the steps; whether they were stopped."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
-    lines = _Lines(trainer, metrics)
+    lines = _StepLines(trainer, metrics)
     with progress.bar(rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step") as bar:
         began = time.perf_counter()
         for batch in trainer.batches():
@@ -157,7 +157,7 @@ def _take_steps(
     return False
 
 
-class _Lines:
+class _StepLines:
     """The lines of the steps, each of which is written when its loss is known."""
 
     def __init__(self, trainer: Training, metrics: Metrics) -> None:

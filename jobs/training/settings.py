@@ -14,7 +14,7 @@ from distconv.jobs.configuration.optimisation import SHORT, make
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """What the numbers of a training run depend on, besides the data. Each job has its own defaults."""
 
     model: str = ""
@@ -81,7 +81,7 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> f
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
-def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the settings ask for."""
     arguments: dict[str, Any] = {"lr": settings.lr}
     if settings.optimizer in SHORT:
@@ -97,6 +97,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def dtype_of(settings: Settings) -> torch.dtype:
+def dtype_of(settings: TrainingSettings) -> torch.dtype:
     """What the model computes with."""
     return getattr(torch, settings.dtype)  # type: ignore[no-any-return]

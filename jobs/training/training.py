@@ -21,8 +21,8 @@ from distconv.communication.gradient_reduction import no_sync
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
-from distconv.jobs.captured_steps import Steps
-from distconv.jobs.configuration.optimisation import Schedule
+from distconv.jobs.captured_steps import AutoCapturedStep
+from distconv.jobs.configuration.optimisation import RateSchedule
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
@@ -30,7 +30,7 @@ from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .recovery import Recoverable
-from .settings import Settings, dtype_of, learning_rate, make_optimizer, set_rate
+from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_rate
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Training(Recoverable):
     """Steps that a rank may be ahead of another."""
 
     def __init__(
-        self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
+        self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
         """``grid``: where batches go.
 
@@ -69,7 +69,7 @@ class Training(Recoverable):
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
         self.average = _average_of(model, settings.ema)
-        self._schedule: Schedule | None = None
+        self._schedule: RateSchedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
 
@@ -127,7 +127,7 @@ class Training(Recoverable):
             set_rate(optimizer, self.rate)
             return
         if self._schedule is None:
-            schedule = Schedule(lambda parameters: make_optimizer(of, parameters))
+            schedule = RateSchedule(lambda parameters: make_optimizer(of, parameters))
             self._schedule = schedule.begin(of.scheduler, of.scheduler_args, steps=self.steps, peak=of.lr)
         for group in optimizer.param_groups:
             group.update(self._schedule.at(self.step_count))
@@ -176,11 +176,16 @@ class Trainer(Training):
     """A model in training over a grid, or as a plan says."""
 
     def __init__(
-        self, settings: Settings, model: torch.nn.Module, place: ProcessGrid | Plan, comm: MPI.Intracomm, device: str
+        self,
+        settings: TrainingSettings,
+        model: torch.nn.Module,
+        place: ProcessGrid | Plan,
+        comm: MPI.Intracomm,
+        device: str,
     ) -> None:
         """``place`` is the grid of all layers, or the plan that says which layer is on which."""
         self.place = place
-        self.taken = Steps(self._differentiate, "off", comm)
+        self.taken = AutoCapturedStep(self._differentiate, "off", comm)
         """By what steps are taken, without the optimizer."""
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
         model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
@@ -242,7 +247,7 @@ class Trainer(Training):
         """
         if choice == "on" and self.settings.accumulate > 1:
             raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
-        self.taken = Steps(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
+        self.taken = AutoCapturedStep(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         """The ``share`` that the loss of a batch has, whose gradients are added to those of the parameters."""

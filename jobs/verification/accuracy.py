@@ -14,7 +14,7 @@ import scipy.stats
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """Predicted seconds per step of a variant of a model, those of some steps, and in words ``what`` it is."""
 
     model: str
@@ -34,7 +34,7 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[AccuracyRow]) -> None:
     """A line for each."""
     names, whats = (max((len(getattr(row, each)) for row in rows), default=0) for each in ("name", "what"))
     for row in rows:
@@ -45,7 +45,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         )
 
 
-def print_accuracy(rows: Sequence[Row]) -> None:
+def print_accuracy(rows: Sequence[AccuracyRow]) -> None:
     """Median and largest error, and the rank correlation, in a line; before it errors beside the medians of steps."""
     errors = [abs(row.error) for row in rows]
     beside = [abs(row.predicted / statistics.median(row.times) - 1) for row in rows]

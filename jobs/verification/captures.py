@@ -27,8 +27,8 @@ from distconv.jobs.training.options import natural, positive
 from distconv.jobs.verification.differential import networks
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
-from distconv.jobs.verification.engine.layouts import Layout
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.engine.layouts import CaseLayout
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 from distconv.layers.plumbing import call_site
 from distconv.parallel import parallelize
 from distconv.placement import gather, scatter
@@ -114,10 +114,10 @@ def state(model: nn.Module) -> Left:
 
 
 @dataclass(frozen=True)
-class Case:
+class CaptureCase:
     """A network, the habits of its user, and data."""
 
-    network: networks.Network
+    network: networks.DrawnNetwork
     text: str
     habits: networks.Habits
     loss: str
@@ -142,7 +142,7 @@ class Case:
             for parameter in next(model.children())[0].parameters():  # type: ignore[index]
                 parameter.requires_grad_(False)
         trained = [p for p in model.parameters() if p.requires_grad]
-        networks.hook(World(Layout("plain", ())), trained, habits.hooks)
+        networks.hook(ReferenceBackend(CaseLayout("plain", ())), trained, habits.hooks)
         if habits.hooks == "layer":
             networks.hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
         loss_of = networks.LOSSES[self.loss]
@@ -180,7 +180,7 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def draw_case(seed: int, index: int) -> Case:
+def draw_case(seed: int, index: int) -> CaptureCase:
     """Case number ``index``."""
     draw = Draw(seed, index)
     channels = draw.number(1, 4)
@@ -192,7 +192,7 @@ def draw_case(seed: int, index: int) -> Case:
     images = [draw.tensor(samples, 2, *sizes).to(dtype) for _ in range(STEPS)]
     shape = networks.result_shape(network.to(dtype), images[0])
     targets = [draw.classes(samples, *shape[2:], below=networks.CLASSES) for _ in range(STEPS)]
-    return Case(network, text, habits, draw.pick(*networks.LOSSES), images, targets, draw.chance(0.5))
+    return CaptureCase(network, text, habits, draw.pick(*networks.LOSSES), images, targets, draw.chance(0.5))
 
 
 def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator[tuple[int, str, str, str]]:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.segmentation import Settings, Trainer
+from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.training import settings as common
@@ -68,7 +68,7 @@ class Difference:
 
 
 def train(
-    settings: Settings,
+    settings: MeshSettings,
     path: str | os.PathLike[str],
     grid: ProcessGrid,
     *,
@@ -80,7 +80,7 @@ def train(
     ``reverse`` turns the order of the samples in each batch, which changes nothing but the order of sums.
     """
     samples = MeshSamples(path, grid.world)
-    trainer = Trainer(settings, samples, grid)
+    trainer = MeshTrainer(settings, samples, grid)
     losses = []
     for batch in trainer.batches():
         inputs, labels = (tensor.local if plain else tensor for tensor in batch.tensors)
@@ -124,7 +124,7 @@ class RandomSamples:
 
 
 def train_at_random(
-    settings: common.Settings, samples: RandomSamples, grid: ProcessGrid | None, *, nudged: bool = False
+    settings: common.TrainingSettings, samples: RandomSamples, grid: ProcessGrid | None, *, nudged: bool = False
 ) -> Run:
     """Take ``settings.steps`` steps of a reference model over ``grid``, or on this rank alone with plain torch.
 
@@ -151,7 +151,9 @@ def train_at_random(
     return Run(losses, {name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
 
 
-def reference(settings: Settings, path: str | os.PathLike[str], comm: MPI.Intracomm, *, reverse: bool = False) -> Run:
+def reference(
+    settings: MeshSettings, path: str | os.PathLike[str], comm: MPI.Intracomm, *, reverse: bool = False
+) -> Run:
     """The same steps with plain torch, on rank 0 alone. Collective."""
     own = ProcessGrid(MPI.COMM_SELF)
     return on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
@@ -171,7 +173,7 @@ def difference(run: Run, reference: Run) -> Difference:
 
 
 def compare_mesh(
-    settings: Settings, size: tuple[int, int], comm: MPI.Intracomm, axes: Mapping[str, int]
+    settings: MeshSettings, size: tuple[int, int], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
     """Differences over the grid ``axes``, and of the yardstick, on samples from a file as ``train mesh`` reads them."""
     grid = ProcessGrid(comm, **axes)
@@ -188,7 +190,7 @@ def compare_mesh(
 
 
 def compare_at_random(
-    settings: common.Settings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
+    settings: common.TrainingSettings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
     """Differences over the grid ``axes``, and of the yardstick, on random samples."""
     grid = ProcessGrid(comm, **axes)
@@ -245,7 +247,7 @@ def run(options: argparse.Namespace) -> int:
             f"--size {'x'.join(map(str, size))}: samples of {options.model} have {len(own)} extents, not {len(size)}; "
             f"for example --size {example}"
         )
-    settings = Settings(
+    settings = MeshSettings(
         options.model,
         options.width or (8 if mesh else None),
         batch=4,

@@ -25,9 +25,9 @@ from distconv.jobs.planning.measured_steps import pipeline_step_s
 from distconv.jobs.planning.options import built, on_rank_0
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
-from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
+from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import as_choice
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
@@ -54,7 +54,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class Variant:
+class PipelineVariant:
     """One way to train: its name in the table, what it is predicted to take, and the plan that is measured."""
 
     name: str
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
     if comm.size == 1:
         raise DistconvError("one rank has no pipeline; start it with mpiexec -n 2, or more")
-    rows: list[Row] = []
+    rows: list[AccuracyRow] = []
     network = profile_network(comm, CPU)
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _variants(case: argparse.Namespace, machine: Known) -> list[Variant]:
+def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]:
     """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
@@ -121,7 +121,8 @@ def _variants(case: argparse.Namespace, machine: Known) -> list[Variant]:
     }
     choices = best | others
     return [
-        Variant(name, choice, pipeline_plan(choice, model, case.model, case.batch)) for name, choice in choices.items()
+        PipelineVariant(name, choice, pipeline_plan(choice, model, case.model, case.batch))
+        for name, choice in choices.items()
     ]
 
 
@@ -159,7 +160,7 @@ def _priced(
     profile = joined(profile, cuts)
     count = case.ranks // width
     devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
-    setting = Setting(profile, machine, devices, 1, width, plan, measured.overheads)
+    setting = ExplorationContext(profile, machine, devices, 1, width, plan, measured.overheads)
     stages = setting.stages(schedule, 1, microbatches)
     assert stages is not None
     return as_choice(stages, _equal_cuts(stages, share))
@@ -174,7 +175,7 @@ def _equal_cuts(stages: Stages, share: float) -> list[int]:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[Row]:
+def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[AccuracyRow]:
     """Profiles the network and measures what is chosen by all profiles so far, in turns, and prints it. Collective."""
     known: list[Known] = []
     seconds: dict[str, list[float]] = {}
@@ -186,7 +187,7 @@ def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, co
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for key, times in _measured(case, {repr(v.plan): v.plan for v in variants}, share, comm).items():
             seconds.setdefault(key, []).extend(times)
-    rows = [Row(case.model, v.name, _words(v.plan), v.choice.time, seconds[repr(v.plan)]) for v in variants]
+    rows = [AccuracyRow(case.model, v.name, _words(v.plan), v.choice.time, seconds[repr(v.plan)]) for v in variants]
     if comm.rank == 0:
         print(f"{case.model}, {case.batch} samples; {machine.overheads}")
         print_rows(rows)
@@ -222,7 +223,7 @@ def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 # -- reporting --------------------------------------------------------------------------------------------------------
 
 
-def _summarise(rows: Sequence[Row]) -> None:
+def _summarise(rows: Sequence[AccuracyRow]) -> None:
     print_accuracy(rows)
     for name in dict.fromkeys(row.model for row in rows):
         synchronous = [row for row in rows if row.model == name and "pipedream" not in row.name]

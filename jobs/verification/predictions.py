@@ -21,7 +21,7 @@ from distconv.jobs.planning import measured_steps
 from distconv.jobs.planning.options import on_rank_0, traced
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
-from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
+from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 class _Compared:
     """A network's predictions beside measurements; ``beside``: time as planned over that of the ``best`` grid."""
 
-    rows: list[Row]
+    rows: list[AccuracyRow]
     best: str
     beside: float
 
@@ -105,9 +105,9 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     }
     machine, seconds = _in_turns(name, graph, plans, rounds, network=network, comm=comm)
 
-    def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> Row:
+    def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> AccuracyRow:
         predicted = evaluate(graph, plan, machine, ranks).time
-        return Row(name, grid, f"{ranks} rank(s)", predicted, times)
+        return AccuracyRow(name, grid, f"{ranks} rank(s)", predicted, times)
 
     rows = [row(ranks, grid, plans[ranks][grid], times) for (ranks, grid), times in seconds.items()]
     together = {row.name: row for row in rows[1:]}
@@ -162,7 +162,7 @@ def _steps(
 
 
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:
-    """Whether two plans give all layers the same distributions."""
+    """Return True if two plans give all layers the same distributions."""
     grids = [
         {name: {axis: count for axis, count in parts.items() if count > 1} for name, parts in every.items()}
         for every in (resolve(graph, plan, ranks) for plan in (one, other))

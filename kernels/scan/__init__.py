@@ -11,7 +11,7 @@
     ranks            A scan over ranks: each keeps its own Jacobians
 """
 
-from .accounting import Step, critical, recorded
+from .accounting import Step, critical_path, record_steps
 from .algorithm import sweep_levels
 from .backpropagation import backpropagate, explain
 from .checks import Problem, Size
@@ -27,9 +27,9 @@ __all__ = [
     "Speed",
     "Step",
     "backpropagate",
-    "critical",
+    "critical_path",
     "explain",
     "predict",
-    "recorded",
+    "record_steps",
     "sweep_levels",
 ]

@@ -34,7 +34,7 @@ _stage = ("linear", 0)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Step]]:
+def record_steps() -> Iterator[list[Step]]:
     """The steps of the scans inside, on this rank.
 
     ::
@@ -51,20 +51,20 @@ def recorded() -> Iterator[list[Step]]:
         _recordings.remove(steps)
 
 
-def enter(phase: str, level: int = 0) -> None:
+def set_stage(phase: str, level: int = 0) -> None:
     """What follows belongs to this level of this phase."""
     global _stage
     _stage = (phase, level)
 
 
-def note(kind: Kind, flops: int, count: int = 1) -> None:
+def record_products(kind: Kind, flops: int, count: int = 1) -> None:
     """Write down ``count`` products of ``flops`` each."""
     if count:
         for steps in _recordings:
             steps.append(Step(*_stage, kind, flops, count))
 
 
-def critical(steps: Sequence[Step]) -> list[Step]:
+def critical_path(steps: Sequence[Step]) -> list[Step]:
     """The steps on the longest path through FLOP: all linear ones, of each level of a sweep the largest one."""
     path: list[Step] = []
     for (phase, _), level in groupby(steps, lambda step: (step.phase, step.level)):

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .accounting import enter
+from .accounting import set_stage
 from .elements import Affine, Level
 
 
@@ -47,14 +47,14 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
     below: list[tuple[Level, torch.Tensor]] = []
     front = gradient
     while len(level) and (depth is None or len(below) < depth):
-        enter("up-sweep", len(below))
+        set_stage("up-sweep", len(below))
         front = level[0](front)
         below.append((level[1:], front))
         level = level[1:].pairs()
-    enter("linear")
+    set_stage("linear")
     vectors: Any = level.linear(front)
     for number, (rest, front) in reversed([*enumerate(below)]):
-        enter("down-sweep", number)
+        set_stage("down-sweep", number)
         vectors = rest.down(front, vectors)
     return vectors
 
@@ -64,7 +64,7 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
     if not len(level):
         return level.linear(gradient)
     vectors: Any = scan(gradient, level[:-1], depth)
-    enter("last")
+    set_stage("last")
     last: Any = level[-1:].linear(vectors[-1] if len(vectors) else gradient)
     return level.join([vectors, last])
 
@@ -80,13 +80,13 @@ class Tree:
         """The up-sweep over ``level``, of at most ``depth`` levels."""
         levels = [level]
         while len(levels[-1]) > 1 and (depth is None or len(levels) <= depth):
-            enter("up-sweep", len(levels) - 1)
+            set_stage("up-sweep", len(levels) - 1)
             levels.append(levels[-1].pairs())
         return cls(levels)
 
     def total(self) -> Affine:
         """The product of all elements."""
-        enter("total")
+        set_stage("total")
         top = self.levels[-1]
         product = top[0]
         for i in range(1, len(top)):
@@ -98,9 +98,9 @@ class Tree:
 
     def vectors(self, gradient: torch.Tensor) -> Any:
         """What ``gradient`` becomes after each element."""
-        enter("linear")
+        set_stage("linear")
         vectors: Any = self.levels[-1].linear(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):
-            enter("down-sweep", number)
+            set_stage("down-sweep", number)
             vectors = level.down(gradient, vectors)[1:]
         return vectors

@@ -11,7 +11,7 @@ from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.errors import ScanError
 
 from .algorithm import gradients
-from .checks import Problem, problem
+from .checks import Problem, build_problem
 from .cost import SPEEDS, Prediction, Speed, predict
 from .elements import Level, Matrix
 from .ranks import ScanRank, linear_over_ranks, scan_over_ranks
@@ -66,14 +66,14 @@ def backpropagate(
         check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     if method not in get_args(Method) or (depth is not None and depth < 0):
         raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
-    level, whole = problem(gradient, jacobians, sources, comm)
+    level, whole = build_problem(gradient, jacobians, sources, comm)
     chosen, depth = _chosen(method, depth, whole, speed)
     if len(whole.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
     if comm.rank not in whole.active:
         return _nothing(level, whole)
-    seat = ScanRank(comm, whole, whole.like())
+    seat = ScanRank(comm, whole, whole.empty_tensor())
     if chosen == "linear":
         return linear_over_ranks(gradient, level, seat)
     return scan_over_ranks(gradient, level, depth, seat)
@@ -92,7 +92,7 @@ def explain(
     ScanError
         As :func:`backpropagate`.
     """
-    return _predicted(problem(gradient, jacobians, None, comm)[1], speed)
+    return _predicted(build_problem(gradient, jacobians, None, comm)[1], speed)
 
 
 def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
@@ -110,4 +110,4 @@ def _chosen(method: str, depth: int | None, whole: Problem, speed: Speed | None)
 
 def _nothing(level: Level, whole: Problem) -> Any:
     """The gradients of a rank without Jacobians."""
-    return level.linear(whole.like().new_empty(whole.gradient))
+    return level.linear(whole.empty_tensor().new_empty(whole.gradient))

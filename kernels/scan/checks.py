@@ -42,9 +42,9 @@ class Problem:
     @property
     def n(self) -> int:
         """Jacobians on all ranks."""
-        return sum(map(self.on, range(len(self.ranks))))
+        return sum(map(self.count_on_rank, range(len(self.ranks))))
 
-    def on(self, rank: int) -> int:
+    def count_on_rank(self, rank: int) -> int:
         """Jacobians on ``rank``, identities among them."""
         return sum(1 if size is None else size.count for size in self.ranks[rank])
 
@@ -53,7 +53,7 @@ class Problem:
         """Ranks that take part: the first, which has the gradient, and those with Jacobians."""
         return [rank for rank, sizes in enumerate(self.ranks) if sizes or rank == 0]
 
-    def like(self) -> torch.Tensor:
+    def empty_tensor(self) -> torch.Tensor:
         """An empty tensor of its dtype and device."""
         dtype, _, device = self.dtype.partition(" on ")
         return torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
@@ -67,7 +67,7 @@ class Problem:
         return widths[1:]
 
 
-def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
+def build_problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
     """This rank's elements, and the problem that all ranks have together; collective over ``comm``, if there is one.
 
     Raises

@@ -70,7 +70,7 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
     >>> times["blelloch"] < times["linear"]
     True
     """
-    deepest = max(problem.on(rank) for rank in problem.active).bit_length()
+    deepest = max(problem.count_on_rank(rank) for rank in problem.active).bit_length()
     whole = _sweeps(problem, speed, None)
     truncated = {depth: _sweeps(problem, speed, depth) for depth in range(1, deepest)} or {1: whole}
     depth = min(truncated, key=lambda levels: truncated[levels])

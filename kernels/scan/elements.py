@@ -15,7 +15,7 @@ from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
 from distconv.kernels.jacobian.product import multiply, pairs
 
-from .accounting import note
+from .accounting import record_products
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
     if isinstance(matrix, Identity):
         return vector
     if isinstance(matrix, SparseJacobian):
-        note("mv", 2 * matrix.pattern.nnz * len(vector))
+        record_products("mv", 2 * matrix.pattern.nnz * len(vector))
         return matrix.apply(vector)
-    note("mv", 2 * matrix.shape[1] * matrix.shape[2] * len(vector))
+    record_products("mv", 2 * matrix.shape[1] * matrix.shape[2] * len(vector))
     if len(matrix) == 1:
         return vector @ matrix[0].t()
     return torch.bmm(matrix, vector[:, :, None])[:, :, 0]
@@ -66,16 +66,16 @@ def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
         return first
     batch = max(second.shape[0], first.shape[0])
     if isinstance(second, SparseJacobian) and isinstance(first, SparseJacobian):
-        note("mm", 2 * batch * pairs(second.pattern, first.pattern))
+        record_products("mm", 2 * batch * pairs(second.pattern, first.pattern))
         return multiply(second, first)
     if isinstance(second, SparseJacobian):
         assert isinstance(first, torch.Tensor)
-        note("mm", 2 * batch * second.pattern.nnz * first.shape[2])
+        record_products("mm", 2 * batch * second.pattern.nnz * first.shape[2])
         return second.times_dense(first)
     if isinstance(first, SparseJacobian):
-        note("mm", 2 * batch * first.pattern.nnz * second.shape[1])
+        record_products("mm", 2 * batch * first.pattern.nnz * second.shape[1])
         return first.transposed.times_dense(second.transpose(1, 2)).transpose(1, 2)
-    note("mm", 2 * batch * second.shape[1] * second.shape[2] * first.shape[2])
+    record_products("mm", 2 * batch * second.shape[1] * second.shape[2] * first.shape[2])
     return second @ first
 
 
@@ -143,21 +143,21 @@ class Stack:
         half = len(self) // 2
         first, second = self[: 2 * half : 2], self[1::2]
         m = self.matrices
-        note("mm", 2 * m.shape[1] * m.shape[2] ** 3, half)
+        record_products("mm", 2 * m.shape[1] * m.shape[2] ** 3, half)
         shifts = None if first.shifts is None else second._apply(first.shifts)
         return Stack(second.matrices @ first.matrices, shifts)
 
     def _apply(self, vectors: torch.Tensor) -> torch.Tensor:
         """Each element on its own vector of (m, B, N)."""
         m, shared = self.matrices, self.matrices.shape[1] == 1
-        note("mv", 2 * vectors.shape[1] * m.shape[2] ** 2, len(m))
+        record_products("mv", 2 * vectors.shape[1] * m.shape[2] ** 2, len(m))
         out = vectors @ m[:, 0].transpose(1, 2) if shared else (m @ vectors[..., None])[..., 0]
         return out if self.shifts is None else out.add_(self.shifts)
 
     def linear(self, vector: torch.Tensor) -> torch.Tensor:
         """What ``vector`` becomes after each element in turn, (m, B, N)."""
         out = vector.new_empty(len(self), *vector.shape)
-        note("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
+        record_products("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
         if self.matrices.shape[1] == 1:
             for i, (matrix, place) in enumerate(zip(self.matrices[:, 0].mT.unbind(), out.unbind(), strict=True)):
                 torch.mm(vector, matrix, out=place)

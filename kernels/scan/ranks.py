@@ -17,7 +17,7 @@ import torch
 from distconv.communication.transport import Exchange
 from distconv.kernels.jacobian.csr import Pattern, SparseJacobian
 
-from .accounting import enter
+from .accounting import set_stage
 from .algorithm import Tree, gradients
 from .checks import Problem
 from .elements import Affine, Identity, Level, Matrix
@@ -139,8 +139,8 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
     levels = last.bit_length()
     kept: dict[int, Any] = {}
     for d in range(levels):
-        enter("up-sweep over ranks", d)
-        for left, right in _pairs(d, last):
+        set_stage("up-sweep over ranks", d)
+        for left, right in _exchanging_ranks(d, last):
             vector = left == (1 << d) - 1  # the first of a level: the gradient is in it
             if index == left and isinstance(element, torch.Tensor):
                 seat.send_vector(right, element)
@@ -152,8 +152,8 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
                     element = element(received) if isinstance(received, torch.Tensor) else element.after(received)
     before: Any = None
     for d in reversed(range(levels)):
-        enter("down-sweep over ranks", d)
-        for left, right in _pairs(d, last):
+        set_stage("down-sweep over ranks", d)
+        for left, right in _exchanging_ranks(d, last):
             if left == (1 << d) - 1:  # what comes from the right is the identity
                 before = kept[d] if index == right else before
             elif index == left:
@@ -164,10 +164,10 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
     return before
 
 
-def _pairs(d: int, last: int) -> list[tuple[int, int]]:
+def _exchanging_ranks(d: int, last: int) -> list[tuple[int, int]]:
     """(l, r) of line 5 and line 12.
 
-    >>> _pairs(0, 4), _pairs(1, 4), _pairs(2, 4)
+    >>> _exchanging_ranks(0, 4), _exchanging_ranks(1, 4), _exchanging_ranks(2, 4)
     ([(0, 1), (2, 3)], [(1, 3)], [(3, 4)])
     """
     return [(left, min(left + (1 << d), last)) for left in range((1 << d) - 1, last, 2 << d)]

@@ -11,7 +11,7 @@ All take explicit coordinates and kernel maps, so that the sites may be a whole 
 """
 
 from .convolution import sparse_convolution
-from .coordinates import KeySpace, check_coordinates, coarsened, reached, sorted_rows
+from .coordinates import KeySpace, check_coordinates, coarsen, reachable_sites, sorting_order
 from .kernel_map import KernelMap, box_offsets, kernel_map
 from .pooling import global_max, global_sum, sparse_average_pool, sparse_max_pool, sparse_sum_pool
 
@@ -20,12 +20,12 @@ __all__ = [
     "KeySpace",
     "box_offsets",
     "check_coordinates",
-    "coarsened",
+    "coarsen",
     "global_max",
     "global_sum",
     "kernel_map",
-    "reached",
-    "sorted_rows",
+    "reachable_sites",
+    "sorting_order",
     "sparse_average_pool",
     "sparse_convolution",
     "sparse_max_pool",

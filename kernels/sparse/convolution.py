@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from distconv.autograd.derivatives import first_order
+from distconv.autograd.derivatives import first_order_only
 
 from .kernel_map import KernelMap
 
@@ -48,7 +48,7 @@ class _Convolution(torch.autograd.Function):
         return _convolved(features, weight, pairs)
 
     @staticmethod
-    @first_order("a sparse convolution")
+    @first_order_only("a sparse convolution")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
         pairs: KernelMap = ctx.pairs

@@ -34,7 +34,7 @@ class KeySpace:
     extents: tuple[int, ...]
 
     @classmethod
-    def of(cls, *sets: torch.Tensor, margin: Sequence[int]) -> KeySpace:
+    def enclose(cls, *sets: torch.Tensor, margin: Sequence[int]) -> KeySpace:
         """The box that holds ``sets`` of coordinates and ``margin`` cells more on both sides of each dimension.
 
         Raises
@@ -110,7 +110,7 @@ def check_coordinates(coords: torch.Tensor, stride: int = 1, batch_size: int | N
     return coords
 
 
-def sorted_rows(coords: torch.Tensor) -> torch.Tensor:
+def sorting_order(coords: torch.Tensor) -> torch.Tensor:
     """The order (N,) of the rows that sorts ``coords`` lexicographically.
 
     Raises
@@ -118,30 +118,30 @@ def sorted_rows(coords: torch.Tensor) -> torch.Tensor:
     CoordinateError
         If a row occurs twice, or the rows span too much to be numbered.
     """
-    keys, order = torch.sort(KeySpace.of(coords, margin=(0,) * (coords.shape[1] - 1)).pack(coords))
+    keys, order = torch.sort(KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1)).pack(coords))
     if len(keys):
         repeated = keys[1:] == keys[:-1]
         _refuse(coords[order[1:]], repeated, "repeat another row; merge their features (say their mean) first")
     return order
 
 
-def coarsened(coords: torch.Tensor, stride: int) -> torch.Tensor:
+def coarsen(coords: torch.Tensor, stride: int) -> torch.Tensor:
     """The cells of a grid of ``stride`` that hold sites of ``coords``: their lower corners, sorted."""
     corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % stride], 1)
-    return distinct(corners)
+    return unique_rows(corners)
 
 
-def reached(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tensor:
+def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tensor:
     """The sites that lie at one of ``offsets``, in steps of ``unit`` cells, from a site of ``coords``; sorted."""
     steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1) * unit
     sites = coords.expand(len(offsets), *coords.shape).clone()
     sites[..., 1:] += steps
-    return distinct(sites.flatten(0, 1))
+    return unique_rows(sites.flatten(0, 1))
 
 
-def distinct(coords: torch.Tensor) -> torch.Tensor:
+def unique_rows(coords: torch.Tensor) -> torch.Tensor:
     """Each row of ``coords`` once, sorted."""
-    space = KeySpace.of(coords, margin=(0,) * (coords.shape[1] - 1))
+    space = KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1))
     return space.unpack(space.pack(coords).unique())
 
 

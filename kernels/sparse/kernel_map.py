@@ -135,7 +135,7 @@ def kernel_map(
     the map is that of a submanifold, and mirrored offsets share their pairs.
     """
     reach = [unit * max((abs(o[d]) for o in offsets), default=0) for d in range(inputs.shape[1] - 1)]
-    space = KeySpace.of(inputs, outputs, margin=reach)
+    space = KeySpace.enclose(inputs, outputs, margin=reach)
     keys = space.pack(inputs if order is None else inputs[order])
     queries = keys if order is None and outputs is inputs else space.pack(outputs)
     rows_of = _lookup(keys, order, math.prod(space.extents))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from distconv.autograd.derivatives import first_order
+from distconv.autograd.derivatives import first_order_only
 
 from .kernel_map import KernelMap
 
@@ -89,7 +89,7 @@ class _Max(torch.autograd.Function):
         return largest
 
     @staticmethod
-    @first_order("sparse max pooling")
+    @first_order_only("sparse max pooling")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (offset_of,) = ctx.saved_tensors
         dx = gradient.new_zeros(ctx.pairs.in_sites, gradient.shape[1])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.communication.collectives import apply, enter
+from distconv.communication.collectives import apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.layers.math.pointwise import pointwise
@@ -75,7 +75,7 @@ class _Extreme(torch.autograd.Function):
         equal = ctx.same(local, extremes)
         count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
         allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
-        grad = enter(grad, ctx.fold.grid, ctx.fold.axes)
+        grad = with_grad_allreduce(grad, ctx.fold.grid, ctx.fold.axes)
         return grad / count.to(grad.dtype) * equal, None, None, None
 
 

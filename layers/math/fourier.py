@@ -20,14 +20,14 @@ import torch
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape, transposed
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.tensor import DistTensor
 
 Transform = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _TransformKind:
     """A transform of several dimensions, and what it is of each: complex but in the last one, which may be real."""
 
     whole: Transform
@@ -51,17 +51,17 @@ class _Kind:
 _FFT = torch.fft
 _SPACE = ("d", "h", "w")
 _KINDS = {
-    "fft": _Kind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
-    "ifft": _Kind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
-    "rfft": _Kind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
-    "irfft": _Kind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn, inverse=True),
-    "hfft": _Kind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
-    "ihfft": _Kind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
+    "fft": _TransformKind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
+    "ifft": _TransformKind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
+    "rfft": _TransformKind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
+    "irfft": _TransformKind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn, inverse=True),
+    "hfft": _TransformKind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
+    "ihfft": _TransformKind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
 }
 
 
 def _at_once(x: DistTensor, dims: Sequence[int]) -> bool:
-    """Whether all ``dims`` can be made whole with no two ranks transforming the same lines."""
+    """Return True if all ``dims`` can be made whole with no two ranks transforming the same lines."""
     return len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes)
 
 
@@ -69,11 +69,13 @@ def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int]
     x = transposed(x, dims)
     options = (tuple(sizes), tuple(dims), norm)
     shape = result_shape(function, x, *options)
-    local = like_other_ranks(lambda block: function(block, *options), x.dist.local_shape(shape), x.local)
+    local = run_like_other_ranks(lambda block: function(block, *options), x.dist.local_shape(shape), x.local)
     return DistTensor(local, x.dist, shape)
 
 
-def _transformed(kind: _Kind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any) -> DistTensor:
+def _transformed(
+    kind: _TransformKind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any
+) -> DistTensor:
     """The transform of ``dims`` to ``sizes`` elements; -1 leaves the extent as it is."""
     home, shape = x.dist, x.shape
     dims = [d % x.dim() for d in dims]
@@ -100,14 +102,16 @@ def _brought_back(x: DistTensor, dims: Sequence[int]) -> Distribution:
     return x.dist if axes == list(x.dist.split) else x.dist.with_axes(axes, keep_irregular=False)
 
 
-def _one(kind: _Kind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+def _one(
+    kind: _TransformKind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None
+) -> Any:
     """Along one dimension."""
     result_shape(function, input, n, dim, norm)
     return _transformed(kind, input, [dim], [-1 if n is None else n], norm)
 
 
 def _many(
-    kind: _Kind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
+    kind: _TransformKind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
 ) -> Any:
     """Along several."""
     dim = default if dim == () else dim

@@ -18,7 +18,7 @@ from distconv.dispatch import OperatorKind, StridePolicy, implements, map_leaves
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import entering, result_shape, transposed, whole_over
 from distconv.layers.plumbing.block_edges import irregular, layout
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.layers.plumbing.value_check import decided_together
 from distconv.tensor import DistTensor
@@ -89,7 +89,7 @@ def batched(
         if not isinstance(y, torch.Tensor):
             return y
         rest = y.shape[len(batch) :]
-        y = nothing_of(y, (*block_batch, *rest)) if 0 in block_batch else y
+        y = connected_zeros(y, (*block_batch, *rest)) if 0 in block_batch else y
         result = DistTensor(y, layout(first.grid, [*axes, *(None,) * len(rest)], *edges), torch.Size((*batch, *rest)))
         # As in called_along: what has the shape of an operand is split as that is.
         same = (t.dist for t in operands if isinstance(t, DistTensor) and t.shape == result.shape)
@@ -110,7 +110,7 @@ def _with_one(block: torch.Tensor, dims: int) -> torch.Tensor:
     diagonal = one.diagonal() if len(own) == 2 else one
     if len(own) == 2 or not block.is_floating_point():
         diagonal.copy_(torch.arange(1, len(diagonal) + 1))  # different eigenvalues, or pivots
-    return at_least(block, (*(1,) * dims, *own)) + one
+    return pad_to_minimum_shape(block, (*(1,) * dims, *own)) + one
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _quantile(
     several = isinstance(q, torch.Tensor) and q.dim() == 1
     dist = x.dist.with_axes([None, *axes] if several else axes)
     q = whole_over(q, x.dist) if isinstance(q, torch.Tensor) else q
-    y = like_other_ranks(lambda block: function(block, q, dim, keepdim, **named), dist.local_shape(result), x.local)
+    y = run_like_other_ranks(lambda block: function(block, q, dim, keepdim, **named), dist.local_shape(result), x.local)
     return DistTensor(y, dist, result)
 
 

@@ -35,7 +35,7 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ContractionPlan:
     """Which grid axis splits which label, and what follows from that."""
 
     grid: ProcessGrid
@@ -78,7 +78,7 @@ def _work(
     for operand in operands:
         for label, n in zip(operand.labels, operand.shape, strict=True):
             extents[label] = n if extents.get(label, 1) == 1 else extents[label]
-    work = _Work(first.grid, extents, {}, {}, {})
+    work = _ContractionPlan(first.grid, extents, {}, {}, {})
     # What is really split comes first; axes of one part are but names.
     for operand in placed:
         assert operand.dist is not None

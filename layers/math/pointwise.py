@@ -90,7 +90,7 @@ _DIVISIONS = frozenset(
 
 
 def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
-    """Whether torch looks at the values of ``operands`` before it computes, and may refuse them."""
+    """Return True if torch looks at the values of ``operands`` before it computes, and may refuse them."""
     if function in _DIVISIONS:
         by_number = len(args) > 1 and isinstance(args[1], int) and args[1] != 0 and "__r" not in function.__name__
         return not by_number and not any(t.is_floating_point() or t.is_complex() for t in operands)

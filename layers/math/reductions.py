@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
-from distconv.communication.collectives import sum_over
+from distconv.communication.collectives import allreduce_sum
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
@@ -98,8 +98,8 @@ def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     if not fold.axes:
         return local
     if local.dtype in _NARROW_INTEGERS:
-        return sum_over(local.long(), fold.grid, fold.axes).to(local.dtype)
-    return sum_over(local, fold.grid, fold.axes)
+        return allreduce_sum(local.long(), fold.grid, fold.axes).to(local.dtype)
+    return allreduce_sum(local, fold.grid, fold.axes)
 
 
 def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
@@ -107,7 +107,7 @@ def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
     comm = fold.grid.comm(fold.axes)
     # Each rank has zeros where another has its result: this sum only copies.
     around = [0, 0] * partial.dim() + [comm.rank, comm.size - 1 - comm.rank]
-    return sum_over(F.pad(partial.unsqueeze(0), around), fold.grid, fold.axes)
+    return allreduce_sum(F.pad(partial.unsqueeze(0), around), fold.grid, fold.axes)
 
 
 def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 from distconv.dispatch import implements
 from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
@@ -35,7 +35,7 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
     if not fold.axes:
         function = partial(torch.var, dim=fold.dims or None, correction=correction, keepdim=keepdim)
         if count:
-            return fold.wrap(like_other_ranks(function, fold.dist.local_shape(fold.shape), input.local))
+            return fold.wrap(run_like_other_ranks(function, fold.dist.local_shape(fold.shape), input.local))
         return fold.wrap(function(input.local))
     if input.is_complex():
         real, imaginary = (torch.var(t, dim, correction=correction, keepdim=keepdim) for t in (input.real, input.imag))

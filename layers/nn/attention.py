@@ -18,7 +18,7 @@ from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.process import patches
 from distconv.tensor import DistTensor
@@ -62,7 +62,7 @@ def scaled_dot_product_attention(
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
-        return like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
+        return run_like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
 
     return contract(attend, operands, labels, [*batch_names, "l", "f"], shape, whole)
 
@@ -113,12 +113,12 @@ def _attention_with_dropout(
 
 @implements(torch._nested_tensor_from_mask_left_aligned, kind=OperatorKind.QUERY, tensors=None)
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether ``mask`` (N, L) keeps the first places of each sample, and no others."""
+    """Return True if ``mask`` (N, L) keeps the first places of each sample, and no others."""
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
 def _pads_with_zeros(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
-    """Whether torch's fast path in one process takes the padded places out, and puts zeros there."""
+    """Return True if torch's fast path in one process takes the padded places out, and puts zeros there."""
     first: Any = encoder.layers[0]
     if mask is not None or padding is None or src.dim() != 3 or first.training or torch.is_autocast_enabled():
         return False

@@ -20,16 +20,22 @@ from torch.nn.modules import batchnorm
 
 from distconv import batch_norm_scope
 from distconv.autograd import recomputation
-from distconv.autograd.derivatives import gradients
-from distconv.communication.collectives import apply, enter, sum_over
+from distconv.autograd.derivatives import differentiable_gradients
+from distconv.communication.collectives import allreduce_sum, apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import DtypeError, NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, may_be_misread, taken_near
+from distconv.kernels.normalization import (
+    BatchNormGradient,
+    can_be_misread,
+    copy_if_misread,
+    normalize_differentiably,
+    refine_moments,
+)
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
+from distconv.layers.plumbing.empty_blocks import pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_blocks
 from distconv.precision import accumulation_dtype
 from distconv.process import patches
@@ -86,11 +92,13 @@ class _BatchNorm(torch.autograd.Function):
         needed, reach = ctx.needs_input_grad, ctx.reach
         if torch.is_grad_enabled():
             bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
-            second = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
+            second = differentiable_gradients(
+                partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad
+            )
             return *second, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
         allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
-        dx = gradient.of_input(reach.count) if needed[0] else None
+        dx = gradient.input_gradient(reach.count) if needed[0] else None
         dw = gradient.sums[0] if weight is not None and needed[1] else None
         return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
 
@@ -102,11 +110,13 @@ def _by_definition(
     shape = (-1, *(1,) * (x.dim() - 2))
 
     def mean(values: torch.Tensor) -> torch.Tensor:
-        total = sum_over(values.sum(dims), reach.grid, reach.axes)
-        return enter(total / reach.count, reach.grid, reach.axes).view(shape)
+        total = allreduce_sum(values.sum(dims), reach.grid, reach.axes)
+        return with_grad_allreduce(total / reach.count, reach.grid, reach.axes).view(shape)
 
-    weight, bias = (None if t is None else enter(t, reach.grid, reach.axes).view(shape) for t in (weight, bias))
-    return by_definition(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
+    weight, bias = (
+        None if t is None else with_grad_allreduce(t, reach.grid, reach.axes).view(shape) for t in (weight, bias)
+    )
+    return normalize_differentiably(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
 
 
 def _moments(
@@ -142,7 +152,7 @@ def _moments(
         squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
         return offset.add_(origin), squares
 
-    return taken_near(about, origin, x.dtype)
+    return refine_moments(about, origin, x.dtype)
 
 
 def _update_running(
@@ -194,7 +204,7 @@ def batch_norm(
     if weight is not None and weight.dtype not in (input.dtype, accumulation_dtype(input.dtype)):
         raise DtypeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if training and running_mean is not None and recomputation.active:
-        recomputation.may_move_statistics()
+        recomputation.check_statistics_update()
     if input.dim() < 2:
         norm = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
         return _without_channels(input, partial(norm, training=training, momentum=momentum, eps=eps))
@@ -205,7 +215,7 @@ def batch_norm(
     reached = [dist.split[d] for d in dims if d < len(dist.split)]
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w, b = parameter_blocks(weight, bias, dist, [1], rest)
-    local = as_kernels_read(x.local)
+    local = copy_if_misread(x.local)
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes or not input.numel():
@@ -214,11 +224,11 @@ def batch_norm(
         # Where there are no channels: of one that has the two values that torch wants in training.
         if own.extent:
             y = local_norm(local, mean, var, w, b)
-            if y.requires_grad and may_be_misread(y.shape):
-                y.register_hook(as_kernels_read)
+            if y.requires_grad and can_be_misread(y.shape):
+                y.register_hook(copy_if_misread)
         else:
-            values = at_least(local, (2, *(1,) * (local.dim() - 1)))
-            y = like_other_ranks(local_norm, local.shape, values, mean, var, w, b)
+            values = pad_to_minimum_shape(local, (2, *(1,) * (local.dim() - 1)))
+            y = run_like_other_ranks(local_norm, local.shape, values, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
     reach = _reach(x, tuple(a for a in dist.split_axes if a not in rest), channels)
     running = (running_mean, running_var, momentum)

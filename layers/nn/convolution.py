@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from distconv.autograd.derivatives import gradients
-from distconv.communication.collectives import apply, assemble
+from distconv.autograd.derivatives import differentiable_gradients
+from distconv.communication.collectives import apply, gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
 from distconv.dispatch import StridePolicy, implements
@@ -35,10 +35,10 @@ from distconv.kernels.convolution import (
     Geometry,
     Piece,
     Range,
-    cut,
-    is_free,
-    is_little,
-    merged,
+    assemble_input,
+    crop,
+    is_below_overlap_threshold,
+    is_convolvable_without_copy,
 )
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import (
@@ -48,7 +48,7 @@ from distconv.layers.plumbing.alignment import (
     check_dtypes,
     result_shape,
 )
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
@@ -64,7 +64,7 @@ from distconv.tensor import DistTensor
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _ConvolutionPlan:
     """Everything about one convolution that does not depend on values: planned once, run many times."""
 
     plan: TransferPlan
@@ -75,9 +75,9 @@ class _Layer:
     """The part of it that is convolved here: without the channels that only others need."""
     slabs: tuple[tuple[Range, ...], ...]
     free: bool
-    """Whether pieces are convolved as they are."""
+    """True if pieces are convolved as they are."""
     small: bool
-    """Whether all is convolved at once, in one call forward and one backward."""
+    """True if all is convolved at once, in one call forward and one backward."""
 
     @property
     def needed(self) -> tuple[Range, ...]:
@@ -89,7 +89,7 @@ class _Layer:
         first = self.own[0][0] - self.block[0][0]
         own = x if self.own == self.block else x[:, first : first + self.own[0][1] - self.own[0][0]]
         pieces = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
-        return pieces if self.free else [merged(pieces, self.needed)]
+        return pieces if self.free else [assemble_input(pieces, self.needed)]
 
 
 @cached_on_grid
@@ -101,7 +101,7 @@ def _layer(
     groups: int,
     split: ChannelSplit | None,
     small: bool,
-) -> _Layer:
+) -> _ConvolutionPlan:
     channels = None if split is None else channel_needs(dist, 1, split)
     needs = window_needs(dist, out_shape, geometry, channels)
     plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
@@ -110,17 +110,17 @@ def _layer(
     start = min(max(block[0][0], wanted[0]), wanted[1])
     own = ((start, max(start, min(block[0][1], wanted[1]))), *block[1:])
     out = spatial_box(dist, out_shape)
-    slabs = tuple(tuple((i.start, i.stop) for i in box[1:]) for box in plan.parts)
+    slabs = tuple(tuple((i.start, i.stop) for i in box[1:]) for box in plan.destinations)
     work = Convolution(geometry, groups if split is None else split.local_groups, out, (wanted[0], wanted[1]))
     in_pieces = not small or not slabs
-    free = in_pieces and own[0][1] > own[0][0] and is_free(block[1:], out, geometry)
-    return _Layer(plan, work, block, own, slabs, free, small)
+    free = in_pieces and own[0][1] > own[0][0] and is_convolvable_without_copy(block[1:], out, geometry)
+    return _ConvolutionPlan(plan, work, block, own, slabs, free, small)
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _Layer
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _ConvolutionPlan
     ) -> torch.Tensor:
         transfer = layer.plan.start(x, "convolution halo exchange")  # [f1]
         if layer.free:
@@ -138,11 +138,16 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        layer: _Layer = ctx.layer
+        layer: _ConvolutionPlan = ctx.layer
         x, weight, *slabs = ctx.saved_tensors
         if torch.is_grad_enabled():
             bias = weight.new_zeros(weight.shape[0], requires_grad=True)
-            return (*gradients(partial(_assembled, layer), (x, weight, bias), ctx.needs_input_grad[:3], grad), None)
+            return (
+                *differentiable_gradients(
+                    partial(_assembled, layer), (x, weight, bias), ctx.needs_input_grad[:3], grad
+                ),
+                None,
+            )
         grad = grad.contiguous()
         if layer.small:
             (piece,) = layer.pieces(x, ()) if layer.free else [Piece(slabs[0], layer.needed)]
@@ -161,7 +166,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def _all_gradients(
-    layer: _Layer, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+    layer: _ConvolutionPlan, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
 ) -> tuple[torch.Tensor | None, ...]:
     """Of a piece that is all of the needed input."""
     dx, dw, db = layer.work.gradients(grad, piece, weight, wanted)
@@ -171,40 +176,40 @@ def _all_gradients(
     return sending.finish(own), dw, db
 
 
-def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _assembled(layer: _ConvolutionPlan, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``y`` by operators that have derivatives: of the needed box in one piece, padding included."""
     plan, work = layer.plan, layer.work
     needs = cast("Needs", plan.dst)
-    box = assemble(x, transfer_plan(needs.base, needs, plan.shape))
+    box = gather_region(x, transfer_plan(needs.base, needs, plan.shape))
     box = fitted(box, needs.box(plan.shape)[2:], layer.needed[1:])
     shape = (x.shape[0], weight.shape[0], *(b - a for a, b in work.out))
     geometry, groups = work.geometry, work.groups
     empty = 0 in (*shape, *box.shape)
     if empty:
-        box = at_least(box, (1, groups, *map(geometry.reach, range(len(work.out)))))
-        weight = at_least(weight, (groups, 1, *geometry.kernel))
-        bias = at_least(bias, (groups,))
+        box = pad_to_minimum_shape(box, (1, groups, *map(geometry.reach, range(len(work.out)))))
+        weight = pad_to_minimum_shape(weight, (groups, 1, *geometry.kernel))
+        bias = pad_to_minimum_shape(bias, (groups,))
     y = CONVOLUTIONS[len(work.out)](box, weight, bias, geometry.stride, 0, geometry.dilation, groups)
-    return nothing_of(y, shape) if empty else y
+    return connected_zeros(y, shape) if empty else y
 
 
 def _start_input_gradient(
-    layer: _Layer, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
+    layer: _ConvolutionPlan, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
 ) -> tuple[torch.Tensor, Accumulation]:
     """dL/dx of the owned block so far, and what is on its way between neighbours."""
     if layer.free:
         ghosts = [layer.work.input_gradient(grad, piece, weight) for piece in pieces[1:]]  # [b1]
         sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")  # [b2]
         own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)  # [b3]
-        return (own.values if layer.own == layer.block else cut(own, layer.block)), sending
+        return (own.values if layer.own == layer.block else crop(own, layer.block)), sending
     (whole,) = pieces
     return _sent_back(layer, Piece(layer.work.input_gradient(grad, whole, weight), whole.box), grad)
 
 
-def _sent_back(layer: _Layer, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
+def _sent_back(layer: _ConvolutionPlan, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
     """Of dL/dx on all that is needed the owned block, and the rest on its way to its owners."""
-    shares = [cut(whole, box) for box in layer.slabs]
-    return cut(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")
+    shares = [crop(whole, box) for box in layer.slabs]
+    return crop(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")
 
 
 def _convolution(
@@ -244,10 +249,16 @@ def _convolution(
         if not any(x.dist.split[2:]):
             # Whole samples: nothing is exchanged, and torch's own operator has its own backward.
             call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
-            y = like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
+            y = run_like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
             return DistTensor(y, x.dist, out_shape)
         layer = _layer(
-            x.dist, x.shape, out_shape, geometry, groups, None, is_little(x.local.shape, w.shape, on_gpu=w.is_cuda)
+            x.dist,
+            x.shape,
+            out_shape,
+            geometry,
+            groups,
+            None,
+            is_below_overlap_threshold(x.local.shape, w.shape, on_gpu=w.is_cuda),
         )
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
@@ -258,7 +269,13 @@ def _convolution(
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])
     layer = _layer(
-        x.dist, x.shape, out_shape, geometry, groups, split, is_little(x.local.shape, w.shape, on_gpu=w.is_cuda)
+        x.dist,
+        x.shape,
+        out_shape,
+        geometry,
+        groups,
+        split,
+        is_below_overlap_threshold(x.local.shape, w.shape, on_gpu=w.is_cuda),
     )
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:

@@ -62,14 +62,14 @@ def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Te
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _DropoutKind:
     """One of torch's dropout functions."""
 
     function: Callable[..., torch.Tensor]
     features: bool = False
-    """Whether whole channels are dropped."""
+    """True if whole channels are dropped."""
     alpha: bool = False
-    """Whether mean and variance are kept, as networks of SELU need it."""
+    """True if mean and variance are kept, as networks of SELU need it."""
 
     def __call__(self, input: DistTensor, p: float, training: bool, inplace: bool = False) -> DistTensor:
         """``F.dropout`` and its kin; outside training the identity."""
@@ -94,7 +94,7 @@ class _Kind:
         return 1 if (self.function, dims) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
 
 
-def _aten(kind: _Kind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
+def _aten(kind: _DropoutKind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
     """``torch.dropout`` and its kin."""
     return kind(input, p, train, inplace)
 
@@ -107,7 +107,7 @@ for _name, _features, _alpha in (
     ("alpha_dropout", False, True),
     ("feature_alpha_dropout", True, True),
 ):
-    implements(getattr(F, _name))(_Kind(getattr(F, _name), _features, _alpha))
+    implements(getattr(F, _name))(_DropoutKind(getattr(F, _name), _features, _alpha))
 
 for _name, _features, _alpha in (
     ("dropout", False, False),
@@ -115,7 +115,7 @@ for _name, _features, _alpha in (
     ("alpha_dropout", False, True),
     ("feature_alpha_dropout", True, True),
 ):
-    _kind = _Kind(getattr(torch, _name), _features, _alpha)
+    _kind = _DropoutKind(getattr(torch, _name), _features, _alpha)
     implements(getattr(torch, _name))(partial(_aten, _kind, False))
     implements(getattr(torch, f"{_name}_"))(partial(_aten, _kind, True))
 

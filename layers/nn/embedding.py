@@ -13,7 +13,7 @@ from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape, whole_over
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.layers.plumbing.value_check import check_within
 from distconv.tensor import DistTensor
 
@@ -81,7 +81,7 @@ def embedding_bag(
         return F.embedding_bag(own, table, per_sample_weights=factors, **options)  # type: ignore[arg-type]
 
     dist = index.dist.with_axes((index.dist.axes[0], None))
-    return DistTensor(like_other_ranks(look_up, dist.local_shape(shape), index.local, factors), dist, shape)
+    return DistTensor(run_like_other_ranks(look_up, dist.local_shape(shape), index.local, factors), dist, shape)
 
 
 def _operands(weight: torch.Tensor, indices: torch.Tensor, sparse: bool) -> tuple[torch.Tensor, DistTensor]:

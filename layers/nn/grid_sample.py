@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import enter
+from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, result_shape
@@ -39,9 +39,9 @@ def grid_sample(
     taken = x.dist.axes[:2]
     out = Distribution(x.grid, [*taken, *(None if a in taken else a for a in space)])
     whole = x.redistribute(out.replicate(range(2, x.dim()))).local
-    whole = enter(whole, x.grid, out.split[2:])
+    whole = with_grad_allreduce(whole, x.grid, out.split[2:])
     places = points.redistribute(out.with_axes([out.axes[0], *out.axes[2:], None])).local
-    places = enter(places, x.grid, [out.split[1]])
+    places = with_grad_allreduce(places, x.grid, [out.split[1]])
     return DistTensor(_at_points(whole, places, mode, padding_mode, align_corners), out, out_shape)
 
 

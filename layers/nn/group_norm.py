@@ -20,13 +20,18 @@ import torch
 import torch.nn.functional as F
 
 from distconv.autograd import recomputation
-from distconv.autograd.derivatives import gradients as recorded_gradients
-from distconv.communication.collectives import apply, enter, sum_over
+from distconv.autograd.derivatives import differentiable_gradients as recorded_gradients
+from distconv.communication.collectives import allreduce_sum, apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import StridePolicy, implements
 from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
+from distconv.kernels.normalization import (
+    normalization_gradients,
+    normalize_differentiably,
+    refine_moments,
+    subtract_line,
+)
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block, parameter_blocks
 from distconv.precision import accumulation_dtype
@@ -85,7 +90,7 @@ class _Groups:
             return origin + offset, (sums[1] / self.count - offset * offset).clamp_(min=0)
 
         origin = torch.zeros((self.shape[0], self.number), dtype=torch.float64, device=x.device)
-        return taken_near(about, origin, x.dtype)
+        return refine_moments(about, origin, x.dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -139,7 +144,7 @@ class _Normalize(torch.autograd.Function):
         sums = flat.new_zeros((2, *groups.shape[:2]))
         if x.numel():
             repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
-            wide, local_sums = gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
+            wide, local_sums = normalization_gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
             sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
             through = groups.summed(sums * factor, "group norm backward") / groups.count  # [b2]
@@ -164,11 +169,11 @@ def _by_definition(
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         sums = values.new_zeros((groups.shape[0], groups.number)).index_add(1, parts, values.sum(2))
-        means = sum_over(sums, groups.grid, groups.axes) / groups.count
-        return enter(means, groups.grid, groups.axes)[:, parts].unsqueeze(2)
+        means = allreduce_sum(sums, groups.grid, groups.axes) / groups.count
+        return with_grad_allreduce(means, groups.grid, groups.axes)[:, parts].unsqueeze(2)
 
     weight, bias = (None if t is None else t.unsqueeze(1) for t in (weight, bias))
-    return by_definition(_wide(x).reshape(groups.shape), mean, weight, bias, eps).reshape(x.shape).to(dtype)
+    return normalize_differentiably(_wide(x).reshape(groups.shape), mean, weight, bias, eps).reshape(x.shape).to(dtype)
 
 
 # -- preparation ------------------------------------------------------------------------------------------------------
@@ -269,8 +274,8 @@ def instance_norm(
     collected: list[torch.Tensor] = []
     y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: collected.extend(moments))
     # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
-    recomputation.between()
-    recomputation.may_move_statistics()
+    recomputation.count_substep()
+    recomputation.check_statistics_update()
     _update_running(x, running_mean, running_var, momentum, *collected)
     return y
 
@@ -364,7 +369,7 @@ def rms_norm(
     w = None if weight is None else parameter_block(weight, x.dist, dims)
     wide = _wide(x.local)
     axes = [x.dist.split[d] for d in dims]
-    squares = sum_over((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
+    squares = allreduce_sum((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
-    scale = enter((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
+    scale = with_grad_allreduce((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
     return DistTensor(_affine(wide * scale, w, None).to(x.dtype), x.dist, x.shape)

@@ -32,7 +32,7 @@ class _Kernel:
     count: int
     """Dimensions of space."""
     grows: bool
-    """Whether any extent changes: a GPU copies where none does."""
+    """True if any extent changes: a GPU copies where none does."""
     device: str
 
     def one_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _nearest(kernel: _Kernel, extent: int, out: int, scale: float | None) -> Res
 
 @lru_cache(maxsize=1024)
 def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
-    """Whether torch takes an extent that stays as it is, whatever the scale: some kernels do."""
+    """Return True if torch takes an extent that stays as it is, whatever the scale: some kernels do."""
     if scale in (None, 1):
         return True
     values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import assemble
+from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
@@ -49,7 +49,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         return DistTensor(F.linear(x.local, *both_whole_over(weight, bias, x.dist)), x.dist, out_shape)
     split = channel_split(input.shape[last], weight.shape[0], 1, x.grid.shape[AXIS])
     needs = Needs(x.dist, (channel_needs(x.dist, last, split),))
-    block = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape)))
+    block = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape)))
     y = F.linear(block, weight_block(weight, x.dist, split))
     y = summed_at_owners(y, x.dist, out_shape, last, split)
     if bias is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import sum_over
+from distconv.communication.collectives import allreduce_sum
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import LabelError, NoRule
@@ -23,7 +23,7 @@ from distconv.layers.plumbing.alignment import (
     transposed,
     whole_over,
 )
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.plumbing.value_check import check_within, decided_together
 from distconv.tensor import DistTensor
 
@@ -226,7 +226,7 @@ def _class_loss(
     # In half precision neither the sum nor the count would be right.
     wide = torch.promote_types(losses.dtype, torch.float32)
     divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
-    total = sum_over(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
+    total = allreduce_sum(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
 
@@ -243,7 +243,7 @@ def _local_losses(
     options: dict[str, Any],
 ) -> torch.Tensor:
     shape = (*logits.shape[:1], *logits.shape[2:])
-    return like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
+    return run_like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
 
 
 def _divisor(
@@ -274,7 +274,7 @@ def _margin_loss(
     dist = x.dist.with_axes(x.dist.axes[:1])
     labels = as_distributed(target, x.grid).redistribute(dist.with_axes((*dist.axes, *(None,) * (target.dim() - 1))))
     options = {name: whole_over(v, dist) if isinstance(v, torch.Tensor) else v for name, v in named.items()}
-    losses = partial(like_other_ranks, partial(function, reduction="none", **options), dist.local_shape(shape))
+    losses = partial(run_like_other_ranks, partial(function, reduction="none", **options), dist.local_shape(shape))
     return _reduced(DistTensor(decided_together(x.grid, losses, x.local, labels.local), dist, shape), reduction)
 
 
@@ -316,8 +316,10 @@ def ctc_loss(
             return F.ctc_loss(x.local, labels, lengths[0].local, lengths[1].local, blank, "none", zero_infinity)
         # Of one sample without labels, as other ranks' graphs are.
         none = torch.zeros(1, dtype=torch.int64)
-        one = at_least(x.local, (1, 1, 1))
-        return nothing_of(F.ctc_loss(one, at_least(labels, (1, 1)), none + len(one), none, blank, "none"), (0,))
+        one = pad_to_minimum_shape(x.local, (1, 1, 1))
+        return connected_zeros(
+            F.ctc_loss(one, pad_to_minimum_shape(labels, (1, 1)), none + len(one), none, blank, "none"), (0,)
+        )
 
     result: torch.Tensor = DistTensor(decided_together(x.grid, losses), dist, torch.Size((samples,)))
     return _reduced(result / lengths[1].clamp(min=1) if reduction == "mean" else result, reduction)

@@ -17,7 +17,12 @@ from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of, whole_along
+from distconv.layers.plumbing.empty_blocks import (
+    connected_zeros,
+    pad_to_minimum_shape,
+    run_like_other_ranks,
+    whole_along,
+)
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.value_check import check_within
 from distconv.tensor import DistTensor
@@ -66,11 +71,11 @@ class _Pooling(NamedTuple):
         """What is pooled: the block, with one window where it has none."""
         if 0 not in self.local_shape:
             return self.block
-        return at_least(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
+        return pad_to_minimum_shape(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
 
     def of(self, y: torch.Tensor) -> torch.Tensor:
         """What is kept of the pooled windows."""
-        return nothing_of(y, self.local_shape) if 0 in self.local_shape else y
+        return connected_zeros(y, self.local_shape) if 0 in self.local_shape else y
 
     def result(self, y: torch.Tensor) -> DistTensor:
         return DistTensor(y, self.x.dist, self.out_shape)
@@ -200,7 +205,7 @@ def _max_unpool(
     text = f"max unpooling: found an invalid max index: {{}} (output volumes are of {volume})"
     check_within(at.local, volume, at.grid, lambda wrong: ShapeError(text.format(wrong)))
     unpooled = partial(unpool, kernel_size=kernel_size, stride=stride, padding=padding, output_size=size)
-    y = like_other_ranks(unpooled, gathered.local_shape(out_shape), values.local, at.local)
+    y = run_like_other_ranks(unpooled, gathered.local_shape(out_shape), values.local, at.local)
     return DistTensor(y, gathered, out_shape).redistribute(target)
 
 

@@ -17,14 +17,14 @@ from distconv.dispatch import Operator, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, transposed, whole_over
-from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
-from distconv.layers.recurrent.cells import CELLS, Cell
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
+from distconv.layers.recurrent.cells import CELLS, RecurrentCell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called
 from distconv.tensor import DistTensor
 
 
-def _operator(cell: Cell) -> Operator:
+def _operator(cell: RecurrentCell) -> Operator:
     def operator(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return called(cell, Method.AUTO, *args)
 
@@ -83,7 +83,7 @@ def _lstm(
     of_states = x.dist.with_axes((None, x.dist.axes[samples], None))
     starts = [aligned(state, of_states, state.shape) for state in states]
     # A rank without samples computes one of zeros.
-    blocks = at_least(x.local, (1, 1, 1)), tuple(at_least(start, (1, 1, 1)) for start in starts)
+    blocks = pad_to_minimum_shape(x.local, (1, 1, 1)), tuple(pad_to_minimum_shape(start, (1, 1, 1)) for start in starts)
     y, *ends = torch.lstm(*blocks, [whole_over(weight, x.dist) for weight in weights], *options)
     y = _fitted(y, x.dist, (*x.shape[:2], y.shape[2]))
     hidden, cell = (_fitted(end, of_states, (end.shape[0], x.shape[samples], end.shape[2])) for end in ends)
@@ -93,7 +93,7 @@ def _lstm(
 def _fitted(block: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
     """Return the result of which ``block`` is this rank's, or stands for it where this rank has no samples."""
     own = dist.local_shape(shape)
-    return DistTensor(nothing_of(block, own) if 0 in own else block, dist, torch.Size(shape))
+    return DistTensor(connected_zeros(block, own) if 0 in own else block, dist, torch.Size(shape))
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def _one_step(
     if not x.dist.split_axes:  # a plain input, for which a state may be split
         x = x.redistribute(Distribution(grid, (as_distributed(states[0], grid).dist.axes[0], None)))
     x = x.replicated([1])
-    starts = [at_least(aligned(each, x.dist, each.shape), (1, 1)) for each in states]
-    given = (at_least(x.local, (1, 1)), starts[0] if isinstance(state, torch.Tensor) else tuple(starts))
+    starts = [pad_to_minimum_shape(aligned(each, x.dist, each.shape), (1, 1)) for each in states]
+    given = (pad_to_minimum_shape(x.local, (1, 1)), starts[0] if isinstance(state, torch.Tensor) else tuple(starts))
     own = [None if weight is None else whole_over(weight, x.dist) for weight in weights]
     result = function(*given, *own, **{name: whole_over(weight, x.dist) for name, weight in named.items()})
     if isinstance(result, torch.Tensor):

@@ -17,7 +17,7 @@ from distconv.dispatch import StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import both_whole_over, check_as_torch, check_dtypes, result_shape
-from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
@@ -86,10 +86,13 @@ def _transposed(
     local_groups = groups if split is None else split.local_groups
     empty = 0 in local_shape or not block.numel()
     if empty:
-        block, w = at_least(block, (1, local_groups, *(1,) * count)), at_least(w, (local_groups, 1, *geometry.kernel))
+        block, w = (
+            pad_to_minimum_shape(block, (1, local_groups, *(1,) * count)),
+            pad_to_minimum_shape(w, (local_groups, 1, *geometry.kernel)),
+        )
     y = function(block, w, None, geometry.stride, 0, 0, local_groups, geometry.dilation)
     if empty:
-        y = nothing_of(y, local_shape)
+        y = connected_zeros(y, local_shape)
     else:
         out = spatial_box(x.dist, out_shape)
         around = [n for d in reversed(range(count)) for n in _surplus(geometry, d, reaching.needed(d, out[d]), out[d])]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.collectives import assemble, enter, enter_both
+from distconv.communication.collectives import both_with_grad_allreduce, gather_region, with_grad_allreduce
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
 from distconv.errors import DtypeError, ShapeError
@@ -89,9 +89,9 @@ def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None
     operand, grid = as_distributed(tensor, dist.grid), dist.grid
     gathered = [axis for axis in operand.dist.split_axes if axis in axes] if operand.grid == grid else []
     if not gathered or operand.dist.without(gathered) != dist:
-        return enter(operand.redistribute(dist).local, grid, axes)
-    block = enter(operand.local, grid, [axis for axis in axes if axis not in gathered])
-    return assemble(block, transfer_plan(operand.dist, dist, tuple(operand.shape)))
+        return with_grad_allreduce(operand.redistribute(dist).local, grid, axes)
+    block = with_grad_allreduce(operand.local, grid, [axis for axis in axes if axis not in gathered])
+    return gather_region(block, transfer_plan(operand.dist, dist, tuple(operand.shape)))
 
 
 def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
@@ -102,7 +102,7 @@ def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
 def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
     if not isinstance(tensor, DistTensor):
-        return enter(tensor, dist.grid, dist.split_axes)
+        return with_grad_allreduce(tensor, dist.grid, dist.split_axes)
     return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
 
 
@@ -112,7 +112,7 @@ def both_whole_over(
     """:func:`whole_over` of a layer's weight and bias, if it has one."""
     if bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         return whole_over(weight, dist), None if bias is None else whole_over(bias, dist)
-    return enter_both(weight, bias, dist.grid, dist.split_axes)
+    return both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes)
 
 
 def _shape_of(tensor: torch.Tensor) -> TensorKey:
@@ -170,7 +170,7 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
 
 
 def _doubtful(input: torch.Tensor) -> bool:
-    """Whether torch may have no kernel for this dtype though its meta tensors pass, and asking it costs little."""
+    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and asking costs little."""
     fixed = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
     return not fixed and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
 

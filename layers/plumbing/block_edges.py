@@ -27,7 +27,7 @@ def edges_of(dist: Distribution, dim: int, extent: int) -> Edges:
 
 
 def is_cyclic(dist: Distribution, dim: int) -> bool:
-    """Whether ``dim`` is dealt out in turn, so that a block is not one range."""
+    """Return True if ``dim`` is dealt out in turn, so that a block is not one range."""
     return dist.split[dim] in dist.cyclic
 
 

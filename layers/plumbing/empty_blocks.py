@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from distconv.tensor import DistTensor
 
 
-def like_other_ranks(
+def run_like_other_ranks(
     function: Callable[..., torch.Tensor], shape: Sequence[int], *blocks: torch.Tensor | None
 ) -> torch.Tensor:
     """``function(*blocks)``, of ``shape``; where a block has no elements, of blocks with some."""
     if 0 not in shape and all(block is None or block.numel() for block in blocks):
         return function(*blocks)
-    filled = (None if block is None else at_least(block, (1,) * block.dim()) for block in blocks)
-    return nothing_of(function(*filled), shape)
+    filled = (None if block is None else pad_to_minimum_shape(block, (1,) * block.dim()) for block in blocks)
+    return connected_zeros(function(*filled), shape)
 
 
 def whole_along(
@@ -29,16 +29,16 @@ def whole_along(
 ) -> DistTensor:
     """``function`` of ``input`` with ``dims`` gathered, on every rank that has the rest alike, and split again."""
     whole = input.replicated(dims)
-    y = like_other_ranks(function, whole.dist.local_shape(out_shape), whole.local)
+    y = run_like_other_ranks(function, whole.dist.local_shape(out_shape), whole.local)
     return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
-def at_least(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
+def pad_to_minimum_shape(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
     """``block``, filled up with zeros to ``extents`` where it has less."""
     return _resized(block, [max(n, least) for n, least in zip(block.shape, extents, strict=True)])
 
 
-def nothing_of(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def connected_zeros(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Zeros of ``shape``, if that has any, in the graph of ``y``."""
     return _resized(y[:0], shape)
 

@@ -46,7 +46,7 @@ class _Gathered:
         return self.whole.detach().clone() if self._by_value else self.whole._version
 
     def changed(self) -> bool:
-        """Whether its values are others now."""
+        """Return True if its values are others now."""
         now = self._state()
         if not isinstance(now, torch.Tensor):
             return bool(now != self._before)
@@ -68,7 +68,7 @@ class _Gathered:
         changed(x)
 
     def shares(self, result: torch.Tensor) -> bool:
-        """Whether ``result`` lies in the memory of the whole."""
+        """Return True if ``result`` lies in the memory of the whole."""
         memory = self.whole.untyped_storage().data_ptr()
         return memory != 0 and result.untyped_storage().data_ptr() == memory
 
@@ -107,7 +107,7 @@ def gathered_call(
 
 
 def _counts_no_changes(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` may change tensors without autograd's count of it, as users' own Functions by ``.data``."""
+    """Return True if ``function`` may change tensors unnoticed by autograd, as users' Functions do by ``.data``."""
     return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
 
 

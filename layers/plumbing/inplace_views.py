@@ -20,16 +20,16 @@ from distconv.tensor import DistTensor
 Again = Callable[[], DistTensor]
 
 
-class _Memory:
+class _SharedMemory:
     """What tensors that share a block's memory have in common: how often it has been changed in place."""
 
     changes = 0
 
 
-def _memory(tensor: DistTensor) -> _Memory:
+def _memory(tensor: DistTensor) -> _SharedMemory:
     if tensor._memory is None:
-        tensor._memory = _Memory()
-    memory: _Memory = tensor._memory
+        tensor._memory = _SharedMemory()
+    memory: _SharedMemory = tensor._memory
     return memory
 
 
@@ -42,7 +42,7 @@ class _View:
     """Takes the view once more, of what the source is then."""
     put_back: Callable[[DistTensor], object]
     recording: bool
-    """Whether autograd was, when the view was taken."""
+    """True if autograd was, when the view was taken."""
     shape: torch.Size
     """The source's then."""
     seen: tuple[torch.Tensor, int] | None = None

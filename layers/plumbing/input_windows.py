@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import assemble
+from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
@@ -20,7 +20,7 @@ ChannelNeeds = tuple[int, tuple[Interval, ...]]
 """The dimension of the channels, and what each coordinate along its axis needs of them."""
 
 
-class Windows(Hashable, Protocol):
+class InputWindows(Hashable, Protocol):
     """Which inputs outputs are computed from; hashable by value, because plans are cached by it."""
 
     def needed(self, dim: int, out: Range) -> Range:
@@ -33,7 +33,7 @@ def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def window_needs(
-    dist: Distribution, out_shape: Sequence[int], windows: Windows, channels: ChannelNeeds | None = None
+    dist: Distribution, out_shape: Sequence[int], windows: InputWindows, channels: ChannelNeeds | None = None
 ) -> Needs:
     """Input that each rank needs for its block of an output of ``out_shape`` under ``dist``.
 
@@ -53,14 +53,14 @@ def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
 
 
 @cached_on_grid
-def _needs(dist: Distribution, out_shape: torch.Size, windows: Windows, channels: ChannelNeeds | None) -> Needs:
+def _needs(dist: Distribution, out_shape: torch.Size, windows: InputWindows, channels: ChannelNeeds | None) -> Needs:
     return window_needs(dist, out_shape, windows, channels)
 
 
 def needed_block(
     x: DistTensor,
     out_shape: torch.Size,
-    windows: Windows,
+    windows: InputWindows,
     fill: float = 0.0,
     channels: ChannelNeeds | None = None,
 ) -> torch.Tensor:
@@ -69,7 +69,7 @@ def needed_block(
     With no output here the box is empty but still takes part in the exchange.
     """
     needs = _needs(x.dist, out_shape, windows, channels)
-    local = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
+    local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
     return fitted(local, needs.box(x.shape)[2:], wanted, fill)
 

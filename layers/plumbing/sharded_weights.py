@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from distconv.communication.collectives import enter, enter_both, share_out
+from distconv.communication.collectives import both_with_grad_allreduce, reduce_scatter_region, with_grad_allreduce
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
@@ -35,9 +35,11 @@ def weight_block(
     """
     layout = split.weight_layout(dist.grid, weight.shape, transposed=transposed)
     if isinstance(weight, DistTensor):
-        return enter(weight.redistribute(layout).local, dist.grid, [a for a in dist.split_axes if a != AXIS])
+        return with_grad_allreduce(
+            weight.redistribute(layout).local, dist.grid, [a for a in dist.split_axes if a != AXIS]
+        )
     part = tuple(slice(i.start, i.stop) for i in layout.box(None, weight.shape))
-    return enter(weight, dist.grid, dist.split_axes)[part]
+    return with_grad_allreduce(weight, dist.grid, dist.split_axes)[part]
 
 
 def parameter_block(
@@ -52,8 +54,10 @@ def parameter_block(
     if isinstance(parameter, DistTensor):
         wanted = dist.with_axes([dist.axes[dim] for dim in dims])
         split = {dist.split[dim] for dim in dims}
-        return enter(parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split])
-    return _part(enter(parameter, dist.grid, summed), dist, dims)
+        return with_grad_allreduce(
+            parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split]
+        )
+    return _part(with_grad_allreduce(parameter, dist.grid, summed), dist, dims)
 
 
 def parameter_blocks(
@@ -67,7 +71,7 @@ def parameter_blocks(
     if weight is None or bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         w, b = (None if p is None else parameter_block(p, dist, dims, axes) for p in (weight, bias))
         return w, b
-    weight, bias = enter_both(weight, bias, dist.grid, dist.split_axes if axes is None else axes)
+    weight, bias = both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes if axes is None else axes)
     return _part(weight, dist, dims), _part(bias, dist, dims)
 
 
@@ -86,7 +90,7 @@ def summed_at_owners(
     if split.blocks == 1:
         return y
     computed = tuple(split.output_filters(index) for index in range(dist.grid.shape[AXIS]))
-    return share_out(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
+    return reduce_scatter_region(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
 
 
 def over_whole_channels(

@@ -12,10 +12,10 @@ from typing import Literal
 
 import torch
 
-from distconv.kernels.recurrence import sweep
+from distconv.kernels.recurrence import backpropagate_steps
 from distconv.kernels.scan import backpropagate
 
-from .cells import Cell, Factors, Weights
+from .cells import CellWeights, Factors, RecurrentCell
 from .methods import Method
 
 SWEEP_BYTES = 1 << 22
@@ -26,11 +26,11 @@ SCAN_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True)
-class Steps:
+class ForwardSteps:
     """Steps that were taken: inputs (T, B, I), the state before them (B, H), the states after each (T, B, H)."""
 
-    cell: Cell
-    weights: Weights
+    cell: RecurrentCell
+    weights: CellWeights
     x: torch.Tensor
     entry: torch.Tensor
     states: torch.Tensor
@@ -56,10 +56,10 @@ class Steps:
 
 
 @dataclass
-class Gradients:
+class RecurrentGradients:
     """Gradients of inputs, parameters and the state before all steps; sums, as far as the blocks are done."""
 
-    steps: Steps
+    steps: ForwardSteps
     carry: torch.Tensor
     """What reaches the state before the blocks that are done, (B, H)."""
     of_input: torch.Tensor | None
@@ -88,10 +88,10 @@ class Gradients:
 
 
 def gradients(
-    steps: Steps, sources: torch.Tensor, carry: torch.Tensor, method: Method, *, of_input: bool = True
-) -> Gradients:
+    steps: ForwardSteps, sources: torch.Tensor, carry: torch.Tensor, method: Method, *, of_input: bool = True
+) -> RecurrentGradients:
     """Gradients, given those of the states from outside (T, B, H) and from behind the last step (B, H)."""
-    result = Gradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
+    result = RecurrentGradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
     for block in steps.blocks(scans=method.scans):
         result.add(block, sources[block], method)
     return result
@@ -102,7 +102,7 @@ def _gone_back(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of the states (T, B, H), and what reaches the state before them, as ``sweep`` gives them."""
     if not (method.scans and carry.numel()):
-        return sweep(carry, sources, factors.hidden, factors.direct, weight)
+        return backpropagate_steps(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
     name: Literal["truncated", "blelloch"] = "truncated" if method is Method.TRUNCATED else "blelloch"
     reached = backpropagate(carry, jacobians, name, sources=applied(jacobians, sources))
@@ -115,7 +115,7 @@ def applied(jacobians: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     return torch.matmul(jacobians, vectors[..., None])[..., 0]
 
 
-def product(steps: Steps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def product(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The map of all steps together: from v behind the last to J v + s before the first, as J (B, H, H) and s (B, H).
 
     Products of neighbours, then of those, as in the up-sweep of Algorithm 1.

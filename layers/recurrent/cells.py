@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 
 @dataclass(frozen=True)
-class Weights:
+class CellWeights:
     """Parameters of one layer in one direction: (G * H, I), (G * H, H) and, unless there are none, twice (G * H,)."""
 
     input: torch.Tensor
@@ -62,13 +62,13 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecurrentCell:
     """A kind of recurrent layer."""
 
     function: Callable[..., Any]
     """What torch computes it with."""
     gates: int
-    derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Weights], Factors]
+    derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CellWeights], Factors]
     """Factors of steps, given inputs (T, B, I), the states before (T, B, H) and after them, and the weights."""
 
     def states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -91,17 +91,17 @@ def _apart(weight: torch.Tensor) -> torch.Tensor:
     return weight.clone() if shares else weight
 
 
-def _tanh(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+def _tanh(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
     slope = torch.addcmul(torch.ones_like(after), after, after, value=-1)[:, :, None]
     return Factors(slope, slope)
 
 
-def _relu(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+def _relu(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
     slope = (after > 0).to(after.dtype)[:, :, None]
     return Factors(slope, slope)
 
 
-def _gru(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+def _gru(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
     entering = F.linear(x, weights.input, weights.input_bias).unflatten(2, (3, -1))
     recurrent = F.linear(before, weights.hidden, weights.hidden_bias).unflatten(2, (3, -1))
     r, z = (entering[:, :, :2] + recurrent[:, :, :2]).sigmoid_().unbind(2)
@@ -115,8 +115,8 @@ def _gru(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: We
 
 
 CELLS = {
-    "rnn_tanh": Cell(torch.rnn_tanh, 1, _tanh),
-    "rnn_relu": Cell(torch.rnn_relu, 1, _relu),
-    "gru": Cell(torch.gru, 3, _gru),
+    "rnn_tanh": RecurrentCell(torch.rnn_tanh, 1, _tanh),
+    "rnn_relu": RecurrentCell(torch.rnn_relu, 1, _relu),
+    "gru": RecurrentCell(torch.gru, 3, _gru),
 }
 """By the names of torch's functions."""

@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from distconv.errors import UnsupportedOperation
-from distconv.kernels.recurrence import compiled
+from distconv.kernels.recurrence import is_compiled
 
 
 class Method(Enum):
@@ -32,7 +32,7 @@ class Method(Enum):
 
     @property
     def scans(self) -> bool:
-        """Whether it needs the Jacobians themselves."""
+        """True if it needs the Jacobians themselves."""
         return self in (Method.BLELLOCH, Method.TRUNCATED)
 
 
@@ -52,7 +52,7 @@ def method_named(name: str) -> Method:
 
 
 @dataclass(frozen=True)
-class Speed:
+class BackwardSpeed:
     """How fast a device goes back through time without a compiled loop, in seconds and operations a second."""
 
     step_s: float
@@ -64,13 +64,13 @@ class Speed:
     flops_per_s: float
 
 
-SPEEDS = {"cpu": Speed(8e-6, 8e-6, 10e-6, 10e9), "cuda": Speed(20e-6, 0.7e-6, 90e-6, 5e12)}
+SPEEDS = {"cpu": BackwardSpeed(8e-6, 8e-6, 10e-6, 10e9), "cuda": BackwardSpeed(20e-6, 0.7e-6, 90e-6, 5e12)}
 """One core of a small machine, measured. Of an H200 what one rank's steps and a scan's calls take is fitted to whole
 steps (docs/evidence/scan.md); separate calls and arithmetic are assumed."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class BackwardProblem:
     """What the time of going back depends on: ``steps`` and samples (``batch``) of one rank, and so many ``ranks``."""
 
     steps: int
@@ -83,14 +83,14 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class BackwardPrediction:
     """Seconds of going back step after step, and of a scan, on all ranks together."""
 
     sequential_s: float
     scan_s: float
 
 
-def predict(problem: Problem) -> Prediction:
+def predict(problem: BackwardProblem) -> BackwardPrediction:
     """What going back takes without a compiled loop, and behind it what follows for a scan.
 
     Step after step, ranks wait for one another; a scan forms and multiplies matrices, but on all of them at once.
@@ -102,17 +102,17 @@ def predict(problem: Problem) -> Prediction:
     levels = max(1, problem.steps - 1).bit_length() + (problem.ranks - 1).bit_length()
     # Forming a Jacobian is a pass over its gates; the up-sweep has a product of matrices for each step.
     work = problem.steps * vector * (problem.width + problem.gates + 2)
-    return Prediction(sequential, 4 * levels * speed.call_s + work / speed.flops_per_s)
+    return BackwardPrediction(sequential, 4 * levels * speed.call_s + work / speed.flops_per_s)
 
 
-def fastest(problem: Problem) -> Method:
+def fastest(problem: BackwardProblem) -> Method:
     """The method that should take the least time.
 
     A compiled loop has no calls to save, so a scan could only win by its arithmetic, which is more: on one rank always,
     on several up to about as many as a state has values.
     """
     prediction = predict(problem)
-    if compiled(problem.device, problem.dtype, problem.width):
+    if is_compiled(problem.device, problem.dtype, problem.width):
         return Method.SEQUENTIAL if problem.ranks < 2 * problem.width else Method.BLELLOCH
     if prediction.scan_s < prediction.sequential_s:
         return Method.BLELLOCH

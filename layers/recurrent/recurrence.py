@@ -16,9 +16,9 @@ import torch
 from distconv.communication.collectives import apply
 from distconv.errors import UnsupportedOperation
 
-from .backward import Gradients, Steps, gradients, product
-from .cells import Cell, Weights
-from .methods import Method, Problem, fastest
+from .backward import ForwardSteps, RecurrentGradients, gradients, product
+from .cells import CellWeights, RecurrentCell
+from .methods import BackwardProblem, Method, fastest
 from .time_ranks import TimeRanks
 
 PART_VALUES = 4096
@@ -29,7 +29,7 @@ PART_VALUES = 4096
 class Recurrence:
     """How to go through a sequence and back."""
 
-    cell: Cell
+    cell: RecurrentCell
     method: Method
     ranks: TimeRanks | None = None
     """Ranks that share the steps; None if this one has them all."""
@@ -86,7 +86,7 @@ class Recurrence:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, steps: Steps, sources: torch.Tensor, *, of_input: bool) -> list[Gradients]:
+    def backward(self, steps: ForwardSteps, sources: torch.Tensor, *, of_input: bool) -> list[RecurrentGradients]:
         """Gradients of the parts of the samples, given those of the states from outside (T, B, H)."""
         nothing = torch.zeros_like(steps.entry)
         if self.ranks is None:
@@ -99,7 +99,7 @@ class Recurrence:
             return [gradients(steps, sources, carry, here, of_input=of_input)]
         shares, sent = [], []
         for part in self._parts(nothing):
-            own = Steps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
+            own = ForwardSteps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
             carry = self.ranks.receive(self.ranks.later, nothing[part])
             shares.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
             sent.append(self.ranks.send(self.ranks.earlier, shares[-1].carry))
@@ -107,10 +107,10 @@ class Recurrence:
             exchange.wait()
         return shares
 
-    def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> Problem:
+    def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> BackwardProblem:
         """Of ``ranks``, whose blocks differ by a step, that of the longest block, so that all choose alike."""
         steps, count = (len(x), 1) if ranks is None else (ranks.longest, ranks.comm.size)
-        return Problem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
+        return BackwardProblem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -130,7 +130,7 @@ class _Recurrence(torch.autograd.Function):
                 "use method='autograd'"
             )
         x, entry, y, *weights = ctx.saved_tensors
-        steps = Steps(ctx.way.cell, Weights(*weights), x, entry, y)
+        steps = ForwardSteps(ctx.way.cell, CellWeights(*weights), x, entry, y)
         parts = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])
         of_weights = [sum(each[1:], each[0]) for each in zip(*(part.of_weights for part in parts), strict=True)]
         of_input = _joined([part.of_input for part in parts if part.of_input is not None], 1)

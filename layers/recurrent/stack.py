@@ -19,7 +19,7 @@ from distconv.errors import ShapeError
 from distconv.layers.plumbing.alignment import aligned, as_distributed, balanced_input, whole_over
 from distconv.tensor import DistTensor
 
-from .cells import Cell
+from .cells import RecurrentCell
 from .methods import Method
 from .recurrence import Recurrence
 from .time_ranks import TimeRanks
@@ -29,10 +29,10 @@ Direction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Stack:
+class RecurrentStack:
     """What torch's recurrent functions are told besides their tensors."""
 
-    cell: Cell
+    cell: RecurrentCell
     method: Method
     bias: bool
     layers: int
@@ -118,7 +118,7 @@ def _packed(
 
 
 def _distributed(
-    cell: Cell,
+    cell: RecurrentCell,
     method: Method,
     x: DistTensor,
     start: torch.Tensor,
@@ -138,7 +138,7 @@ def _distributed(
     return outputs, outputs[0 if reverse else -1]
 
 
-def called(cell: Cell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def called(cell: RecurrentCell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch's function for ``cell`` gives for its arguments, by position, as ``nn.RNN`` and ``nn.GRU`` pass them.
 
     Either (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first), or for packed sequences
@@ -146,6 +146,6 @@ def called(cell: Cell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.
     """
     if isinstance(args[2], torch.Tensor):
         data, batch_sizes, start, weights, *options = args
-        return Stack(cell, method, *options).packed(data, batch_sizes, start, weights)
+        return RecurrentStack(cell, method, *options).packed(data, batch_sizes, start, weights)
     input, start, weights, *options, batch_first = args
-    return Stack(cell, method, *options)(input, start, weights, batch_first)
+    return RecurrentStack(cell, method, *options)(input, start, weights, batch_first)

@@ -1,4 +1,4 @@
-"""Whether an operator with a rule is the same on any grid: values and gradients against one process.
+"""True if an operator with a rule is the same on any grid: values and gradients against one process.
 
 In one process the output is computed block by block, each from the input that its windows say; over ranks on every grid
 of theirs, with balanced blocks, uneven ones and an empty one.

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import assemble
+from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements, map_leaves
 from distconv.distribution import Distribution, Interval
 from distconv.errors import ShapeError
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, entering, whole_over
-from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
 from distconv.layers.plumbing.input_windows import fitted
 from distconv.layers.rules.window import Window, normalized, padding_of
 from distconv.process.profiling import section
@@ -96,7 +96,7 @@ class Rule:
         if not distributed:
             given.update({name: _padded(given[name], of, self.fill) for name, of in windows.items()})
             return self.operator(*bound.args, **bound.kwargs)
-        work = _Work.of(self, windows, given, distributed[0])
+        work = _RuleWork.of(self, windows, given, distributed[0])
         with section(self.name):
             for name, value in given.items():
                 if name in windows:
@@ -136,7 +136,7 @@ class Rule:
         return {name: normalized(self.windows[name], tensor.dim()) for name, tensor in there.items()}
 
 
-class _Work(NamedTuple):
+class _RuleWork(NamedTuple):
     """The part of an operator's work that this rank does."""
 
     name: str
@@ -148,7 +148,7 @@ class _Work(NamedTuple):
     @classmethod
     def of(
         cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], given: Mapping[str, Any], example: DistTensor
-    ) -> _Work:
+    ) -> _RuleWork:
         lead = next(iter(windows))
         first = as_distributed(given[lead], example.grid)
         axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]
@@ -161,7 +161,7 @@ class _Work(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether this rank has no outputs."""
+        """True if this rank has no outputs."""
         return any(self.block(dim).extent == 0 for dim in self.out)
 
     def whole(self, value: Any) -> Any:
@@ -184,13 +184,13 @@ class _Work(NamedTuple):
                 needs.append((dim, tuple(window.needed(self.block(dim, part)) for part in parts)))
         asked = Needs(layout, tuple(needs))
         if needs:
-            block = assemble(block, transfer_plan(layout, asked, tuple(tensor.shape)))
+            block = gather_region(block, transfer_plan(layout, asked, tuple(tensor.shape)))
         have = asked.box(tensor.shape)
         wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
         block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
         # It runs on ranks without outputs, too: their weights need a gradient, of zeros, for the sums over ranks.
         if self.empty:
-            return at_least(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
+            return pad_to_minimum_shape(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
         return block
 
     def result(self, y: Any) -> DistTensor:
@@ -214,11 +214,11 @@ class _Work(NamedTuple):
             )
         shape = torch.Size(self.out.get(dim, extent) for dim, extent in enumerate(y.shape))
         local = self.dist.local_shape(shape)
-        return DistTensor(nothing_of(y, local) if self.empty else y, self.dist, shape)
+        return DistTensor(connected_zeros(y, local) if self.empty else y, self.dist, shape)
 
 
 def _stays_alone(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
-    """Whether the one index of a dimension serves all outputs, as in broadcasting."""
+    """Return True if the one index of a dimension serves all outputs, as in broadcasting."""
     return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
 
 

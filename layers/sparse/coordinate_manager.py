@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from distconv.errors import CoordinateError
-from distconv.kernels.sparse import KernelMap, coarsened, kernel_map, reached, sorted_rows
+from distconv.kernels.sparse import KernelMap, coarsen, kernel_map, reachable_sites, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
 
 Made = TypeVar("Made")
@@ -31,10 +31,10 @@ class Sites:
     @cached_property
     def order(self) -> torch.Tensor | None:
         """What sorts the rows; None if they are sorted."""
-        return None if self.is_sorted else sorted_rows(self.coords)
+        return None if self.is_sorted else sorting_order(self.coords)
 
     def same_as(self, other: Sites) -> bool:
-        """Whether both have the same sites in the same rows."""
+        """Return True if both have the same sites in the same rows."""
         return self is other or (self.stride == other.stride and torch.equal(self.coords, other.coords))
 
 
@@ -58,7 +58,7 @@ class CoordinateManager:
 
         def make() -> Sites:
             dimensions = sites.coords.shape[1] - 1
-            coords = self.settled(coarsened(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
+            coords = self.settled(coarsen(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
             return Sites(coords, stride, sites, is_sorted=True)
 
         return sites if factor == 1 else _once(self._sets, (sites, factor), make)
@@ -127,7 +127,7 @@ class CoordinateManager:
     def _all_reached(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
         def make() -> Sites:
             unit = stride * dilation
-            coords = self.settled(reached(sites.coords, offsets, unit), *reach(offsets, unit))
+            coords = self.settled(reachable_sites(sites.coords, offsets, unit), *reach(offsets, unit))
             centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
             if centred and all(self.all_ranks(len(coords) == len(sites.coords))):
                 return sites

@@ -24,7 +24,7 @@ from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution, block_range
 from distconv.errors import CoordinateError, DistributionError, ShapeError
 from distconv.grid import ProcessGrid
-from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
+from distconv.kernels.sparse import KernelMap, kernel_map, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.plumbing.alignment import whole_over
 from distconv.placement import scatter as scatter_dense
@@ -182,7 +182,7 @@ class DistributedManager(CoordinateManager):
 def _map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
     if transposed:
         return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
-    return kernel_map(halo.coords, outputs.coords, offsets, unit, sorted_rows(halo.coords))
+    return kernel_map(halo.coords, outputs.coords, offsets, unit, sorting_order(halo.coords))
 
 
 def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = None) -> SparseTensor:
@@ -220,7 +220,7 @@ def gather(x: SparseTensor) -> SparseTensor:
     here = x.sites.coords
     received = swapped(grid.world, dict.fromkeys(others, here), others, here, "gathered sites")
     coords = torch.cat([{grid.rank: here, **received}[rank] for rank in range(grid.size)])
-    order = sorted_rows(coords)
+    order = sorting_order(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
     return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
 

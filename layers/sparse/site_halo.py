@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.autograd.derivatives import first_order
+from distconv.autograd.derivatives import first_order_only
 from distconv.communication.collectives import apply
 from distconv.communication.transport import Exchange
-from distconv.kernels.sparse.coordinates import distinct
+from distconv.kernels.sparse.coordinates import unique_rows
 from distconv.layers.sparse.partition import Partition, grown, within
 
 
@@ -43,7 +43,7 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
     owners = partition.owners(coords)
     outgoing = {target: coords[owners == target] for target in targets}
     received = swapped(comm, outgoing, sources, coords, "sites to their owners")
-    return distinct(torch.cat([coords[owners == rank], *received.values()]))
+    return unique_rows(torch.cat([coords[owners == rank], *received.values()]))
 
 
 def sent_rows(
@@ -94,7 +94,7 @@ class _Extend(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_order("a halo of sites")
+    @first_order_only("a halo of sites")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         halo: SiteHalo = ctx.halo
         grad = grad.contiguous()

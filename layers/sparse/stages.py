@@ -62,7 +62,7 @@ def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
     return _trusted(coords, sites[:, 1 + dimension :], 1, len(rows))
 
 
-class Stage(nn.Module):
+class SparseStage(nn.Module):
     """``module`` between tensors: what :func:`packed` made if it is the ``first``, else what the stage before gives."""
 
     def __init__(self, module: nn.Module, dimension: int, *, first: bool) -> None:
@@ -84,7 +84,7 @@ def as_stages(modules: Sequence[nn.Module], dimension: int = 3) -> list[nn.Modul
     ``distconv.pipeline.split`` makes them. A transposed convolution does not find the finer sites of an earlier stage:
     keep what goes down and comes back up in one.
     """
-    return [Stage(module, dimension, first=index == 0) for index, module in enumerate(modules)]
+    return [SparseStage(module, dimension, first=index == 0) for index, module in enumerate(modules)]
 
 
 def _parted(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -117,7 +117,7 @@ class SparseTensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the features do."""
+        """True if the features do."""
         return self.features.requires_grad
 
     def dim(self) -> int:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 from distconv import recording
-from distconv.communication.collectives import enter
+from distconv.communication.collectives import with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
@@ -152,7 +152,7 @@ def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
 def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
     """``table[index]`` of a plain table (K, ...) and a distributed tensor of row numbers."""
     check_index(index, table.shape[0], 0, from_behind=True)
-    rows = enter(table, index.grid, index.dist.split_axes)[index.local]
+    rows = with_grad_allreduce(table, index.grid, index.dist.split_axes)[index.local]
     rest = table.shape[1:]
     return DistTensor(rows, index.dist.with_axes((*index.dist.axes, *(None,) * len(rest))), index.shape + rest)
 

@@ -34,7 +34,7 @@ def _entries(index: Any, count: int) -> list[Any]:
 
 
 def _stands_for_tuple(index: Any) -> bool:
-    """Whether torch takes this list for one entry per dimension, as NumPy once did."""
+    """Return True if torch takes this list for one entry per dimension, as NumPy once did."""
     several = (Sequence, slice, torch.Tensor, np.ndarray, type(None), type(Ellipsis))
     return isinstance(index, (list, range)) and len(index) < 32 and any(isinstance(e, several) for e in index)
 

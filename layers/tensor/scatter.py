@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.collectives import enter
+from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements, name_of
 from distconv.errors import NoRule, NumericalError
 from distconv.layers.math.pointwise import in_place
@@ -137,7 +137,7 @@ def _index_put(
         _check_places(torch.where(place < 0, place + extent, place), extent, dim, like)
     value = as_distributed(values, dist.grid).replicated().local.reshape(())
     written = input.new_zeros(input.shape).index_put(
-        tuple(own), enter(value, dist.grid, dist.split_axes), accumulate=True
+        tuple(own), with_grad_allreduce(value, dist.grid, dist.split_axes), accumulate=True
     )
     return _add_to(input, as_distributed(summed(written, folding(like, None)), dist.grid), inplace)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.collectives import assemble
+from distconv.communication.collectives import gather_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import OperatorKind, StridePolicy, implements
@@ -179,7 +179,7 @@ def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
             mirrored.append((dim, tuple(Interval(edges[-1] - b, edges[-1] - a) for a, b in pairwise(edges))))
     local = x.local
     if mirrored:
-        local = assemble(local, transfer_plan(x.dist, Needs(x.dist, tuple(mirrored)), tuple(x.shape)))
+        local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, tuple(mirrored)), tuple(x.shape)))
     return DistTensor(local.flip(chosen), x.dist, x.shape)
 
 
@@ -248,7 +248,7 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
         needed = tuple(
             Interval(a * step, (b - 1) * step + size if b > a else a * step) for a, b in pairwise(edges[axis])
         )
-        local = assemble(local, transfer_plan(x.dist, Needs(x.dist, ((dim, needed),)), tuple(x.shape)))
+        local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, ((dim, needed),)), tuple(x.shape)))
     dist = layout(x.grid, (*x.dist.axes, None), edges, cyclic)
     local_shape = dist.local_shape(shape)
     windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from distconv.arrangement import Arrangement
 from distconv.distribution import Distribution, Indices, block_range, count_shared_elements, default_axes
-from distconv.perfmodel.graph.graph import Window
-from distconv.perfmodel.machine.machine import Group
+from distconv.perfmodel.graph.graph import KernelWindow
+from distconv.perfmodel.machine.machine import RankGroup
 
 
-class Parts(Arrangement):
+class AxisParts(Arrangement):
     """``ranks`` ranks along ``axes``, ``per_node`` of them on each node; what the axes leave over are replicas."""
 
     def __init__(self, ranks: int, per_node: int, **axes: int) -> None:
@@ -32,7 +32,7 @@ class Parts(Arrangement):
         self.ranks, self.per_node = ranks, per_node
 
     @staticmethod
-    def of(axes: Mapping[str, int], ranks: int, per_node: int) -> Parts:
+    def of(axes: Mapping[str, int], ranks: int, per_node: int) -> AxisParts:
         """The grid that a plan means by ``axes``; ``r`` is what is left over anyway."""
         return _made(ranks, per_node, tuple(axes.items()))
 
@@ -45,7 +45,7 @@ class Parts(Arrangement):
         """Parts along ``axis``."""
         return 1 if axis is None else self.shape[axis]
 
-    def group(self, axes: Iterable[str]) -> Group:
+    def group(self, axes: Iterable[str]) -> RankGroup:
         """The ranks that differ from one another along ``axes`` alone."""
         return _group(self, tuple(axes))
 
@@ -59,19 +59,19 @@ class Parts(Arrangement):
 
 
 @lru_cache(maxsize=4096)
-def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> Parts:
+def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> AxisParts:
     # Each once: the caches that it is a key of then find it by identity.
-    return Parts(ranks, per_node, **dict(axes))
+    return AxisParts(ranks, per_node, **dict(axes))
 
 
 @lru_cache(maxsize=4096)
-def _group(parts: Parts, axes: tuple[str, ...]) -> Group:
+def _group(parts: AxisParts, axes: tuple[str, ...]) -> RankGroup:
     members = np.zeros(1, dtype=np.int64)
     for axis in axes:
         steps = np.arange(parts.along(axis)) * parts.stride(axis)
         members = (members[:, None] + steps[None, :]).reshape(-1)
     on_node = int((members < parts.per_node).sum())
-    return Group(len(members), min(on_node, len(members)))
+    return RankGroup(len(members), min(on_node, len(members)))
 
 
 def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
@@ -82,19 +82,19 @@ def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
     return tuple(None if extent == 1 else axis for axis, extent in zip(axes, shape, strict=True))
 
 
-def local_shape(shape: Sequence[int], parts: Parts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], parts: AxisParts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
     """Extents of the largest block of a tensor of ``shape``: that rank's time is everybody's."""
     return _largest_block(tuple(shape), parts, axes_of(shape) if axes is None else tuple(axes))
 
 
 @lru_cache(maxsize=1 << 16)
-def _largest_block(shape: tuple[int, ...], parts: Parts, axes: tuple[str | None, ...]) -> tuple[int, ...]:
+def _largest_block(shape: tuple[int, ...], parts: AxisParts, axes: tuple[str | None, ...]) -> tuple[int, ...]:
     # The longer of balanced blocks come first.
     return Distribution(parts, axes).local_shape(shape, rank=0)
 
 
 @lru_cache(maxsize=65536)
-def halo(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
+def halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
     """Input rows below and above its own block of the rank that needs most, along spatial dimension ``dim``."""
     return _ghosts(
         window, extent, out_extent, parts=parts, dim=dim, index=halo_index(window, extent, out_extent, parts, dim)
@@ -102,14 +102,14 @@ def halo(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> 
 
 
 @lru_cache(maxsize=65536)
-def halo_index(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> int:
+def halo_index(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> int:
     """The block along spatial dimension ``dim`` that needs most rows of others; the first of several."""
     return max(
         range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts=parts, dim=dim, index=index))
     )
 
 
-def _ghosts(window: Window, extent: int, out_extent: int, *, parts: int, dim: int, index: int) -> tuple[int, int]:
+def _ghosts(window: KernelWindow, extent: int, out_extent: int, *, parts: int, dim: int, index: int) -> tuple[int, int]:
     own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
     if not out or not own:
         return (0, 0)
@@ -138,7 +138,7 @@ FAR = 4
 
 
 @lru_cache(maxsize=1 << 18)
-def redistribution(shape: tuple[int, ...], source: Parts, target: Parts) -> Moved:
+def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts) -> Moved:
     """What moves when a tensor of ``shape`` goes from one grid to another over the same ranks (III-C).
 
     A rank keeps what it owns under both and receives the rest of its new block, from a rank on its node if one has it.
@@ -174,12 +174,12 @@ def _looked_at(ranks: int, per_node: int) -> Indices:
 
 
 @lru_cache(maxsize=1 << 14)
-def _boxes(shape: tuple[int, ...], parts: Parts) -> Indices:
+def _boxes(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Start and stop of the blocks of the ranks looked at: (dimensions, 2, ranks)."""
     return _boxes_of(shape, parts, _looked_at(parts.ranks, parts.per_node))
 
 
-def _boxes_of(shape: tuple[int, ...], parts: Parts, ranks: Indices) -> Indices:
+def _boxes_of(shape: tuple[int, ...], parts: AxisParts, ranks: Indices) -> Indices:
     boxes = np.zeros((len(shape), 2, *ranks.shape), dtype=np.int64)
     for dim, (extent, axis) in enumerate(zip(shape, axes_of(shape), strict=True)):
         edges = _edges(extent, parts.along(axis))
@@ -199,7 +199,7 @@ def _edges(extent: int, parts: int) -> Indices:
     return np.array([*_starts(extent, parts), extent], dtype=np.int64)
 
 
-def _mates(parts: Parts) -> Indices:
+def _mates(parts: AxisParts) -> Indices:
     """The ranks on the node of each rank that is looked at: (ranks, ranks of a node)."""
     ranks = _looked_at(parts.ranks, parts.per_node)
     mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
@@ -207,13 +207,13 @@ def _mates(parts: Parts) -> Indices:
 
 
 @lru_cache(maxsize=1 << 12)
-def _held(shape: tuple[int, ...], parts: Parts) -> Indices:
+def _held(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
     return _boxes_of(shape, parts, _mates(parts))
 
 
 @lru_cache(maxsize=1 << 12)
-def _fresh(shape: tuple[int, ...], parts: Parts) -> npt.NDArray[np.bool_]:
+def _fresh(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.bool_]:
     """Which ranks of the node have a block that neither the rank itself nor one before them has."""
     held = _held(shape, parts)
     same = (held[..., :, None] == held[..., None, :]).all(axis=(0, 1))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from distconv.errors import PlanError
 from distconv.parameters.channel_split import divisors
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of
 from distconv.perfmodel.cost.operation_cost import SPATIAL
 from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
@@ -142,7 +142,7 @@ def _possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
 
 
 def _pure(parts: Candidate, ranks: int) -> bool:
-    """Whether ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
+    """Return True if ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
     return math.prod(parts.values()) == ranks and (set(parts) <= {"n"} or set(parts) <= {"d", "h", "w"})
 
 
@@ -151,7 +151,7 @@ def _burden(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float
 
     Samples are the cheapest to split: that needs nothing but the allreduce (V-A).
     """
-    grid = Parts.of(parts, ranks, 1)
+    grid = AxisParts.of(parts, ranks, 1)
     flops = sum(work(local_call(op, grid), "forward").flops for op in calls)
     op = calls[0]
     reach = max(op.window.kernel) - 1 if op.window else 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from distconv.distribution import block_range
 from distconv.kernels.convolution import Range
 from distconv.parameters.channel_split import ChannelSplit
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo_index
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo_index
 from distconv.perfmodel.graph.graph import Operation
 
 
@@ -43,7 +43,7 @@ class Pieces:
         yield from (box for box in itertools.product(*intervals) if box != self.own)
 
 
-def pieces_of(op: Operation, parts: Parts, split: ChannelSplit | None) -> Pieces | None:
+def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pieces | None:
     """The pieces of a convolution on the rank with most ghosts; None if a rank has all that it needs, or of others."""
     if op.window is None or op.window.transposed or not op.kind.startswith("conv"):
         return None

@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 Choices = npt.NDArray[np.int64]
 
 
-class Kind(Enum):
+class CostKind(Enum):
     """What a step adds to."""
 
     COMPUTE = "compute"
@@ -38,26 +38,26 @@ class Kind(Enum):
     TRANSIENT = "transient"
 
 
-def makespan(terms: Iterable[tuple[Kind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
+def makespan(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
     """Time that steps take; terms are numbers or arrays of them, ``largest`` is ``max`` or ``np.maximum``."""
     clock = reduced = 0.0
     for kind, term in terms:
-        if kind is Kind.COMPUTE:
+        if kind is CostKind.COMPUTE:
             clock = clock + term
         else:
             reduced = largest(reduced, clock) + term
     return largest(clock, reduced)
 
 
-def peak(terms: Iterable[tuple[Kind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
+def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
     """Most memory at any point of the forward or the backward pass; terms as in :func:`makespan`."""
     resident = kept = most = 0.0
     for kind, term in terms:
-        if kind is Kind.RESIDENT:
+        if kind is CostKind.RESIDENT:
             resident = resident + term
-        elif kind is Kind.KEEP:
+        elif kind is CostKind.KEEP:
             kept = kept + term
-        elif kind is Kind.RELEASE:
+        elif kind is CostKind.RELEASE:
             kept = kept - term
         else:
             most = largest(most, kept + term)
@@ -71,16 +71,16 @@ class Term:
     A RELEASE has the very ``of`` of the KEEP that it ends.
     """
 
-    kind: Kind
+    kind: CostKind
     layers: tuple[str, ...]
     of: Callable[..., float]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class CostTerm:
     """A term of time (seconds) or memory (bytes): ``table[choices of variables]``, of none, one or two variables."""
 
-    kind: Kind
+    kind: CostKind
     variables: tuple[int, ...]
     table: Array
 
@@ -90,7 +90,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class AssignmentProblem:
     """Time and memory of every choice of one candidate per variable.
 
     ``sizes`` are the numbers of candidates; ``time`` holds COMPUTE and ALLREDUCE steps in the order in which they
@@ -99,8 +99,8 @@ class Problem:
     """
 
     sizes: tuple[int, ...]
-    time: tuple[Step, ...]
-    memory: tuple[Step, ...]
+    time: tuple[CostTerm, ...]
+    memory: tuple[CostTerm, ...]
 
     def times(self, choices: Choices) -> Array:
         """Seconds per training step; ``choices`` has shape (..., variables), the result (...)."""
@@ -208,37 +208,37 @@ class Sums:
         )
 
 
-def time_rows(kinds: Sequence[Kind]) -> Array:
+def time_rows(kinds: Sequence[CostKind]) -> Array:
     """Which steps each sum of time adds: computing before an allreduce and all allreduces from it on, or computing."""
     # Allreduce k starts when compute has got to it and its forerunners are done: max over k of T(k) + all from k on.
-    computes = np.array([kind is Kind.COMPUTE for kind in kinds], dtype=bool)
+    computes = np.array([kind is CostKind.COMPUTE for kind in kinds], dtype=bool)
     when = np.arange(len(kinds))
     starts = when[~computes][:, None]
     rows = np.where(computes, when < starts, when >= starts)
     return np.concatenate([rows, computes[None]]).astype(np.float64)
 
 
-def memory_rows(steps: Sequence[Step]) -> Array:
+def memory_rows(steps: Sequence[CostTerm]) -> Array:
     """Which steps each sum of memory adds: residents, all kept at a transient, and it; or residents and what stays."""
     residents, keeps, transients = (
         np.array([step.kind is which for step in steps], dtype=bool)
-        for which in (Kind.RESIDENT, Kind.KEEP, Kind.TRANSIENT)
+        for which in (CostKind.RESIDENT, CostKind.KEEP, CostKind.TRANSIENT)
     )
     when = np.arange(len(steps))
     ends = np.full(len(steps), len(steps))
     # By identity: two layers of one shape have equal tables, but each RELEASE ends its own KEEP.
-    kept = {id(step.table): index for index, step in enumerate(steps) if step.kind is Kind.KEEP}
+    kept = {id(step.table): index for index, step in enumerate(steps) if step.kind is CostKind.KEEP}
     for index, step in enumerate(steps):
-        if step.kind is Kind.RELEASE:
+        if step.kind is CostKind.RELEASE:
             ends[kept[id(step.table)]] = index
     peaks = when[transients][:, None]
     rows = residents | (keeps & (when < peaks) & (peaks < ends)) | (when == peaks)
     return np.concatenate([rows, (residents | (keeps & (ends == len(steps))))[None]]).astype(np.float64)
 
 
-def unrolled(sizes: tuple[int, ...], steps: Sequence[Step], rows: Array) -> Sums:
+def unrolled(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> Sums:
     """Sums of ``steps``: without zero terms, without rows that others contain, and with equal terms added up."""
-    alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not Kind.RELEASE]
+    alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not CostKind.RELEASE]
     rows = largest(rows[:, alive])
     merged: dict[tuple[tuple[int, ...], bytes], Array] = {}
     columns: dict[tuple[tuple[int, ...], bytes], Array] = {}
@@ -263,7 +263,7 @@ def largest(rows: Array) -> Array:
     return kept
 
 
-def in_order(step: Step) -> tuple[tuple[int, ...], Array]:
+def in_order(step: CostTerm) -> tuple[tuple[int, ...], Array]:
     """Variables of a term, each once and ascending, and its table in that order."""
     if len(step.variables) < 2:
         return step.variables, step.table
@@ -274,5 +274,5 @@ def in_order(step: Step) -> tuple[tuple[int, ...], Array]:
 
 
 def one(choices: Sequence[int]) -> Choices:
-    """Indices of one strategy as an array that :meth:`Problem.times` takes."""
+    """Indices of one strategy as an array that :meth:`AssignmentProblem.times` takes."""
     return np.asarray(choices, dtype=np.int64)

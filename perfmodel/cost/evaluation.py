@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate, resolve
-from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step, Term, makespan, peak
-from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, Term, makespan, peak
+from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.cost.operation_work import registered, unknown
 from distconv.perfmodel.cost.step_memory import lasting_bytes, memory_terms
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
@@ -80,7 +80,7 @@ class Model:
     def __init__(self, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> None:
         self.graph = graph
         self.ranks = ranks
-        self.costs = Costs(machine, ranks, settings)
+        self.costs = OperationCosts(machine, ranks, settings)
         self.per_node = machine.ranks_per_node
         self.time = tuple(self._steps())
 
@@ -107,25 +107,25 @@ class Model:
         operations = (op for op in self.graph.operations if not op.view)
         return any(self.costs.is_estimated(op, self.parts(strategy[op.layer])) for op in operations)
 
-    def parts(self, candidate: Candidate) -> Parts:
+    def parts(self, candidate: Candidate) -> AxisParts:
         """The grid that a candidate stands for."""
-        return Parts.of(candidate, self.ranks, self.per_node)
+        return AxisParts.of(candidate, self.ranks, self.per_node)
 
     def _steps(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
-        reduce = Kind.ALLREDUCE if costs.overlap_allreduce else Kind.COMPUTE
+        reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
-        def term(kind: Kind, op: Operation, what: str) -> Term:
+        def term(kind: CostKind, op: Operation, what: str) -> Term:
             return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
 
         for op in graph.operations:  # [1]
             if op.parameters:
-                yield term(Kind.COMPUTE, op, "update")
+                yield term(CostKind.COMPUTE, op, "update")
         for op in graph.operations:  # [2]
             yield from self._shuffles(op, backward=False)
-            yield term(Kind.COMPUTE, op, "forward")
+            yield term(CostKind.COMPUTE, op, "forward")
         for op in reversed(graph.operations):  # [3]
-            yield term(Kind.COMPUTE, op, "backward")
+            yield term(CostKind.COMPUTE, op, "backward")
             if op.parameters:
                 yield term(reduce, op, "bpa")
             yield from self._shuffles(op, backward=True)
@@ -136,62 +136,62 @@ class Model:
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
             if backward:
-                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
+                yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
             else:
-                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
+                yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
 
-    def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> Problem:
+    def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> AssignmentProblem:
         """Tables over ``candidates``, with a variable for each layer in the order of the mapping."""
         grids = {name: [self.parts(c) for c in options] for name, options in candidates.items()}
         index = {name: variable for variable, name in enumerate(grids)}
-        return Problem(
+        return AssignmentProblem(
             tuple(len(options) for options in grids.values()),
             tuple(_merged(self._table(term, grids, index) for term in self.time)),
             tuple(self._shared_tables(grids, index)),
         )
 
-    def _shared_tables(self, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Iterator[Step]:
+    def _shared_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Steps of memory; what is released has the table with which it was kept."""
-        kept: dict[int, Step] = {}
+        kept: dict[int, CostTerm] = {}
         for term in self.memory:
             shared = kept.get(id(term.of))
             step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.of)] = step
-            yield Step(term.kind, step.variables, step.table)
+            yield CostTerm(term.kind, step.variables, step.table)
 
     @staticmethod
-    def _table(term: Term, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Step:
+    def _table(term: Term, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> CostTerm:
         variables = tuple(index[name] for name in term.layers)
         if not variables:
-            return Step(term.kind, (), np.asarray(term.of(), dtype=np.float64))
+            return CostTerm(term.kind, (), np.asarray(term.of(), dtype=np.float64))
         if len(variables) == 1:
             (only,) = term.layers
-            return Step(term.kind, variables, np.array([term.of(parts) for parts in grids[only]]))
+            return CostTerm(term.kind, variables, np.array([term.of(parts) for parts in grids[only]]))
         u, v = term.layers
-        return Step(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
+        return CostTerm(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
 
     def value(self, strategy: Assignment) -> tuple[float, float]:
         """Seconds and bytes of one strategy."""
         grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
 
-        def terms(steps: tuple[Term, ...]) -> Iterator[tuple[Kind, float]]:
+        def terms(steps: tuple[Term, ...]) -> Iterator[tuple[CostKind, float]]:
             return ((term.kind, term.of(*[grids[name] for name in term.layers])) for term in steps)
 
         return float(makespan(terms(self.time), max)), float(peak(terms(self.memory), max))
 
 
-def _merged(steps: Iterator[Step]) -> Iterator[Step]:
+def _merged(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
     """Computation between two allreduces has no order: terms of the same layers become one."""
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
-        if step.kind is Kind.COMPUTE:
+        if step.kind is CostKind.COMPUTE:
             earlier = sums.get(step.variables)
             sums[step.variables] = step.table if earlier is None else earlier + step.table
             continue
-        yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
+        yield from (CostTerm(CostKind.COMPUTE, variables, table) for variables, table in sums.items())
         sums.clear()
         yield step
-    yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
+    yield from (CostTerm(CostKind.COMPUTE, variables, table) for variables, table in sums.items())
 
 
 def evaluate(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo, local_shape, redistribution
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo, local_shape, redistribution
 from distconv.perfmodel.cost.operation_work import LocalCall, Work, local_call, work
 from distconv.perfmodel.graph.graph import Operation, Value
 from distconv.perfmodel.machine.distributed_gemm import GemmTime, distributed_gemm
@@ -52,7 +52,7 @@ class OperationCost:
     backward: float
 
 
-class Costs:
+class OperationCosts:
     """Costs of operations on ``ranks`` ranks of a machine, each worked out once."""
 
     def __init__(self, machine: Machine, ranks: int, settings: Settings) -> None:
@@ -62,8 +62,8 @@ class Costs:
         self.overlap_halo = machine.overlap.halo if settings.overlap is None else settings.overlap
         self.overlap_allreduce = machine.overlap.allreduce if settings.overlap is None else settings.overlap
         self._here = machine.computing(ranks)
-        self._operations: dict[tuple[Operation, Parts], OperationCost] = {}
-        self._shuffles: dict[tuple[tuple[int, ...], int, Parts, Parts], float] = {}
+        self._operations: dict[tuple[Operation, AxisParts], OperationCost] = {}
+        self._shuffles: dict[tuple[tuple[int, ...], int, AxisParts, AxisParts], float] = {}
 
     def compute(self, call: LocalCall, phase: str, share: float = 1.0, pieces: int = 1) -> float:
         """Seconds of a ``share`` of an operation, as so many kernels side by side.
@@ -80,7 +80,7 @@ class Costs:
         flops, nbytes, elements = (share * figure for figure in (amount.flops, amount.bytes, amount.elements))
         return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
 
-    def is_estimated(self, op: Operation, parts: Parts) -> bool:
+    def is_estimated(self, op: Operation, parts: AxisParts) -> bool:
         """Return True if the machine has measured times, but none of ``op``, a layer with weights, on this grid."""
         table = self._here.table
         if not table or not op.parameters:
@@ -95,14 +95,14 @@ class Costs:
         once = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
         return once + (amount.kernels - 1) * roofline.kernel_s
 
-    def operation(self, op: Operation, parts: Parts) -> OperationCost:
+    def operation(self, op: Operation, parts: AxisParts) -> OperationCost:
         """What ``op`` costs on the grid ``parts``."""
         cost = self._operations.get((op, parts))
         if cost is None:
             cost = self._operations[op, parts] = self._operation(op, parts)
         return cost
 
-    def _operation(self, op: Operation, parts: Parts) -> OperationCost:
+    def _operation(self, op: Operation, parts: AxisParts) -> OperationCost:
         call = local_call(op, parts)
         fp, bpx, bpw = (self.compute(call, phase) for phase in ("forward", "input", "weight"))
         exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
@@ -149,12 +149,12 @@ class Costs:
         return min(whole + max(weight, exchange), pieces)
 
     def _in_pieces(self, call: LocalCall) -> bool:
-        """Whether something hides an exchange: convolutions alone compute what they have before the rest is there."""
+        """Return True if an exchange is hidden: only convolutions compute before all of their input has arrived."""
         return self.overlap_halo and call.pieces is not None
 
     # -- communication of one operation -------------------------------------------------------------------------------
 
-    def _halo(self, op: Operation, call: LocalCall, parts: Parts) -> float:
+    def _halo(self, op: Operation, call: LocalCall, parts: AxisParts) -> float:
         """Seconds of a halo exchange: SR for each neighbour (V-A), with packing and putting in place."""
         widths = dict(self._widths(op, parts))
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
@@ -171,7 +171,7 @@ class Costs:
                 total += messages * 4.0 * size / self._here.roofline.bytes_per_s
         return total
 
-    def _strips(self, op: Operation, call: LocalCall, parts: Parts) -> list[list[float]]:
+    def _strips(self, op: Operation, call: LocalCall, parts: AxisParts) -> list[list[float]]:
         """The share of the block that waits for the halo of each side, for each split dimension."""
         strips = []
         for dim, widths in self._widths(op, parts):
@@ -179,7 +179,7 @@ class Costs:
             strips.append([math.ceil(width * out / rows) / out for width in widths if width])
         return strips
 
-    def _widths(self, op: Operation, parts: Parts) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _widths(self, op: Operation, parts: AxisParts) -> Iterator[tuple[int, tuple[int, int]]]:
         """Split spatial dimensions with the rows needed below and above a block, where there are any."""
         if op.kind in ("interpolate", "upsample"):
             window_free = (1, 1) if op.kwargs.get("mode", "nearest") != "nearest" else (0, 0)
@@ -196,7 +196,7 @@ class Costs:
             if any(widths):
                 yield dim, widths
 
-    def _channels(self, op: Operation, call: LocalCall, parts: Parts) -> GemmTime:
+    def _channels(self, op: Operation, call: LocalCall, parts: AxisParts) -> GemmTime:
         """Gathering the channels that are needed, and summing shares at their owners (III-D)."""
         own = local_shape(op.x.shape, parts)
         if call.split is None or (call.split.blocks == 1 and math.prod(call.inputs[0]) <= math.prod(own)):
@@ -207,7 +207,7 @@ class Costs:
         more = self._here.roofline.exchange_s
         return GemmTime(*(time + more if time else 0.0 for time in astuple(gemm)))
 
-    def _sync(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
+    def _sync(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
         """Reductions that computation waits for, forward and backward."""
         split = [axis for axis in axes_of(op.x.shape) if axis and parts.along(axis) > 1]
         if op.kind == "batch_norm":
@@ -228,10 +228,10 @@ class Costs:
             return self.machine.allgather(parts.group(lost), size) + more, 0.0
         return self._allreduce(parts, lost, size) + more, 0.0
 
-    def _allreduce(self, parts: Parts, axes: list[str], size: float) -> float:
+    def _allreduce(self, parts: AxisParts, axes: list[str], size: float) -> float:
         return self.machine.allreduce(parts.group(axes), size) if axes else 0.0
 
-    def _parameters(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
+    def _parameters(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
         """BPa, the sum of the gradients over the ranks that split the work, and the optimizer's update."""
         size = self.parameter_bytes(op, call)
         if not size:
@@ -246,7 +246,7 @@ class Costs:
         summed = sum(constant.trained for constant in op.constants) if axes else 0
         return self._allreduce(parts, axes, size) + summed * self._here.roofline.gradient_s, update
 
-    def updaters(self, call: LocalCall, parts: Parts) -> int:
+    def updaters(self, call: LocalCall, parts: AxisParts) -> int:
         """Ranks that share the optimizer's work on the same parameters, and their state."""
         return parts.ranks if self.settings.shard_optimizer and call.split is None else 1
 
@@ -262,7 +262,7 @@ class Costs:
 
     # -- redistribution -----------------------------------------------------------------------------------------------
 
-    def shuffle(self, value: Value, source: Parts, target: Parts) -> float:
+    def shuffle(self, value: Value, source: AxisParts, target: AxisParts) -> float:
         """Seconds to bring a tensor from one grid to another (III-C, V-B)."""
         if source == target:
             return 0.0
@@ -272,7 +272,7 @@ class Costs:
             time = self._shuffles[key] = self._shuffle(value, source, target)
         return time
 
-    def _shuffle(self, value: Value, source: Parts, target: Parts) -> float:
+    def _shuffle(self, value: Value, source: AxisParts, target: AxisParts) -> float:
         moved = redistribution(value.shape, source, target)
         near, far = moved.near * value.itemsize, moved.far * value.itemsize
         if not near + far:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from distconv.dispatch import rule_of
 from distconv.errors import ShapeError
 from distconv.parameters.channel_split import ChannelSplit, channel_split, linear_axes
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape
 from distconv.perfmodel.cost.convolution_pieces import Pieces, pieces_of
 from distconv.perfmodel.graph.graph import LayerGraph, Operation, Value
 
@@ -75,7 +75,7 @@ def _x(shape: Shape) -> str:
 
 
 @lru_cache(maxsize=1 << 17)
-def local_call(op: Operation, parts: Parts) -> LocalCall:
+def local_call(op: Operation, parts: AxisParts) -> LocalCall:
     """The largest piece of ``op`` that a rank of the grid ``parts`` computes."""
     inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
     outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
@@ -141,7 +141,7 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
 
 
 def divides(op: Operation, parts: int) -> bool:
-    """Whether the groups of a deciding operation divide over ``parts`` ranks."""
+    """Return True if the groups of a deciding operation divide over ``parts`` ranks."""
     try:
         channel_layout(op, parts)
     except ShapeError:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
@@ -54,12 +54,12 @@ class ProcessMemory:
         return self.tensors + self.libraries + self.convolutions + self.holes
 
     def fits(self, limit: float) -> bool:
-        """Whether ``limit`` bytes are enough, with ``MARGIN`` to spare."""
+        """Return True if ``limit`` bytes are enough, with ``MARGIN`` to spare."""
         return (1 + MARGIN) * self.total <= limit
 
 
 def process_memory(
-    graph: LayerGraph, grids: Mapping[str, Parts], prediction: Prediction, packages: float = 0.0
+    graph: LayerGraph, grids: Mapping[str, AxisParts], prediction: Prediction, packages: float = 0.0
 ) -> ProcessMemory:
     """Of the process of a rank for which :func:`.evaluate` predicts this over the ``grids``.
 
@@ -81,7 +81,7 @@ def _convolves(op: Operation) -> bool:
 
 
 def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
-    """Whether torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
+    """Return True if torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
 
     One sample of few elements is not, nor float64; of volumes torch counts all extents but the last, so that
     few can be many.

@@ -17,42 +17,42 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from distconv.dispatch import has_operator
-from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
-from distconv.perfmodel.cost.cost_tables import Kind, Term
-from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape
+from distconv.perfmodel.cost.cost_tables import CostKind, Term
+from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph, Operation, Value
 
 
-def memory_terms(graph: LayerGraph, costs: Costs) -> Iterator[Term]:
+def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
     """The terms of ``graph``, in the order of its forward pass."""
     for op in graph.operations:
-        yield Term(Kind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
+        yield Term(CostKind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
     workspace = costs.settings.workspace
-    yield Term(Kind.RESIDENT, (), lambda: workspace)
+    yield Term(CostKind.RESIDENT, (), lambda: workspace)
     if costs.settings.memory_model == "keep-all":
         yield from _keep_all(graph)
     else:
         yield from _autograd(graph)
 
 
-def block_bytes(value: Value, parts: Parts) -> float:
+def block_bytes(value: Value, parts: AxisParts) -> float:
     """Bytes of the largest block of ``value``."""
     return float(math.prod(local_shape(value.shape, parts)) * value.itemsize)
 
 
-def lasting_bytes(op: Operation, costs: Costs, parts: Parts) -> float:
+def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
     """Weights and the optimizer's state: what is never freed."""
     call = local_call(op, parts)
     return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.updaters(call, parts))
 
 
-def _state(op: Operation, costs: Costs, parts: Parts) -> float:
+def _state(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
     """What lasts, and gradients."""
     return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
 
 
-def _received(op: Operation, parts: Parts) -> float:
+def _received(op: Operation, parts: AxisParts) -> float:
     """Ghosts and channels that come with the input: what it computes from beyond what it owns."""
     extents = list(local_call(op, parts).inputs[0])
     own = math.prod(local_shape(op.x.shape, parts))
@@ -72,8 +72,8 @@ def _moved(graph: LayerGraph, op: Operation) -> Iterator[tuple[str, Value]]:
             yield layer, value
 
 
-def _copy(value: Value, copies: int) -> Callable[[Parts, Parts], float]:
-    def size(source: Parts, target: Parts) -> float:
+def _copy(value: Value, copies: int) -> Callable[[AxisParts, AxisParts], float]:
+    def size(source: AxisParts, target: AxisParts) -> float:
         return 0.0 if source == target else copies * block_bytes(value, target)
 
     return size
@@ -81,33 +81,33 @@ def _copy(value: Value, copies: int) -> Callable[[Parts, Parts], float]:
 
 def _keep_all(graph: LayerGraph) -> Iterator[Term]:
     x = graph.operations[0].x
-    yield Term(Kind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
+    yield Term(CostKind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
     for op in graph.operations:
         if not op.view:
             for value in op.outputs:
-                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
-        yield Term(Kind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
+                yield Term(CostKind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
+        yield Term(CostKind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
         for layer, value in _moved(graph, op):
-            yield Term(Kind.KEEP, (layer, op.layer), _copy(value, 2))
+            yield Term(CostKind.KEEP, (layer, op.layer), _copy(value, 2))
 
 
 def _autograd(graph: LayerGraph) -> Iterator[Term]:
-    kept = _Kept(graph)
+    kept = _SavedTensors(graph)
     lasts = _last_uses(graph)
     waiting: dict[int, list[Term]] = {}
     for op in graph.operations:
         yield from waiting.pop(op.index, [])
         yield from kept.terms(op)
-        yield Term(Kind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
+        yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
         for layer, value in _moved(graph, op):
-            yield Term(Kind.TRANSIENT, (layer, op.layer), _copy(value, 2))
+            yield Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
                 # Its error signal (or itself, where it is not saved) is there until that last operation.
                 layers, size = (op.layer,), partial(block_bytes, value)
-                waiting.setdefault(last, []).append(Term(Kind.RELEASE, layers, size))
-                yield Term(Kind.KEEP, layers, size)
+                waiting.setdefault(last, []).append(Term(CostKind.RELEASE, layers, size))
+                yield Term(CostKind.KEEP, layers, size)
 
 
 def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
@@ -115,7 +115,7 @@ def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
     return {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
 
 
-def _working(op: Operation, parts: Parts) -> float:
+def _working(op: Operation, parts: AxisParts) -> float:
     """What is there while ``op`` runs: its inputs and outputs, or in the backward pass their error signals."""
     call = local_call(op, parts)
     inputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.inputs, op.inputs, strict=True))
@@ -123,7 +123,7 @@ def _working(op: Operation, parts: Parts) -> float:
     return float(0 if op.view else outputs + (0 if op.in_place else inputs))
 
 
-class _Kept:
+class _SavedTensors:
     """Which operation's distribution each saved tensor has; each is counted once."""
 
     def __init__(self, graph: LayerGraph) -> None:
@@ -136,20 +136,20 @@ class _Kept:
 
     def terms(self, op: Operation) -> Iterator[Term]:
         """What ``op`` is the first to save."""
-        yield Term(Kind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
+        yield Term(CostKind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
         for value in op.saved:
             maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
             if (value.storage, op.layer) in self.counted:
                 continue
             self.counted.add((value.storage, op.layer))
             if maker != op.layer and (value.storage, maker) in self.counted:
-                yield Term(Kind.KEEP, (maker, op.layer), _copy(value, 1))
+                yield Term(CostKind.KEEP, (maker, op.layer), _copy(value, 1))
             else:
                 # Saved where it is used: as it was made, or as the copy that was moved there.
-                yield Term(Kind.KEEP, (op.layer,), partial(self._size, op, value))
+                yield Term(CostKind.KEEP, (op.layer,), partial(self._size, op, value))
 
     @staticmethod
-    def _size(op: Operation, value: Value, parts: Parts) -> float:
+    def _size(op: Operation, value: Value, parts: AxisParts) -> float:
         return block_bytes(value, parts) if has_operator(op.function) else float(value.elements * value.itemsize)
 
     @staticmethod

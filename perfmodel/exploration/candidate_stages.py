@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.closed_forms import SCHEDULES, in_flight, minibatch_time
@@ -63,7 +63,7 @@ def whole(positions: Sequence[float], size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ExplorationContext:
     """A micro-batch's ``profile`` on ``devices`` of a machine, each with its memory.
 
     With a ``width`` above 1 what is called a device is so many ranks, among which ``plan`` distributes the layers.
@@ -124,7 +124,7 @@ class Setting:
 class Stages:
     """``replicas`` pipelines of ``count`` stages that share ``microbatches`` micro-batches."""
 
-    setting: Setting
+    setting: ExplorationContext
     schedule: str
     count: int
     replicas: int
@@ -216,7 +216,7 @@ class Stages:
             return 0.0
         machine, terms = self.setting.machine, self.setting.terms
         per_node = machine.ranks_per_node // (self.count * self.setting.width)
-        group = Group(self.replicas, max(1, min(self.replicas, per_node)))
+        group = RankGroup(self.replicas, max(1, min(self.replicas, per_node)))
         before, longest = 0.0, 0.0
         for index, (first, last) in enumerate(pairwise(self.edges(positions))):
             own = backward[index] if machine.overlap.allreduce else 0.0

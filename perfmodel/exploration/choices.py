@@ -14,7 +14,7 @@ class ExplorationError(DistconvError, ValueError):
 
 
 @dataclass(frozen=True)
-class Costs:
+class StageCosts:
     """Seconds of a micro-batch forward and backward on each stage, between stages, and of each stage's update.
 
     Of the first pipeline where there are several; what ``distconv.pipeline.simulate`` takes.
@@ -43,7 +43,7 @@ class Choice:
     time: float
     memory: tuple[float, ...]
     fits: bool
-    costs: Costs
+    costs: StageCosts
     width: int = 1
     plan: Plan | None = None
     estimated: bool = False

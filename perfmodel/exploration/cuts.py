@@ -19,7 +19,7 @@ import numpy as np
 
 from distconv.perfmodel.exploration.candidate_stages import Stages, whole
 from distconv.perfmodel.stages.dynamic_program import Move, chain, cheapest
-from distconv.perfmodel.stages.stage_costs import Array, Stage
+from distconv.perfmodel.stages.stage_costs import Array, StageRange
 
 PRICES = (0.0, 0.5, 1.0, 2.0)
 
@@ -72,7 +72,7 @@ def _moves(stages: Stages) -> list[Move]:
     return chain([(1,)] * stages.count)
 
 
-def _cuts(chosen: Sequence[Stage] | None) -> list[int] | None:
+def _cuts(chosen: Sequence[StageRange] | None) -> list[int] | None:
     return None if chosen is None else [int(stage.first) for stage in chosen[1:]]
 
 

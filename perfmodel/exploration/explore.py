@@ -20,8 +20,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from distconv.parameters.channel_split import divisors
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
-from distconv.perfmodel.exploration.choices import Choice, Costs, Exploration, ExplorationError
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, Overheads, Stages, whole
+from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError, StageCosts
 from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
@@ -107,7 +107,9 @@ def explore(
             now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
-            setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated)
+            setting = ExplorationContext(
+                now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated
+            )
             choices += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
     return _explored(choices, setting, batch)
@@ -138,7 +140,7 @@ def _on_ranks(
     return predicted_profile(profiled, machine, plan, width), plan, estimated
 
 
-def _explored(choices: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
+def _explored(choices: Sequence[Choice], setting: ExplorationContext, batch: int) -> Exploration:
     total = setting.ranks
     question = f"{batch} samples on {total} devices of {setting.machine.name}"
     if not choices:
@@ -163,7 +165,7 @@ def _order(choice: Choice) -> tuple[bool, bool, float, float]:
 
 
 def _choices(
-    setting: Setting, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
+    setting: ExplorationContext, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
 ) -> Iterator[Choice]:
     total = sum(device.count for device in setting.devices)
     for schedule in schedules if total > 1 else [PARALLEL]:
@@ -212,9 +214,9 @@ def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
     )
 
 
-def _costs(stages: Stages, positions: Sequence[float]) -> Costs:
+def _costs(stages: Stages, positions: Sequence[float]) -> StageCosts:
     forward, backward, transfer = stages.costs(positions, stages.setting.kinds[: stages.count])
-    return Costs(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.updates(positions)))
+    return StageCosts(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.updates(positions)))
 
 
 def _balanced(stages: Stages) -> Sequence[float]:

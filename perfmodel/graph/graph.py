@@ -36,7 +36,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Constant:
+class GraphConstant:
     """A parameter or buffer of the model; ``trained`` if it has a gradient, ``name`` empty if it is neither."""
 
     name: str
@@ -52,7 +52,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Window(Geometry):
+class KernelWindow(Geometry):
     """What a convolution or pooling looks at; ``transposed`` if its outputs look at it."""
 
     transposed: bool = False
@@ -72,7 +72,7 @@ class Operation:
     """One call of a torch function in the forward pass.
 
     ``kind`` is the function's name; ``layer`` the deciding layer whose distribution it has; ``decides`` says that it is
-    that layer. ``args`` and ``kwargs`` are the call's, with a :class:`Value` or :class:`Constant` for each tensor.
+    that layer. ``args`` and ``kwargs`` are the call's, with a :class:`Value` or :class:`GraphConstant` for each tensor.
     ``saved`` are the tensors that autograd keeps for its backward pass. ``in_place`` and ``view`` say that its result
     is its input, or shares its memory.
     """
@@ -86,16 +86,16 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     inputs: tuple[Value, ...]
-    constants: tuple[Constant, ...]
+    constants: tuple[GraphConstant, ...]
     outputs: tuple[Value, ...]
     saved: tuple[Value, ...]
     in_place: bool
     view: bool
-    window: Window | None = None
+    window: KernelWindow | None = None
     groups: int = 1
 
     @property
-    def parameters(self) -> tuple[Constant, ...]:
+    def parameters(self) -> tuple[GraphConstant, ...]:
         """What it is trained on."""
         return tuple(constant for constant in self.constants if constant.trained)
 

@@ -34,7 +34,7 @@ def module_calls(
             hook.remove()
 
 
-class Recorder(TorchFunctionMode):
+class FunctionRecorder(TorchFunctionMode):
     """A mode that sees the calls of torch functions, and knows in which module they are."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from distconv.dispatch import has_operator, python_body
 from distconv.errors import DistconvError
-from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation, Value, Window
-from distconv.perfmodel.graph.recorder import Recorder
+from distconv.perfmodel.graph.graph import INPUT, GraphConstant, KernelWindow, LayerGraph, Operation, Value
+from distconv.perfmodel.graph.recorder import FunctionRecorder
 from distconv.plan import is_plannable_layer
 
 
@@ -42,7 +42,7 @@ def trace(
     state |= {name: _meta(b, False) for name, b in model.named_buffers()}
     floating = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     inputs = [torch.empty(shape, dtype=floating, device="meta") for shape in shapes]
-    recorder = _Recorder(state, inputs)
+    recorder = _CallRecorder(state, inputs)
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
@@ -90,7 +90,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return parameters
 
 
-class _Recorder(Recorder):
+class _CallRecorder(FunctionRecorder):
     """Notes each call of a torch function that makes a tensor from the network's input."""
 
     def __init__(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -136,13 +136,15 @@ class _Recorder(Recorder):
             )
         return result
 
-    def _described(self, tensor: torch.Tensor) -> Value | Constant:
+    def _described(self, tensor: torch.Tensor) -> Value | GraphConstant:
         value = self.values.get(id(tensor))
         if value is not None:
             return value
         name = self.constants.get(id(tensor), "")
         self.kept.append(tensor)
-        return Constant(name, tuple(tensor.shape), tensor.itemsize, _dtype(tensor), bool(name) and tensor.requires_grad)
+        return GraphConstant(
+            name, tuple(tensor.shape), tensor.itemsize, _dtype(tensor), bool(name) and tensor.requires_grad
+        )
 
     def _value(self, tensor: torch.Tensor, producer: int) -> Value:
         storage = self.storages.setdefault(tensor.untyped_storage()._cdata, len(self.storages))
@@ -188,7 +190,7 @@ class _Recorder(Recorder):
                 args=described[0],
                 kwargs=described[1],
                 inputs=inputs,
-                constants=tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, Constant))),
+                constants=tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, GraphConstant))),
                 outputs=outputs,
                 saved=tuple(
                     self._value(t, index) for t in saved if t.untyped_storage()._cdata not in self.constant_storages
@@ -200,7 +202,7 @@ class _Recorder(Recorder):
             )
         )
 
-    def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, Window | None, int]:
+    def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, KernelWindow | None, int]:
         """The layer that this call is, if it is one that decides; what it looks at; its groups."""
         window, groups = _window(kind, *described)
         inner = self.running[-1] if self.running else ("", None)
@@ -236,7 +238,7 @@ _ORDER = {
 }
 
 
-def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Window | None, int]:
+def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[KernelWindow | None, int]:
     if kind in _CONVOLUTIONS:
         dims, transposed = _CONVOLUTIONS[kind], "transpose" in kind
         given = _named(_ORDER["transposed" if transposed else "convolution"], args, kwargs)
@@ -246,7 +248,7 @@ def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
         if isinstance(padding, str):
             same = tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
             padding = same if padding == "same" else (0,) * dims
-        return Window(
+        return KernelWindow(
             kernel,
             _each(given.get("stride"), dims, (1,) * dims),
             _each(padding, dims, (0,) * dims),
@@ -257,7 +259,7 @@ def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
         dims = _POOLS[kind]
         given = _named(_ORDER[kind.split("_")[0]], args, kwargs)
         kernel = _each(given["kernel_size"], dims, (1,) * dims)
-        return Window(
+        return KernelWindow(
             kernel,
             _each(given.get("stride"), dims, kernel),
             _each(given.get("padding"), dims, (0,) * dims),
@@ -278,7 +280,7 @@ def _each(value: Any, dims: int, default: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(value) if len(value) == dims else tuple(value) * dims
 
 
-def _unique(items: Iterable[Constant]) -> list[Constant]:
+def _unique(items: Iterable[GraphConstant]) -> list[GraphConstant]:
     return list(dict.fromkeys(items))
 
 
@@ -286,7 +288,7 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _Recorder) -> LayerGraph:
+def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _CallRecorder) -> LayerGraph:
     """What was recorded, with the layer whose distribution each operation has: for the input the first by modules."""
     ran = set(recorder.deciding)
     first = next(name for name, _ in model.named_modules() if name in ran)

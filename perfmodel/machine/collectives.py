@@ -19,7 +19,7 @@ SUM_PASSES = 3
 
 
 @dataclass(frozen=True)
-class Level:
+class LinkLevel:
     """``ranks`` ranks, any two of which are joined by ``link``; ``gamma`` in seconds per byte that a rank sums up."""
 
     ranks: int
@@ -37,7 +37,7 @@ class Level:
 
     @property
     def is_power(self) -> bool:
-        """Whether p is a power of two."""
+        """True if p is a power of two."""
         return self.ranks == 1 << self.power
 
     @property
@@ -46,16 +46,16 @@ class Level:
         return (self.ranks - 1) / self.ranks
 
 
-Algorithm = Callable[[Level, float], float]
+Algorithm = Callable[[LinkLevel, float], float]
 
 
 def _folded(algorithm: Algorithm) -> Algorithm:
     """``algorithm`` for any p: ranks above a power of two hand in all they have first and receive all last."""
 
-    def any_ranks(level: Level, n: float) -> float:
+    def any_ranks(level: LinkLevel, n: float) -> float:
         if level.is_power:
             return algorithm(level, n)
-        return algorithm(Level(1 << level.power, level.link, level.gamma), n) + level.steps(2, 2 * n, n)
+        return algorithm(LinkLevel(1 << level.power, level.link, level.gamma), n) + level.steps(2, 2 * n, n)
 
     return any_ranks
 
@@ -64,18 +64,18 @@ def _folded(algorithm: Algorithm) -> Algorithm:
 
 
 @_folded
-def allreduce_recursive_doubling(level: Level, n: float) -> float:
+def allreduce_recursive_doubling(level: LinkLevel, n: float) -> float:
     """Everything is exchanged with a partner lg p times: the fewest messages."""
     return level.steps(level.power, level.power * n, level.power * n)
 
 
 @_folded
-def allreduce_rabenseifner(level: Level, n: float) -> float:
+def allreduce_rabenseifner(level: LinkLevel, n: float) -> float:
     """Reduce-scatter by recursive halving, then allgather by recursive doubling."""
     return level.steps(2 * level.power, 2 * level.others * n, level.others * n)
 
 
-def allreduce_ring(level: Level, n: float) -> float:
+def allreduce_ring(level: LinkLevel, n: float) -> float:
     """Reduce-scatter and allgather around a ring: the fewest bytes for any p."""
     return level.steps(2 * (level.ranks - 1), 2 * level.others * n, level.others * n)
 
@@ -83,14 +83,14 @@ def allreduce_ring(level: Level, n: float) -> float:
 # -- allgather: n bytes on each rank afterwards, n / p before ---------------------------------------------------------
 
 
-def allgather_doubling(level: Level, n: float) -> float:
+def allgather_doubling(level: LinkLevel, n: float) -> float:
     """Recursive doubling; Bruck's algorithm where p is no power of two, which has to put the blocks in order."""
     if level.is_power:
         return level.steps(level.power, level.others * n)
     return level.steps(level.power + 1, level.others * n, n)
 
 
-def allgather_ring(level: Level, n: float) -> float:
+def allgather_ring(level: LinkLevel, n: float) -> float:
     """Blocks travel around a ring, straight to their places."""
     return level.steps(level.ranks - 1, level.others * n)
 
@@ -98,14 +98,14 @@ def allgather_ring(level: Level, n: float) -> float:
 # -- reduce-scatter: n bytes on each rank before, n / p afterwards ----------------------------------------------------
 
 
-def reduce_scatter_halving(level: Level, n: float) -> float:
+def reduce_scatter_halving(level: LinkLevel, n: float) -> float:
     """Recursive halving; ranks above a power of two hand in all they have first and receive their block last."""
     if level.is_power:
         return level.steps(level.power, level.others * n, level.others * n)
     return level.steps(level.power + 2, 2 * n, (1 + level.others) * n)
 
 
-def reduce_scatter_pairwise(level: Level, n: float) -> float:
+def reduce_scatter_pairwise(level: LinkLevel, n: float) -> float:
     """Each rank sends each other one its block."""
     return level.steps(level.ranks - 1, level.others * n, level.others * n)
 
@@ -114,7 +114,7 @@ def reduce_scatter_pairwise(level: Level, n: float) -> float:
 
 
 def _cheapest(*algorithms: Algorithm) -> Algorithm:
-    def chosen(level: Level, n: float) -> float:
+    def chosen(level: LinkLevel, n: float) -> float:
         return min(algorithm(level, n) for algorithm in algorithms) if level.ranks > 1 and n else 0.0
 
     return chosen
@@ -133,13 +133,13 @@ class Levels:
     node, ``across`` one rank of each node: as many such sets as there are ranks on a node work side by side.
     """
 
-    flat: Level
-    node: Level
-    across: Level
+    flat: LinkLevel
+    node: LinkLevel
+    across: LinkLevel
 
     @property
     def nested(self) -> bool:
-        """Whether there are two kinds of links to choose between."""
+        """True if there are two kinds of links to choose between."""
         return self.node.ranks > 1 and self.across.ranks > 1
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from distconv.perfmodel.machine.collectives import SUM_PASSES, messages
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 
 _COPY_PASSES = 2
@@ -22,7 +22,7 @@ class GemmTime:
     sum_dx: float
 
 
-def distributed_gemm(machine: Machine, group: Group, blocks: int, x_bytes: float, y_bytes: float) -> GemmTime:
+def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: float, y_bytes: float) -> GemmTime:
     """Communication of y = x W^T with x and y split over their features (channels) among ``group``, and W in place.
 
     ``x_bytes`` and ``y_bytes`` are the blocks that a rank owns; the channels of x are in ``blocks`` blocks. As

@@ -37,7 +37,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks that communicate: how many, and at most how many of them are on one node.
 
     Raises

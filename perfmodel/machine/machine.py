@@ -37,13 +37,13 @@ from msgspec.structs import asdict, fields
 
 from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
-from distconv.perfmodel.machine.collectives import SUM_PASSES, Level, Levels
-from distconv.perfmodel.machine.links import Group, Link
+from distconv.perfmodel.machine.collectives import SUM_PASSES, Levels, LinkLevel
+from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.machine.units import Bandwidth, Elements, Memory, Quantity, Rate, Time
 from distconv.text_files import File, describe_value, load, parse_yaml
 from distconv.whole_files import write_file
 
-__all__ = ["Compute", "DeviceKind", "Group", "Link", "Machine", "Overlap", "Roofline"]
+__all__ = ["Compute", "DeviceKind", "Link", "Machine", "Overlap", "RankGroup", "Roofline"]
 
 _BUILT_IN = Path(__file__).with_name("builtin")
 
@@ -148,11 +148,11 @@ class Machine:
         """Seconds for two ranks to send each other ``nbytes``; ``across``: they are on different nodes."""
         return (self.network if across else self.node).send(nbytes)
 
-    def allreduce(self, group: Group, nbytes: float) -> float:
+    def allreduce(self, group: RankGroup, nbytes: float) -> float:
         """Seconds to sum ``nbytes`` on each rank over the group; 0 for one rank or no bytes, as in all of these."""
         return collectives.allreduce(self.levels(group), nbytes)
 
-    def allgather(self, group: Group, bytes_total: float) -> float:
+    def allgather(self, group: RankGroup, bytes_total: float) -> float:
         """Seconds until each rank has all ``bytes_total``, of which each had its part."""
         return collectives.allgather(self.levels(group), bytes_total)
 
@@ -182,15 +182,15 @@ class Machine:
         kind = self.kinds[name]
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
-    def levels(self, group: Group) -> Levels:
+    def levels(self, group: RankGroup) -> Levels:
         """The group as collectives see it."""
         near = min(group.ranks, group.per_node)
         gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
         link = self.node if group.nodes == 1 else self.network
         return Levels(
-            flat=Level(group.ranks, link, gamma),
-            node=Level(near, self.node, gamma),
-            across=Level(group.nodes, self.network, gamma),
+            flat=LinkLevel(group.ranks, link, gamma),
+            node=LinkLevel(near, self.node, gamma),
+            across=LinkLevel(group.nodes, self.network, gamma),
         )
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Machine:
                     f"machine {describe_value(str(path))}: no built-in machine has this name "
                     f"({', '.join(built_in())}). Pass one of them, or the path of a file, such as ./machine.yaml"
                 )
-        return _machine(load(path, _File, "machine", MachineError, parse_yaml))
+        return _machine(load(path, _MachineFile, "machine", MachineError, parse_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine."""
@@ -277,12 +277,12 @@ class _Compute(File, omit_defaults=True, rename=_KEYS):
     table: dict[str, _Seconds] = msgspec.field(default_factory=dict)
 
 
-class _Kind(File, rename=_KEYS):
+class _DeviceKind(File, rename=_KEYS):
     memory_bytes: Memory
     roofline: _Roofline
 
 
-class _File(File, omit_defaults=True, rename=_KEYS, kw_only=True):
+class _MachineFile(File, omit_defaults=True, rename=_KEYS, kw_only=True):
     name: _Text
     ranks_per_node: _Count
     memory_bytes: Memory
@@ -290,10 +290,10 @@ class _File(File, omit_defaults=True, rename=_KEYS, kw_only=True):
     links: _Links
     overlap: _Overlap
     compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
-    kinds: dict[str, _Kind] = msgspec.field(default_factory=dict)
+    kinds: dict[str, _DeviceKind] = msgspec.field(default_factory=dict)
 
 
-def _machine(of: _File) -> Machine:
+def _machine(of: _MachineFile) -> Machine:
     return Machine(
         name=of.name,
         ranks_per_node=of.ranks_per_node,
@@ -309,12 +309,12 @@ def _machine(of: _File) -> Machine:
     )
 
 
-def _file(of: Machine) -> _File:
-    names = {field.name: field.encode_name for field in fields(_File)}
+def _file(of: Machine) -> _MachineFile:
+    names = {field.name: field.encode_name for field in fields(_MachineFile)}
     content = {key: of if name == "links" else getattr(of, name) for name, key in names.items()}
     content["compute"] = [replace(each, table={key: float(s) for key, s in each.table.items()}) for each in of.compute]
     try:
-        return msgspec.convert(content, _File, from_attributes=True, dec_hook=_quantity)
+        return msgspec.convert(content, _MachineFile, from_attributes=True, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise MachineError(f"machine {of.name} cannot be written: {error}") from None
 

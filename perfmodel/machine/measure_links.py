@@ -29,7 +29,7 @@ _REPETITIONS = 7
 
 
 @dataclass(frozen=True)
-class Profile:
+class LinkProfile:
     """Links as halo exchanges and as allreduces see them. An allreduce of n bytes takes ``allreduce.send(n)``."""
 
     exchange: Link
@@ -43,8 +43,8 @@ class NetworkProfile:
     The allreduces are over all ranks of a node, and over one rank of each node (all ranks of a node at once).
     """
 
-    node: Profile | None
-    network: Profile | None
+    node: LinkProfile | None
+    network: LinkProfile | None
 
 
 def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> NetworkProfile:
@@ -121,7 +121,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 
 def _profile(
     comm: MPI.Intracomm, reducing: MPI.Intracomm, partners: dict[int, int], device: torch.device | str
-) -> Profile | None:
+) -> LinkProfile | None:
     """Exchanges between ``partners`` (ranks of ``comm``) and allreduces over ``reducing``; None without partners."""
     if not partners:
         return None
@@ -140,7 +140,7 @@ def _profile(
 
         exchanges.append(_seconds(comm, exchange))
         allreduces.append(_seconds(comm, reduce))
-    return Profile(fit_link(SIZES, exchanges), fit_link(SIZES, allreduces))
+    return LinkProfile(fit_link(SIZES, exchanges), fit_link(SIZES, allreduces))
 
 
 def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:

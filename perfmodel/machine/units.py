@@ -37,6 +37,8 @@ class Quantity(float):
         ValueError
             If it is not; the message says what is expected.
 
+        Examples
+        --------
         >>> Time.decode("1.5 us"), Memory.decode("2 GiB")
         (1.5e-06, 2147483648.0)
         """
@@ -56,6 +58,8 @@ class Quantity(float):
         MachineError
             If the value is not positive and finite.
 
+        Examples
+        --------
         >>> Time(1.5e-06).encode(), Bandwidth(12.5e9).encode()
         ('1.5 us', '12.5 GB/s')
         """

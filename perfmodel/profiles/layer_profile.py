@@ -104,6 +104,8 @@ class Profile:
         If there is no layer, a name is there twice, a sum over the layers is no finite number, an edge is there twice
         or leads to an unknown layer, or the edges form a cycle.
 
+    Examples
+    --------
     >>> Profile([Layer("a", 1.0, 2.0, 8, 0), Layer("b", 1.0, 2.0, 8, 4)]).edges
     (('a', 'b'),)
     """
@@ -208,7 +210,7 @@ def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[i
 _Number = Annotated[int | float, msgspec.Meta(description="a number")]
 
 
-class _Layer(File):
+class _LayerEntry(File):
     name: str
     forward_s: _Number
     backward_s: _Number
@@ -216,13 +218,13 @@ class _Layer(File):
     parameter_bytes: _Number
 
 
-class _File(File):
-    layers: list[_Layer]
+class _ProfileFile(File):
+    layers: list[_LayerEntry]
     edges: list[Annotated[tuple[str, str], msgspec.Meta(description="the names of two layers")]]
 
 
 def _from_json(text: str) -> Profile:
-    file = decode(parse_json(text, "profile", ProfileError), _File, "profile", ProfileError)
+    file = decode(parse_json(text, "profile", ProfileError), _ProfileFile, "profile", ProfileError)
     return Profile([Layer(*msgspec.structs.astuple(layer)) for layer in file.layers], file.edges)
 
 

@@ -28,7 +28,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.graph.recorder import Recorder, module_calls
+from distconv.perfmodel.graph.recorder import FunctionRecorder, module_calls
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 
 WARM_UP = 50
@@ -94,7 +94,7 @@ def _timed(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iteratio
     graph.returned(outputs)
     errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
     del outputs
-    clock = _Clock(inputs[0].device)
+    clock = _DeviceClock(inputs[0].device)
     for _ in range(warm_up):
         _step(model, _anew(inputs), errors)
     plain, layered = [], []
@@ -115,7 +115,7 @@ def _anew(inputs: Sequence[Any]) -> Any:
 
 
 def _is_sparse(value: object) -> bool:
-    """Whether it is a tensor of features at coordinates, which this storey knows by nothing else."""
+    """Return True if it is a tensor of features at coordinates, which this storey knows by nothing else."""
     return not isinstance(value, torch.Tensor) and hasattr(value, "coords")
 
 
@@ -142,7 +142,7 @@ def _values(tree: object) -> list[Any]:
 
 
 def _is_layer(name: str, module: torch.nn.Module) -> bool:
-    """Whether it has no modules inside, or parameters of its own."""
+    """Return True if it has no modules inside, or parameters of its own."""
     childless = not any(True for _ in module.children())
     return childless or (bool(name) and any(True for _ in module.parameters(recurse=False)))
 
@@ -150,7 +150,7 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
 # -- what there is to time --------------------------------------------------------------------------------------------
 
 
-class _Graph(Recorder):
+class _Graph(FunctionRecorder):
     """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first.
 
     In a ``sparse`` network integers are coordinates and kernel maps, which are no results of layers.
@@ -243,7 +243,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 # -- the clock --------------------------------------------------------------------------------------------------------
 
 
-class _Clock:
+class _DeviceClock:
     """Time on a device: of a GPU when its queue of kernels gets there, so nothing waits for it in between."""
 
     def __init__(self, device: torch.device) -> None:
@@ -271,7 +271,7 @@ class _Clock:
 class _Intervals:
     """What runs at which time: indices count the layers forward, then the layers backward."""
 
-    clock: _Clock
+    clock: _DeviceClock
     found: list[tuple[int, Any, Any]] = field(default_factory=list)
     index: int = 0
     start: Any = None
@@ -292,7 +292,7 @@ def _layered(
     model: torch.nn.Module,
     inputs: Sequence[Any],
     errors: Sequence[torch.Tensor],
-    clock: _Clock,
+    clock: _DeviceClock,
     layers: int,
 ) -> list[float]:
     """Seconds forward of each layer, then seconds backward of each, in one step."""

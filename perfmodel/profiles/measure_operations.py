@@ -25,12 +25,20 @@ from torch.utils._pytree import tree_map
 from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, is_little, merged
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.kernels.convolution import (
+    Convolution,
+    Piece,
+    Range,
+    assemble_input,
+    crop,
+    is_below_overlap_threshold,
+    is_convolvable_without_copy,
+)
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import Pieces
 from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call, work
-from distconv.perfmodel.graph.graph import Constant, LayerGraph, Value
+from distconv.perfmodel.graph.graph import GraphConstant, LayerGraph, Value
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Roofline
 from distconv.tensor import DistTensor
@@ -64,7 +72,7 @@ def calls_of(
     calls: dict[str, LocalCall] = {}
     for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
-            call = local_call(op, Parts.of(candidate, ranks, per_node))
+            call = local_call(op, AxisParts.of(candidate, ranks, per_node))
             calls.setdefault(call.key, call)
     return calls
 
@@ -119,7 +127,7 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
     shape = (8, 16, 16 * comm.size, 16)
     layers = (torch.nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
     graph = trace(torch.nn.Sequential(*layers), shape)
-    call = local_call(graph.operations[1], Parts.of({"h": comm.size}, comm.size, comm.size))
+    call = local_call(graph.operations[1], AxisParts.of({"h": comm.size}, comm.size, comm.size))
     grid = ProcessGrid(comm, h=comm.size)
     block = torch.rand(8, 16, 16, 16, device=device, requires_grad=True)
     x = DistTensor(block, Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape))
@@ -147,7 +155,7 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
     x = DistTensor(torch.rand(1, 16, device=device), dist, torch.Size((comm.size, 16)))
     weights = [torch.full((16, 16), 1 / 16, device=device, requires_grad=True) for _ in range(SUMS)]
     for weight in weights:
-        gradient_reduction.mark(weight, "a weight")
+        gradient_reduction.defer_grad_reduction(weight, "a weight")
 
     def backward() -> None:
         y = x
@@ -160,15 +168,15 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
     def alone() -> None:
         with gradient_reduction.no_sync():
             backward()
-        gradient_reduction.keep([])
+        gradient_reduction.set_unsynced_grads([])
 
     def difference() -> float:
         return (_timed(_Runs(backward), comm, device) - _timed(_Runs(alone), comm, device)) / SUMS
 
-    kept = gradient_reduction.kept()
-    gradient_reduction.keep([])
+    kept = gradient_reduction.unsynced_grads()
+    gradient_reduction.set_unsynced_grads([])
     found = statistics.median(difference() for _ in range(DIFFERENCES))
-    gradient_reduction.keep(kept)
+    gradient_reduction.set_unsynced_grads(kept)
     return max(0.0, found)
 
 
@@ -215,7 +223,7 @@ class _Copy:
         }
         self.leaves = [tensor for tensor in constants.values() if tensor.requires_grad]
         for weight in self.leaves:
-            gradient_reduction.mark(weight, f"a weight of {op.kind}")
+            gradient_reduction.defer_grad_reduction(weight, f"a weight of {op.kind}")
 
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, Value):
@@ -225,7 +233,7 @@ class _Copy:
                 whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
                 dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
                 return DistTensor(copy.clone() if op.in_place else copy, dist, whole)
-            return constants[leaf] if isinstance(leaf, Constant) else leaf
+            return constants[leaf] if isinstance(leaf, GraphConstant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)
         self.kwargs = tree_map(tensor, dict(op.kwargs), is_leaf=_is_tensor)
@@ -242,13 +250,13 @@ class _Copy:
 def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
     """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
     results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
-    errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.kept()
+    errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.unsynced_grads()
     leaves = [leaf for copy in copies for leaf in copy.leaves]
 
     def run() -> list[torch.Tensor | None]:
         with gradient_reduction.no_sync():
             torch.autograd.backward(results, errors, retain_graph=True)
-        gradient_reduction.keep(kept)
+        gradient_reduction.set_unsynced_grads(kept)
         gradients = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
@@ -271,8 +279,8 @@ class _InPieces:
             return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
 
         self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
-        self.at_once = is_little(call.inputs[0], call.constants[0], on_gpu=device.type == "cuda")
-        self.free = not self.at_once and is_free(pieces.own[1:], pieces.out, window)
+        self.at_once = is_below_overlap_threshold(call.inputs[0], call.constants[0], on_gpu=device.type == "cuda")
+        self.free = not self.at_once and is_convolvable_without_copy(pieces.own[1:], pieces.out, window)
         space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
         self.needed = (pieces.needed[0], *space)
         self.weight = _random(call.constants[0], kind, device, False)
@@ -286,7 +294,7 @@ class _InPieces:
         return self.work.add(self.work.forward(first, self.weight, self.bias), others, self.weight)
 
     def _pieces(self) -> list[Piece]:
-        return self.pieces if self.free else [merged(self.pieces, self.needed)]
+        return self.pieces if self.free else [assemble_input(self.pieces, self.needed)]
 
     def backward(self) -> Callable[[], object]:
         """A function that computes BPw or BPx."""
@@ -303,18 +311,18 @@ class _InPieces:
         weights = self.phase == "weight"
         wanted = (not weights, weights, weights and self.bias is not None)
         dx, *shares = self.work.gradients(self.error, whole, self.weight, wanted)
-        return shares if dx is None else [cut(Piece(dx, whole.box), piece.box) for piece in self.pieces]
+        return shares if dx is None else [crop(Piece(dx, whole.box), piece.box) for piece in self.pieces]
 
     def _input_gradients(self) -> object:
         if self.free:
             return [self.work.input_gradient(self.error, piece, self.weight) for piece in self.pieces]
         blank = Piece(self.error.new_empty((self.error.shape[0], *(b - a for a, b in self.needed))), self.needed)
         whole = Piece(self.work.input_gradient(self.error, blank, self.weight), self.needed)
-        return [cut(whole, piece.box) for piece in self.pieces]
+        return [crop(whole, piece.box) for piece in self.pieces]
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (Value, Constant))
+    return isinstance(leaf, (Value, GraphConstant))
 
 
 def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool) -> torch.Tensor:

@@ -16,12 +16,12 @@ import math
 from collections.abc import Mapping
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import Assignment, Model
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.cost.step_memory import block_bytes
-from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation
+from distconv.perfmodel.graph.graph import INPUT, GraphConstant, LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.plan import Plan
@@ -47,7 +47,7 @@ def predicted_profile(
     layers: list[Layer] = []
     edges: dict[tuple[str, str], None] = {}
     place: dict[int, tuple[str, ...]] = {INPUT: ()}
-    used: set[Constant] = set()
+    used: set[GraphConstant] = set()
     for op in graph.operations:
         read = tuple(dict.fromkeys(name for value in op.inputs for name in place[value.producer]))
         if op.view:
@@ -79,7 +79,7 @@ def scaled(profile: Profile, factor: float) -> Profile:
     return Profile(layers, profile.edges)
 
 
-def _layer(op: Operation, model: Model, grids: Mapping[str, Parts], used: set[Constant]) -> Layer:
+def _layer(op: Operation, model: Model, grids: Mapping[str, AxisParts], used: set[GraphConstant]) -> Layer:
     costs, parts = model.costs, grids[op.layer]
     cost = costs.operation(op, parts)
     forward, backward = cost.forward, cost.backward + cost.bpa

@@ -7,11 +7,11 @@ from collections import Counter
 from distconv.arrangement import Arrangement
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from distconv.perfmodel.sparse.recording import Recording, SiteOperation
+from distconv.perfmodel.sparse.recording import SiteOperation, SparseRecording
 from distconv.perfmodel.sparse.site_costs import SiteCosts
 
 
-def counted_profile(recording: Recording, machine: Machine) -> Profile:
+def counted_profile(recording: SparseRecording, machine: Machine) -> Profile:
     """Each recorded operation on one rank of ``machine`` as a layer; the first that needs a kernel map builds it.
 
     The second operation of a layer is ``name#2``. The same example gives the same figures on every rank and in every
@@ -29,7 +29,7 @@ def counted_profile(recording: Recording, machine: Machine) -> Profile:
     return Profile(layers)
 
 
-def _output_bytes(recording: Recording, op: SiteOperation) -> int:
+def _output_bytes(recording: SparseRecording, op: SiteOperation) -> int:
     """Features and, where sites are not pooled, their coordinates."""
     if op.kind in ("global_pool", "head"):
         return op.samples * op.filters * recording.itemsize

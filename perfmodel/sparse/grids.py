@@ -12,7 +12,7 @@ from distconv.errors import PlanError
 from distconv.layers.sparse.partition import COLUMNS
 from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.sparse.recording import Recording
+from distconv.perfmodel.sparse.recording import SparseRecording
 from distconv.perfmodel.sparse.step_prediction import SitePrediction, predict
 
 
@@ -25,7 +25,7 @@ class GridChoice:
 
 
 def select_grid(
-    recording: Recording, machine: Machine, ranks: int, memory: float | None = None, *, optimizer_slots: int = 1
+    recording: SparseRecording, machine: Machine, ranks: int, memory: float | None = None, *, optimizer_slots: int = 1
 ) -> GridChoice:
     """Choose how ``ranks`` ranks of ``machine`` split samples and space, within ``memory`` bytes each.
 

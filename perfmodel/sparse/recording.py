@@ -15,13 +15,13 @@ from distconv.kernels.sparse import KernelMap
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.sparse import CoordinateManager, SparseTensor
 from distconv.layers.sparse.coordinate_manager import Sites, reach
-from distconv.perfmodel.graph.recorder import Recorder
+from distconv.perfmodel.graph.recorder import FunctionRecorder
 
 MapKey = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class SiteWindow:
     """Which input sites meet which output sites, and how far ``low`` and ``high`` from one another they may lie."""
 
     pairs: KernelMap
@@ -49,11 +49,11 @@ class SiteOperation:
     samples: int
     parameters: int = 0
     input_gradient: bool = True
-    window: Window | None = None
+    window: SiteWindow | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class SparseRecording:
     """The operations of a network on an example, in order; bytes of a feature, samples, and the example's sites."""
 
     operations: tuple[SiteOperation, ...]
@@ -67,19 +67,19 @@ class Recording:
         return self.sites.coords.shape[1] - 1
 
 
-def record(model: nn.Module, x: SparseTensor) -> Recording:
+def record(model: nn.Module, x: SparseTensor) -> SparseRecording:
     """Run a copy of ``model``, in training mode, on an example of a mini-batch on one process; ``x`` is not changed.
 
     What a network does to ``x.features`` outside of layers and functions of sparse tensors is not seen.
     """
     model = copy.deepcopy(model).train()
-    recorder = _Recorder(x.sites, x.batch_size)
+    recorder = _SparseRecorder(x.sites, x.batch_size)
     with recorder.inside(model), torch.enable_grad():
         model(SparseTensor.on(x.sites, _RecordingManager(recorder), x.features.detach()))
-    return Recording(tuple(recorder.operations), x.features.element_size(), x.batch_size, x.sites)
+    return SparseRecording(tuple(recorder.operations), x.features.element_size(), x.batch_size, x.sites)
 
 
-class _Recorder(Recorder):
+class _SparseRecorder(FunctionRecorder):
     """Notes functions of sparse tensors, and linear layers of plain ones."""
 
     def __init__(self, sites: Sites, samples: int) -> None:
@@ -125,7 +125,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 class _RecordingManager(CoordinateManager):
     """Notes what layers over windows ask for."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _SparseRecorder) -> None:
         super().__init__(recorder.samples)
         self._recorder = recorder
         self._asked: dict[str, Any] = {}
@@ -148,7 +148,7 @@ class _RecordingManager(CoordinateManager):
             "inputs": inputs,
             "channels": features.shape[1],
             "input_gradient": features.requires_grad,
-            "window": Window(pairs, tuple(low), tuple(high), key),
+            "window": SiteWindow(pairs, tuple(low), tuple(high), key),
             "parameters": 0,
         }
         return features, pairs

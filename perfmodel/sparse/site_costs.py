@@ -17,9 +17,9 @@ from distconv.arrangement import Arrangement
 from distconv.layers.sparse import Partition
 from distconv.layers.sparse.coordinate_manager import Sites
 from distconv.layers.sparse.site_halo import sent_rows
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.sparse.recording import Recording, SiteOperation, Window
+from distconv.perfmodel.sparse.recording import SiteOperation, SiteWindow, SparseRecording
 
 INDEX_BYTES = 8
 """Of a coordinate, a key, or a row in a kernel map."""
@@ -40,10 +40,10 @@ class SiteCosts:
         If an axis of the grid cuts nothing in the example's dimensions.
     """
 
-    def __init__(self, recording: Recording, machine: Machine, grid: Arrangement) -> None:
+    def __init__(self, recording: SparseRecording, machine: Machine, grid: Arrangement) -> None:
         self.recording, self.machine, self.ranks = recording, machine, grid.size
         self.partition = Partition.balanced(grid, recording.sites.coords)
-        self.group = Group(self.ranks, min(self.ranks, machine.ranks_per_node))
+        self.group = RankGroup(self.ranks, min(self.ranks, machine.ranks_per_node))
         self._here = machine.computing(self.group.per_node).roofline
         self._known: dict[Hashable, torch.Tensor] = {}
 
@@ -57,7 +57,7 @@ class SiteCosts:
         """Of one rank."""
         return int(torch.bincount(self.owners(sites), minlength=1).max())
 
-    def most_pairs(self, window: Window, outputs: Sites) -> int:
+    def most_pairs(self, window: SiteWindow, outputs: Sites) -> int:
         """Of one rank: a pair is computed where its output site is."""
 
         def count() -> torch.Tensor:
@@ -73,7 +73,7 @@ class SiteCosts:
         assert window is not None
         return self._once(("halo", op.inputs, window.low, window.high), lambda: self._sent(op.inputs, window))
 
-    def _sent(self, sites: Sites, window: Window) -> torch.Tensor:
+    def _sent(self, sites: Sites, window: SiteWindow) -> torch.Tensor:
         table = torch.full((self.ranks, self.ranks), -1)
         owners = self.owners(sites)
         for rank in range(self.ranks):
@@ -147,7 +147,7 @@ class SiteCosts:
         moved = pairs * row + (pairs - self._itself(op, op.window)) * INDEX_BYTES
         return self.roofline(0, moved, _offsets(op.window))
 
-    def _itself(self, op: SiteOperation, window: Window) -> int:
+    def _itself(self, op: SiteOperation, window: SiteWindow) -> int:
         """Sites that meet themselves."""
         return self.most_sites(op.outputs) if window.pairs.identity is not None else 0
 
@@ -209,6 +209,6 @@ class SiteCosts:
         return total
 
 
-def _offsets(window: Window) -> int:
+def _offsets(window: SiteWindow) -> int:
     """That some sites meet at."""
     return sum(1 for rows, _ in window.pairs.pairs if len(rows))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from distconv.arrangement import Arrangement
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.sparse.recording import Recording
+from distconv.perfmodel.sparse.recording import SparseRecording
 from distconv.perfmodel.sparse.site_costs import SiteCosts
 
 
@@ -34,7 +34,9 @@ class SitePrediction:
         return self.compute + self.maps + self.halo + self.sync + self.allreduce
 
 
-def predict(recording: Recording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1) -> SitePrediction:
+def predict(
+    recording: SparseRecording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1
+) -> SitePrediction:
     """A training step of the recorded network with its sites split over ``grid``.
 
     Raises

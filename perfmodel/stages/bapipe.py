@@ -22,13 +22,13 @@ import numpy as np
 from distconv.perfmodel.stages.devices import PartitionError, kinds_in_order
 from distconv.perfmodel.stages.dynamic_program import chain
 from distconv.perfmodel.stages.memory import does_not_fit, excess, least_memory
-from distconv.perfmodel.stages.stage_costs import Array, Counts, Stage, Terms, staged
+from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, Terms, staged
 
 BISECTIONS = 60
 """Each halves the range of the time of a shared partition: down to rounding."""
 
 
-def balanced(terms: Terms) -> tuple[list[int], list[Stage]]:
+def balanced(terms: Terms) -> tuple[list[int], list[StageRange]]:
     """The cuts between whole layers, and the stages, which may share the layers at the cuts.
 
     Raises
@@ -36,7 +36,7 @@ def balanced(terms: Terms) -> tuple[list[int], list[Stage]]:
     PartitionError
         If there are more devices than layers, or no partition fits their memory.
     """
-    chain = Chain(terms)
+    chain = DeviceChain(terms)
     allowed = list(range(1, terms.size))
     cuts = chain.improved(chain.start(allowed), allowed)
     positions: Sequence[float] = cuts
@@ -50,7 +50,7 @@ def balanced(terms: Terms) -> tuple[list[int], list[Stage]]:
     return list(cuts), chain.stages(positions)
 
 
-class Chain:
+class DeviceChain:
     """The devices of ``terms`` one after the other, one stage each.
 
     Raises
@@ -70,7 +70,7 @@ class Chain:
                 f"only {terms.size} layers; use at most {terms.size} devices, or another method"
             )
 
-    def stages(self, positions: Sequence[float]) -> list[Stage]:
+    def stages(self, positions: Sequence[float]) -> list[StageRange]:
         """Stages between cuts."""
         return staged([0, *positions, self.terms.size], self.counts)
 

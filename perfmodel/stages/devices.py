@@ -109,5 +109,5 @@ def check_positive(value: object, what: str, unit: str) -> float:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, NumPy's too, and not True."""
+    """Return True if it is a whole number, NumPy's too, and not True."""
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distconv.perfmodel.stages.stage_costs import Array, Counts, Stage, onward
+from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, onward
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def chain(groups: Sequence[Counts]) -> list[Move]:
 
 def cheapest(
     size: int, moves: Sequence[Move], work: Callable[[Move], Array], carry: Callable[[Move], Array]
-) -> list[Stage] | None:
+) -> list[StageRange] | None:
     """The stages of ``size`` layers whose largest cost is least; None if it is infinite for all.
 
     ``moves`` are in an order in which all that lead to a key come before those that leave it, and the last of them
@@ -93,8 +93,8 @@ def cheapest(
     return _traced(moves[-1].after, size, origin)
 
 
-def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move | None]]]) -> list[Stage] | None:
-    stages: list[Stage] = []
+def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move | None]]]) -> list[StageRange] | None:
+    stages: list[StageRange] = []
     key, last = end, size
     while last:
         cuts, through = origin[key]
@@ -102,7 +102,7 @@ def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move 
         if move is None:
             return None
         first = int(cuts[last])
-        stages.append(Stage(first, last, move.counts, move.onward))
+        stages.append(StageRange(first, last, move.counts, move.onward))
         key, last = move.before, first
     return stages[::-1]
 

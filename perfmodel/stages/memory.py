@@ -10,21 +10,21 @@ import numpy.typing as npt
 
 from distconv.perfmodel.stages.devices import PartitionError
 from distconv.perfmodel.stages.dynamic_program import Move, cheapest
-from distconv.perfmodel.stages.stage_costs import Array, Stage, Terms
+from distconv.perfmodel.stages.stage_costs import Array, StageRange, Terms
 
 
 def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:
-    """Whether a stage between two positions fits each of its devices."""
+    """Return True if a stage between two positions fits each of its devices."""
     room = terms.room(move.counts)
     return np.asarray(terms.memory(first, last, move.counts, move.onward) <= room)
 
 
-def excess(terms: Terms, stages: Sequence[Stage]) -> float:
+def excess(terms: Terms, stages: Sequence[StageRange]) -> float:
     """Bytes that stages have too many, in all."""
     return sum(max(0.0, _needed(terms, stage) - terms.room(stage.counts)) for stage in stages)
 
 
-def least_memory(terms: Terms, moves: Sequence[Move]) -> list[Stage] | None:
+def least_memory(terms: Terms, moves: Sequence[Move]) -> list[StageRange] | None:
     """The stages that fill their devices least; None if there are fewer layers than the stages that ``moves`` force."""
 
     def work(move: Move) -> Array:
@@ -53,5 +53,5 @@ def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
     )
 
 
-def _needed(terms: Terms, stage: Stage) -> float:
+def _needed(terms: Terms, stage: StageRange) -> float:
     return float(terms.memory(stage.first, stage.last, stage.counts, stage.onward))

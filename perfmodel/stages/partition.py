@@ -26,8 +26,8 @@ from distconv.perfmodel.stages.stage_costs import (
     COSTS,
     Array,
     Counts,
-    Stage,
     StagePartition,
+    StageRange,
     Terms,
     check_profile,
     stage_time,
@@ -86,7 +86,7 @@ def moves_of(method: str, terms: Terms) -> list[Move]:
     return list(successive_groups([kind for kind in slowest_first for _ in range(available[kind])], len(available)))
 
 
-def least(terms: Terms, moves: Sequence[Move]) -> list[Stage]:
+def least(terms: Terms, moves: Sequence[Move]) -> list[StageRange]:
     """The stages of least time among those that fit the memory."""
     first, last = terms.edges[:, None], terms.edges[None, :]
     seconds = functools.cache(lambda counts: terms.stage(first, last, counts))
@@ -107,7 +107,7 @@ def _taken_for_equal(devices: Sequence[Device]) -> tuple[Device, ...]:
     return (Device(smallest.name, sum(device.count for device in devices), memory=smallest.memory),)
 
 
-def _given_out(stages: Sequence[Stage], devices: Sequence[Device]) -> list[Counts]:
+def _given_out(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[Counts]:
     """Devices in the order in which they are listed, as many to each stage as it has."""
     order = kinds_in_order(devices)
     ends = np.cumsum([0] + [sum(stage.counts) for stage in stages]).tolist()
@@ -120,7 +120,7 @@ def _named(counts: Sequence[Counts], devices: Sequence[Device]) -> tuple[dict[st
 
 
 def _result(
-    method: str, terms: Terms, cuts: Sequence[int], stages: Sequence[Stage], assignment: tuple[dict[str, int], ...]
+    method: str, terms: Terms, cuts: Sequence[int], stages: Sequence[StageRange], assignment: tuple[dict[str, int], ...]
 ) -> StagePartition:
     edges = [0, *cuts, terms.size]
     names = [layer.name for layer in terms.profile.layers]

@@ -48,7 +48,7 @@ COSTS: Mapping[str, Cost] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRange:
     """Layers from position ``first`` up to ``last`` on ``counts`` devices; ``onward`` devices are its own or behind it.
 
     A position is a number of layers; 2.25 is a quarter into the third one.
@@ -150,7 +150,7 @@ class Terms:
         sizes = [device.memory for device, count in zip(self.devices, counts, strict=True) if count]
         return min((size for size in sizes if size is not None), default=math.inf)
 
-    def time(self, stages: Sequence[Stage]) -> float:
+    def time(self, stages: Sequence[StageRange]) -> float:
         """Seconds of the slowest stage or boundary (Eq. 5)."""
         works = [float(self.stage(stage.first, stage.last, stage.counts)) for stage in stages]
         return max(works + [float(self.boundary(stage.first, sum(stage.counts))) for stage in stages[1:]])
@@ -206,9 +206,9 @@ def stage_time(
     return terms.time(staged([0, *partition.cuts, terms.size], counts))
 
 
-def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[Stage]:
+def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[StageRange]:
     """Stages between successive positions."""
-    return [Stage(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward(counts), strict=True)]
+    return [StageRange(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward(counts), strict=True)]
 
 
 def onward(counts: Sequence[Counts]) -> list[int]:

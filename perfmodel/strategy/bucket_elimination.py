@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class BucketTable:
     """A table in a bucket: the ``index``-th function, or the minimum of the ``index``-th bucket."""
 
     message: bool
@@ -44,7 +44,7 @@ class Bucket:
 
     variable: int
     scope: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[BucketTable, ...]
     shape: Shape
     parent: int | None = None
 
@@ -106,9 +106,9 @@ class Elimination:
 
     def _filled(self, entries: int) -> list[Bucket]:
         """The buckets in the order of elimination."""
-        waiting: dict[int, list[Part]] = {variable: [] for variable in self.order}
+        waiting: dict[int, list[BucketTable]] = {variable: [] for variable in self.order}
         for index, (scope, _, _) in enumerate(self._functions):
-            waiting[scope[-1]].append(Part(False, index, scope))
+            waiting[scope[-1]].append(BucketTable(False, index, scope))
         buckets: list[Bucket] = []
         for variable in reversed(self.order):
             for parts in self._split(waiting[variable], entries):
@@ -118,12 +118,12 @@ class Elimination:
                         buckets[part.index] = replace(buckets[part.index], parent=index)
                 buckets.append(self._bucket(variable, parts))
                 if scope := buckets[-1].scope:
-                    waiting[scope[-1]].append(Part(True, index, scope))
+                    waiting[scope[-1]].append(BucketTable(True, index, scope))
         return buckets
 
-    def _split(self, parts: list[Part], entries: int) -> list[list[Part]]:
+    def _split(self, parts: list[BucketTable], entries: int) -> list[list[BucketTable]]:
         """``parts`` of one variable, in as few groups as fit into ``entries`` each when the largest go first."""
-        groups: list[tuple[set[int], list[Part]]] = []
+        groups: list[tuple[set[int], list[BucketTable]]] = []
         for part in sorted(parts, key=lambda part: -self._size(part.scope)):
             for variables, group in groups:
                 if self._size(variables.union(part.scope)) <= entries:
@@ -137,7 +137,7 @@ class Elimination:
     def _size(self, variables: Iterable[int]) -> int:
         return math.prod(self.sums.sizes[variable] for variable in variables)
 
-    def _bucket(self, variable: int, parts: list[Part]) -> Bucket:
+    def _bucket(self, variable: int, parts: list[BucketTable]) -> Bucket:
         scope = self._ordered({v for part in parts for v in part.scope} - {variable})
         sizes = self.sums.sizes
         axes = (variable, *scope)

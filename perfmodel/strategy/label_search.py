@@ -58,7 +58,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class SearchLevel:
     """What deciding ``variable`` adds: ``tables`` (values of another variable or 1, values, increments) by variable.
 
     A candidate is an old column plus an increment: the indices ``old`` and ``increment``. ``open_variables`` share
@@ -128,7 +128,7 @@ class LabelSearch:
         choices = np.zeros((1, len(self.sums.sizes)), np.int16)
         return self._merged(Labels(choices, start, np.array([self._bound])), self.first)
 
-    def _decided(self, labels: Labels, level: Level, width: int) -> tuple[Labels, float]:
+    def _decided(self, labels: Labels, level: SearchLevel, width: int) -> tuple[Labels, float]:
         """All labels with each value of the level's variable, and the least bound of those that were too many."""
         size = self.sums.sizes[level.variable]
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
@@ -172,7 +172,7 @@ def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices
     return result
 
 
-def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[Level]]:
+def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[SearchLevel]]:
     """The columns before any decision, and a level for each variable."""
     position = {variable: index for index, variable in enumerate(order)}
     last = np.array([max((position[v] for v in scope), default=-1) for scope in sums.scopes], dtype=np.int64)
@@ -188,7 +188,7 @@ def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[Level]]:
         columns = columns_after(sums, last > index, candidate_of.ravel(), most)
         decided = [v for v in order[: index + 1] if any(position[other] > index for other in near[v])]
         tables = increment_tables(sums, variable, here, patterns)
-        result.append(Level(variable, tables, candidates[:, 0], candidates[:, 1], columns, tuple(decided)))
+        result.append(SearchLevel(variable, tables, candidates[:, 0], candidates[:, 1], columns, tuple(decided)))
     return first, result
 
 
@@ -235,7 +235,7 @@ def increment_tables(
     return tuple(result.items())
 
 
-def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: Level) -> Indices:
+def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: SearchLevel) -> Indices:
     """The same number for labels that agree in the level's open variables."""
     keys = np.zeros(len(choices), np.int64)
     reach = 1

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import local_call, work
@@ -53,7 +53,7 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
 
 def _flops(graph: LayerGraph) -> dict[int, float]:
     """FLOPs of each operation's forward pass on one rank."""
-    alone = Parts(1, 1)
+    alone = AxisParts(1, 1)
     return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from distconv.errors import PlanError
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.candidates import Candidate, candidates
-from distconv.perfmodel.cost.cost_tables import Kind
+from distconv.perfmodel.cost.cost_tables import CostKind
 from distconv.perfmodel.cost.evaluation import Model, Prediction, evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
@@ -139,7 +139,7 @@ def _too_small(
     chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
     for term in model.memory:
-        if term.layers and term.kind in (Kind.RESIDENT, Kind.KEEP):
+        if term.layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
             held[term.layers[-1]] += term.of(*[model.parts(chosen[name]) for name in term.layers])
     tightest = max(held, key=lambda name: held[name])
     return PlanError(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.cost.cost_tables import Array, Choices, Problem, Sums, one
+from distconv.perfmodel.cost.cost_tables import Array, AssignmentProblem, Choices, Sums, one
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, decision_order
 from distconv.perfmodel.strategy.label_search import TOLERANCE, LabelSearch
 from distconv.perfmodel.strategy.lagrange_multipliers import best_weights
@@ -95,7 +95,7 @@ class Infeasible(DistconvError, ValueError):
 
 
 def solve(
-    problem: Problem,
+    problem: AssignmentProblem,
     limit: float | None = None,
     starts: Sequence[Sequence[int]] = (),
     seconds: float = 20.0,
@@ -141,7 +141,7 @@ def solve(
 
 
 def smallest_memory(
-    problem: Problem,
+    problem: AssignmentProblem,
     starts: Sequence[Sequence[int]] = (),
     seconds: float = 20.0,
     few: int = FEW,
@@ -161,7 +161,7 @@ def smallest_memory(
     return Smallest(*described(problem, best), *proven(float(problem.memories(best)), bound * scale))
 
 
-def _known(problem: Problem, starts: Sequence[Sequence[int]]) -> list[Choices]:
+def _known(problem: AssignmentProblem, starts: Sequence[Sequence[int]]) -> list[Choices]:
     return [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
 
 
@@ -170,7 +170,7 @@ def _scale(sums: Sums, feasible: Sequence[Choices]) -> float:
     return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in feasible) or 1.0
 
 
-def described(problem: Problem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
+def described(problem: AssignmentProblem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
     """``choices`` as they are returned, with their time and memory."""
     return tuple(int(choice) for choice in choices), float(problem.times(choices)), float(problem.memories(choices))
 
@@ -182,7 +182,7 @@ def proven(value: float, bound: float) -> tuple[float, bool]:
 
 
 def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
-    """Whether ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
+    """Return True if ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
     return memory <= limit * (1 + ROUNDING)
 
 
@@ -314,7 +314,7 @@ def worst(sums: Sums, values: Array) -> Array:
     return np.where(passed > TOLERANCE, INFEASIBLE * (1 + passed), objective)
 
 
-def fastest_of_all(problem: Problem, limit: float | None) -> Solution:
+def fastest_of_all(problem: AssignmentProblem, limit: float | None) -> Solution:
     """The fastest of all choices within the memory limit, the first of equal ones.
 
     Raises
@@ -329,14 +329,16 @@ def fastest_of_all(problem: Problem, limit: float | None) -> Solution:
     return Solution(*described(problem, best), least, True)
 
 
-def smallest_of_all(problem: Problem) -> Smallest:
+def smallest_of_all(problem: AssignmentProblem) -> Smallest:
     """The choice of least memory of all, the first of equal ones."""
     best, least = enumerated(problem, problem.memories, np.inf)
     assert best is not None
     return Smallest(*described(problem, best), least, True)
 
 
-def enumerated(problem: Problem, cost: Callable[[Choices], Array], limit: float) -> tuple[Choices | None, float]:
+def enumerated(
+    problem: AssignmentProblem, cost: Callable[[Choices], Array], limit: float
+) -> tuple[Choices | None, float]:
     """The first choice of least ``cost`` among those whose memory is at most ``limit``."""
     best, least = None, np.inf
     for start in range(0, problem.combinations, CHUNK):

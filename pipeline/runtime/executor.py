@@ -13,7 +13,7 @@ from distconv.errors import PipelineError
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, Weights
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.stage.passes import Microbatch, Passes
-from distconv.pipeline.stage.running_statistics import Record
+from distconv.pipeline.stage.running_statistics import StatisticsRecord
 
 from .replicas import ReplicaRecord, add_gradients, everyone, has_gradients
 from .topology import Topology
@@ -161,7 +161,7 @@ class Executor:
             self.optimizer.step()
         self._clean = False
 
-    def _join(self, action: Action) -> list[list[Record]]:
+    def _join(self, action: Action) -> list[list[StatisticsRecord]]:
         """Add up the gradients of all replicas, and tell each other losses; the records of each."""
         parameters = self._passes.weights.parameters
         minibatches = dict(feed.minibatch for feed in self._microbatches.values())

@@ -34,7 +34,7 @@ DTYPES = (
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorHeader:
     """One tensor of a message, with its global shape; ``dtype`` None: there is none.
 
     ``strides`` of a tensor that goes from one rank to one rank, as a clone has them: whatever follows works on the same
@@ -46,11 +46,11 @@ class Described:
     strides: tuple[int, ...] = ()
 
     @staticmethod
-    def of(value: torch.Tensor | None, strided: bool) -> Described:
+    def of(value: torch.Tensor | None, strided: bool) -> TensorHeader:
         """What ``value`` is."""
         if value is None:
-            return Described(None)
-        return Described(value.dtype, tuple(value.shape), strides_of(value) if strided else ())
+            return TensorHeader(None)
+        return TensorHeader(value.dtype, tuple(value.shape), strides_of(value) if strided else ())
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Header:
 
     message: Message
     minibatch: Minibatch
-    tensors: tuple[Described, ...]
+    tensors: tuple[TensorHeader, ...]
     loss: float = math.nan
     nbytes: int = 0
     """Of the tensors, as they are laid out for one pair of ranks."""
@@ -96,7 +96,7 @@ class Header:
             end = at + 2 + dims
             after = end + 1 + numbers[end]
             shape, strides = tuple(numbers[at + 2 : end]), tuple(numbers[end + 1 : after])
-            tensors.append(Described(DTYPES[code] if code >= 0 else None, shape, strides))
+            tensors.append(TensorHeader(DTYPES[code] if code >= 0 else None, shape, strides))
             at = after
         message = Message(Kind.B if backward else Kind.F, microbatch, part)
         return Header(message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)

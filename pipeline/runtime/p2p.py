@@ -15,8 +15,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.gpu import device_transport
-from distconv.communication.gpu.staging import put
-from distconv.communication.routes import Peer, Piece, Routes
+from distconv.communication.gpu.staging import copy_from_host
+from distconv.communication.routes import Peer, Routes, TransferBox
 from distconv.communication.transport import Exchange
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
@@ -24,8 +24,8 @@ from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
-from .message_header import HEADER_BYTES, Described, Header, strides_of
-from .placement import Place, Placement
+from .message_header import HEADER_BYTES, Header, TensorHeader, strides_of
+from .placement import Place, StagePlacement
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
@@ -47,8 +47,8 @@ class _Outgoing:
     def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
         """Send ``payload``, which begins with room for the header."""
         # Sends that have ended let go of their payloads; nobody waits for the others here.
-        self.under_way = [exchange for exchange in self.under_way if not exchange.done()]
-        put(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
+        self.under_way = [exchange for exchange in self.under_way if not exchange.is_done()]
+        copy_from_host(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
         # The receiver reads the same number in the header, and lets its standing receive grow just so.
         if header.nbytes > self.capacity:
@@ -85,7 +85,7 @@ class _Incoming:
         """The next message, and its tensors one after the other."""
         self.standing.wait(what)
         # As it came by way of the host: what it says is known before the GPU has it.
-        (received,) = self.standing.received
+        (received,) = self.standing.received_buffers
         header = Header.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
         if header.nbytes > self.capacity:
@@ -117,12 +117,17 @@ class P2P:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
+        self,
+        comm: MPI.Intracomm,
+        placement: StagePlacement,
+        place: Place,
+        grid: ProcessGrid | None,
+        device: torch.device,
     ) -> None:
         # Two, so that a standing receive of activations cannot take a gradient: MPI matches by communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
         for each in self._comms.values():
-            device_transport.offer_mpi(each, device)
+            device_transport.choose_mpi(each, device)
         self._rank: int = comm.rank
         self._placement, self._place, self._grid, self._device = placement, place, grid, device
         self._outgoing: dict[tuple[Kind, int], _Outgoing] = {}
@@ -146,7 +151,7 @@ class P2P:
     ) -> None:
         """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
         strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
-        tensors = tuple(Described.of(value, strided) for value in values)
+        tensors = tuple(TensorHeader.of(value, strided) for value in values)
         ways = [
             (value, self._routes(tuple(value.shape), self._place.stage, stage, message.microbatch))
             for value in values
@@ -198,16 +203,16 @@ class P2P:
         return [self._assembled(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
 
     def _assembled(
-        self, tensor: Described, payloads: Mapping[int, _Payload], stage: int, message: Message
+        self, tensor: TensorHeader, payloads: Mapping[int, _Payload], stage: int, message: Message
     ) -> torch.Tensor | None:
         """A boundary tensor from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
         if tensor.dtype is None:
             return None
         routes = self._routes(tensor.shape, stage, self._place.stage, message.microbatch)
-        shape = routes.part_shapes[0]
+        shape = routes.destination_shapes[0]
         block: torch.Tensor | None = None
         for peer in routes.receives:
-            for piece in peer.pieces:
+            for piece in peer.boxes:
                 sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
                 if piece.extents == shape:
                     # In place: the buffer is given up, and the next standing receive has one of its own.
@@ -248,9 +253,9 @@ class P2P:
         self._comms.clear()
 
 
-def _pieces(peers: Sequence[Peer], rank: int) -> Sequence[Piece]:
+def _pieces(peers: Sequence[Peer], rank: int) -> Sequence[TransferBox]:
     """What goes to ``rank``."""
-    return next((peer.pieces for peer in peers if peer.rank == rank), ())
+    return next((peer.boxes for peer in peers if peer.rank == rank), ())
 
 
 def _aligned(offset: int) -> int:

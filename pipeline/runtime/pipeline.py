@@ -37,7 +37,7 @@ from distconv.process import startup, watchdog
 from .device_kinds import in_order
 from .executor import Executor
 from .pipeline_plan import PipelinePlan
-from .placement import Placement, StagePlan, boundary_grids
+from .placement import StagePlacement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course
 from .topology import Topology
 
@@ -113,7 +113,7 @@ class Pipeline:
             replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1
         grids = None if plans is None else boundary_grids(plans, self.modules, count)
         self._plans = [None] * count if plans is None else list(plans)
-        self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
+        self._placement = StagePlacement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
         self._source = course(
             schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
         )

@@ -37,7 +37,7 @@ FORMAT = "distconv-pipeline-plan"
 VERSION = 1
 
 
-class _File(File, omit_defaults=True):
+class _PipelinePlanFile(File, omit_defaults=True):
     format: Literal["distconv-pipeline-plan"]
     version: Literal[1]
     model: str
@@ -144,7 +144,7 @@ class PipelinePlan:
 
     @classmethod
     def _read(cls, path: Path) -> PipelinePlan:
-        file = load(path, _File, "pipeline plan", PlanError)
+        file = load(path, _PipelinePlanFile, "pipeline plan", PlanError)
         if file.stages != len(file.plans):
             raise PlanError(f"pipeline plan {path}: stages={file.stages}, but there are {len(file.plans)} plans")
         content = {field.name: getattr(file, field.name) for field in fields(cls)}
@@ -163,7 +163,7 @@ class PipelinePlan:
         """The content of a plan file."""
         plans = [entry_of(plan) for plan in self.plans]
         content = {**vars(self), "format": FORMAT, "version": VERSION, "stages": len(plans), "plans": plans}
-        return json.dumps(msgspec.to_builtins(msgspec.convert(content, _File)), indent=1)
+        return json.dumps(msgspec.to_builtins(msgspec.convert(content, _PipelinePlanFile)), indent=1)
 
     # -- whom it is for -----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class Place(NamedTuple):
     member: int
 
 
-class Placement:
+class StagePlacement:
     """The ranks of every stage. ``replicas`` counts and ``grids`` (extents by axis; None: one rank) per stage.
 
     Raises

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.transport import Exchange
-from distconv.pipeline.stage.running_statistics import Record
+from distconv.pipeline.stage.running_statistics import StatisticsRecord
 from distconv.process import watchdog
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class ReplicaRecord(NamedTuple):
     ``losses`` by micro-batch, ``minibatches``: samples of the mini-batches it works on, by their numbers.
     """
 
-    records: list[Record]
+    records: list[StatisticsRecord]
     losses: dict[int, float]
     has_gradients: list[bool]
     minibatches: dict[int, int]

@@ -9,7 +9,7 @@ from typing import Any
 
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, check_count, schedule
-from distconv.pipeline.schedules.steady_state import Stream
+from distconv.pipeline.schedules.steady_state import SteadyStream
 from distconv.pipeline.schedules.validation import validate
 
 
@@ -22,7 +22,7 @@ class ScheduleSource:
 
     microbatches: int
     make: Callable[[int], Schedule]
-    stream: Stream | None
+    stream: SteadyStream | None
     begins: Schedule
 
 
@@ -64,7 +64,7 @@ def course(
         )
     if first.replicas != tuple(replicas):
         raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
-    stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, settings))
+    stream = SteadyStream(first.name, stages, **_with_replicas(first.name, replicas, settings))
     return ScheduleSource(1, order_of, stream, stream.schedule)
 
 

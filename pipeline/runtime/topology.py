@@ -10,7 +10,7 @@ from mpi4py import MPI
 from distconv.grid import ProcessGrid
 
 from .p2p import P2P
-from .placement import Place, Placement
+from .placement import Place, StagePlacement
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Topology:
     p2p: P2P
 
     @staticmethod
-    def of(comm: MPI.Intracomm, placement: Placement, device: torch.device) -> Topology:
+    def of(comm: MPI.Intracomm, placement: StagePlacement, device: torch.device) -> Topology:
         """That of this rank, whose messages are for tensors on ``device``. Collective over ``comm``."""
         places = placement.places
         place = places[comm.rank]

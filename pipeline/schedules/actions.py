@@ -164,12 +164,12 @@ class Schedule:
 
     @cached_property
     def asynchronous(self) -> bool:
-        """Whether each mini-batch has an update of its own."""
+        """True if each mini-batch has an update of its own."""
         return any(action.kind is Kind.UPDATE and action.microbatch is not None for action in self)
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether dL/dw is an action of its own, W."""
+        """True if dL/dw is an action of its own, W."""
         return any(action.kind is Kind.W for action in self)
 
     def needs(self, action: Action) -> Message | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .actions import Kind
 
 
-class Step(NamedTuple):
+class SchedulePass(NamedTuple):
     """One pass of one micro-batch through one chunk, or a switch of schedules."""
 
     kind: Kind
@@ -20,21 +20,21 @@ class Step(NamedTuple):
     chunk: int = 0
 
 
-Orders = list[list[Step]]
+Orders = list[list[SchedulePass]]
 
 
-def alternating(microbatches: int, in_flight: int) -> list[Step]:
+def alternating(microbatches: int, in_flight: int) -> list[SchedulePass]:
     """One stage of 1F1B: forwards until ``in_flight`` micro-batches are on the way, then a B and an F in turn.
 
     >>> [f"{step.kind}{step.microbatch}" for step in alternating(3, 2)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     ahead = min(in_flight, microbatches)
-    steps = [Step(Kind.F, m) for m in range(ahead)]
+    steps = [SchedulePass(Kind.F, m) for m in range(ahead)]
     for m in range(microbatches):
-        steps.append(Step(Kind.B, m))
+        steps.append(SchedulePass(Kind.B, m))
         if m + ahead < microbatches:
-            steps.append(Step(Kind.F, m + ahead))
+            steps.append(SchedulePass(Kind.F, m + ahead))
     return steps
 
 
@@ -43,8 +43,8 @@ def gpipe(stages: int, microbatches: int) -> Orders:
 
     In the same order: gradients then add up as they do in one process, micro-batch after micro-batch.
     """
-    forward = [Step(Kind.F, m) for m in range(microbatches)]
-    backward = [Step(Kind.B, m) for m in range(microbatches)]
+    forward = [SchedulePass(Kind.F, m) for m in range(microbatches)]
+    backward = [SchedulePass(Kind.B, m) for m in range(microbatches)]
     return [forward + backward for _ in range(stages)]
 
 
@@ -77,8 +77,8 @@ def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
     So 2(K - i + 1) cycles, and as many updates, lie between the two passes. From mini-batch ``switch_after`` on
     without pipelining, one mini-batch at a time (hybrid). Source: stale weights, 4.1 and 4.2.
     """
-    rest = [Step(kind, m) for m in range(switch_after, microbatches) for kind in (Kind.F, Kind.B)]
-    tail = [Step(Kind.SWITCH, None), *rest] if rest else []
+    rest = [SchedulePass(kind, m) for m in range(switch_after, microbatches) for kind in (Kind.F, Kind.B)]
+    tail = [SchedulePass(Kind.SWITCH, None), *rest] if rest else []
     return [alternating(switch_after, 2 * (stages - 1 - stage) + 1) + tail for stage in range(stages)]
 
 
@@ -90,8 +90,8 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Orders:
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
     groups = [range(start, start + stages) for start in range(0, microbatches, stages)]
-    forward = [Step(Kind.F, m, c) for group in groups for c in range(chunks) for m in group]
-    backward = [Step(Kind.B, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+    forward = [SchedulePass(Kind.F, m, c) for group in groups for c in range(chunks) for m in group]
+    backward = [SchedulePass(Kind.B, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
     orders = []
     for stage in range(stages):
         ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, len(forward))
@@ -109,11 +109,11 @@ def zero_bubble(stages: int, microbatches: int) -> Orders:
     """
     orders = []
     for stage in range(stages):
-        steps: list[Step] = []
+        steps: list[SchedulePass] = []
         for step in alternating(microbatches, stages - stage):
             steps.append(step)
             if step.kind is Kind.B and step.microbatch is not None and step.microbatch >= stage:
-                steps.append(Step(Kind.W, step.microbatch - stage))
+                steps.append(SchedulePass(Kind.W, step.microbatch - stage))
         done = max(0, microbatches - stage)
-        orders.append(steps + [Step(Kind.W, m) for m in range(done, microbatches)])
+        orders.append(steps + [SchedulePass(Kind.W, m) for m in range(done, microbatches)])
     return orders

@@ -18,7 +18,7 @@ from .registry import schedule
 from .replay import Replay
 
 
-class Stream:
+class SteadyStream:
     """The schedule ``name`` over ``stages`` stages for as many mini-batches as come.
 
     In step m each rank goes as far as it can without a mini-batch after m, so no step waits for the next one.
@@ -86,7 +86,7 @@ class Stream:
         return replace(action, microbatch=microbatch, version=version)
 
 
-class _Run(Replay[tuple[int, int]]):
+class _ScheduleRun(Replay[tuple[int, int]]):
     """A schedule under way: where each rank, a stage and a replica of it, is, and the messages that were made."""
 
     def __init__(self, schedule: Schedule, lists: Mapping[tuple[int, int], Sequence[Action]]) -> None:
@@ -117,7 +117,7 @@ class _Run(Replay[tuple[int, int]]):
 
 def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
     """How far each rank can come in each step."""
-    run = _Run(whole, lists)
+    run = _ScheduleRun(whole, lists)
     ends = []
     for number in range(steps):
         run.run(lambda rank, last=number: run.advance(rank, last))  # type: ignore[misc]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .actions import COMPUTE, Action, Kind, Weights
-from .generators import Orders, Step
+from .generators import Orders, SchedulePass
 
 
 def one_update(orders: Orders) -> list[list[Action]]:
@@ -43,7 +43,7 @@ def many_updates(
     return chosen
 
 
-def newest_at_forward(steps: list[Step], replicas: int) -> dict[int, int]:
+def newest_at_forward(steps: list[SchedulePass], replicas: int) -> dict[int, int]:
     """For each mini-batch the number of updates before its F, if each B of its replica is followed by one."""
     versions: dict[int, int] = {}
     updates = [0] * replicas
@@ -56,7 +56,7 @@ def newest_at_forward(steps: list[Step], replicas: int) -> dict[int, int]:
 
 
 def _with_updates(
-    stage: int, steps: list[Step], weights: Weights, forward: dict[int, int], replicas: int
+    stage: int, steps: list[SchedulePass], weights: Weights, forward: dict[int, int], replicas: int
 ) -> Iterator[Action]:
     newest = [0] * replicas
     for step in steps:

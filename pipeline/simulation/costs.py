@@ -9,7 +9,7 @@ from distconv.pipeline.schedules.per_stage import Cost, per_stage
 
 
 @dataclass(frozen=True)
-class Costs:
+class ScheduleCosts:
     """Seconds, one per stage and for all of its chunks together; ``activation`` in any unit of memory."""
 
     forward: tuple[float, ...]
@@ -30,7 +30,7 @@ class Costs:
         transfer: Cost,
         update: Cost,
         activation: Cost,
-    ) -> Costs:
+    ) -> ScheduleCosts:
         """Costs for ``schedule``, in which B is what the backward pass does apart from W.
 
         Raises

@@ -12,7 +12,7 @@ from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, 
 from distconv.pipeline.schedules.per_stage import Cost
 from distconv.pipeline.schedules.registry import per_stage_replicas, remade
 
-from .costs import Costs
+from .costs import ScheduleCosts
 from .span import Span
 from .timeline import Timeline
 
@@ -47,7 +47,7 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
     ScheduleError
         For costs or counts that do not fit, or lists that wait for each other for ever.
     """
-    costs = Costs.of(
+    costs = ScheduleCosts.of(
         schedule, forward, backward, weight=weight, transfer=transfer, update=update, activation=activation
     )
     own = schedule.replicas or 1
@@ -77,7 +77,7 @@ class _Track:
 
 
 @dataclass
-class _Run:
+class _PassRun:
     """A pass under way: its start, the work it is, and what is left of that, in seconds of a whole rank."""
 
     action: Action
@@ -93,7 +93,7 @@ class _Rank:
     stage: int
     replica: int
     tracks: list[_Track]
-    running: dict[int, _Run] = field(default_factory=dict)
+    running: dict[int, _PassRun] = field(default_factory=dict)
     changed: float = 0.0
     epoch: int = 0
     held: float = 0.0
@@ -108,7 +108,7 @@ class _Rank:
         self.changed = now
 
 
-class _End(NamedTuple):
+class _PassEnd(NamedTuple):
     """A pass will end, if nothing begins or ends on its rank before: then ``epoch`` is another."""
 
     rank: _Rank
@@ -119,7 +119,7 @@ class _End(NamedTuple):
 class _Simulation:
     """The state at time ``now``, and the events to come."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, replicas: tuple[int, ...]) -> None:
+    def __init__(self, schedule: Schedule, costs: ScheduleCosts, replicas: tuple[int, ...]) -> None:
         self.schedule = schedule
         self.costs = costs
         self.replicas = replicas
@@ -129,7 +129,7 @@ class _Simulation:
         ]
         self.now = 0.0
         # The counter decides between events at the same time: first come, first served.
-        self.events: list[tuple[float, int, _End | Message]] = []
+        self.events: list[tuple[float, int, _PassEnd | Message]] = []
         self.counted = 0
         self.arrived: set[Message] = set()
         self.links: dict[tuple[int, int, int], tuple[float, float]] = {}
@@ -169,7 +169,7 @@ class _Simulation:
             if track.head.kind in OCCUPYING:
                 rank.work_until(self.now)
                 work = self.costs.of_action(track.head, self.schedule.chunks)
-                rank.running[index] = _Run(track.head, self.now, work, work)
+                rank.running[index] = _PassRun(track.head, self.now, work, work)
                 self._hold(rank, track.head)
                 return True
             self._pass_on(track.head)
@@ -220,9 +220,9 @@ class _Simulation:
         total = sum(run.work for run in rank.running.values())
         for index, run in rank.running.items():
             lasts = run.left * (total / run.work) if run.work else 0.0
-            self._at(self.now + lasts, _End(rank, index, rank.epoch))
+            self._at(self.now + lasts, _PassEnd(rank, index, rank.epoch))
 
-    def _at(self, time: float, event: _End | Message) -> None:
+    def _at(self, time: float, event: _PassEnd | Message) -> None:
         self.counted += 1
         heapq.heappush(self.events, (time, self.counted, event))
 

@@ -22,10 +22,10 @@ from distconv.plan import is_plannable_layer
 
 from .graph_cuts import (
     EXAMPLE,
-    Call,
     Locate,
+    ModelSteps,
+    ModuleCall,
     SplitError,
-    Steps,
     computing_positions,
     cut_graph,
     is_tensor,
@@ -57,7 +57,7 @@ class _StandIn(fx.Proxy):
 
 
 def _asks_for_tensors(frame: FrameType | None) -> bool:
-    """Whether code outside torch that looks for the class of a value may be asking whether it is a tensor."""
+    """Return True if code outside torch that looks for the class of a value may be asking whether it is a tensor."""
     folder = str(Path(torch.__file__).parent)
     if frame is not None and frame.f_code.co_filename.startswith(str(Path(folder, "fx"))):
         return False
@@ -74,7 +74,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[ModuleCall] = []
         self.modes = modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -93,7 +93,7 @@ class _Tracer(fx.Tracer):
         if is_hooked(m) and not self.is_leaf_module(m, name):
             raise SplitError("it has hooks, which torch.fx would call now and then never again")
         name = name.removeprefix("model").removeprefix(".")
-        self.calls.append(Call(name, is_layer(m), len(self.graph.nodes)))
+        self.calls.append(ModuleCall(name, is_layer(m), len(self.graph.nodes)))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -103,12 +103,12 @@ class _Tracer(fx.Tracer):
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether ``module`` is a convolution or linear layer, behind which there may be a register."""
+    """Return True if ``module`` is a convolution or linear layer, behind which there may be a register."""
     return is_plannable_layer(module) or isinstance(module, SparseConv)
 
 
 def is_whole(module: nn.Module) -> bool:
-    """Whether a stage calls ``module`` as it is: a layer, or one of torch's own."""
+    """Return True if a stage calls ``module`` as it is: a layer, or one of torch's own."""
     # Sites depend on numbers, which torch.fx has not got. Running statistics are taken out of modules.
     return (
         is_layer(module)
@@ -119,7 +119,7 @@ def is_whole(module: nn.Module) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether ``module`` has hooks, which a traced graph would lose."""
+    """Return True if ``module`` has hooks, which a traced graph would lose."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
@@ -130,7 +130,7 @@ def modes() -> tuple[bool | torch.dtype, ...]:
     return torch.is_grad_enabled(), *autocast
 
 
-def traced_steps(model: nn.Module) -> Steps:
+def traced_steps(model: nn.Module) -> ModelSteps:
     """What ``model`` does, in steps that can be cut; by ``torch.fx``."""
     tracer, root, graph = _trace(model)
     computing = computing_positions(graph)
@@ -138,7 +138,7 @@ def traced_steps(model: nn.Module) -> Steps:
     def build(locate: Locate) -> list[nn.Module]:
         return [_module(model, root, piece) for piece in cut_graph(graph, locate(tracer.calls, computing))]
 
-    return Steps(tracer.calls, computing, build, possible_cut(graph, root))
+    return ModelSteps(tracer.calls, computing, build, possible_cut(graph, root))
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
@@ -172,7 +172,7 @@ def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
-    """Whether a tensor that forward made without its input is no random one."""
+    """Return True if a tensor that forward made without its input is no random one."""
     if node.op != "get_attr" or str(node.target).startswith("model."):
         return True
     one, two = _attribute(root, str(node.target)), _attribute(other, str(node.target))

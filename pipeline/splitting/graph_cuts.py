@@ -22,7 +22,7 @@ class SplitError(DistconvError, ValueError):
     """A model that cannot be cut, or not there."""
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """A module's call: its name, whether it is a layer, and where it begins in the list of steps."""
 
     name: str
@@ -30,14 +30,14 @@ class Call(NamedTuple):
     begin: int
 
 
-Locate = Callable[[list[Call], list[int]], list[int]]
+Locate = Callable[[list[ModuleCall], list[int]], list[int]]
 """Where to cut, from all calls and the positions that compute."""
 
 
-class Steps(NamedTuple):
+class ModelSteps(NamedTuple):
     """What a model does: all calls, the positions that compute, how to make stages of it, and where it can be cut."""
 
-    calls: list[Call]
+    calls: list[ModuleCall]
     computing: list[int]
     build: Callable[[Locate], list[nn.Module]]
     possible: Callable[[int], bool]
@@ -72,7 +72,7 @@ def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
 
 
 def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
-    """Whether ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
+    """Return True if ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
     nodes = list(graph.nodes)
     index = {node: number for number, node in enumerate(nodes)}
     uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
@@ -127,7 +127,7 @@ def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether the value of ``node`` is a tensor, as far as that can be told without one."""
+    """Return True if the value of ``node`` is a tensor, as far as that can be told without one."""
     if "like" in node.meta:
         return True
     if node.op in ("placeholder", "call_module", "get_attr"):
@@ -142,7 +142,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 def _is_several(node: fx.Node) -> bool:
-    """Whether a value is a tuple of tensors."""
+    """Return True if a value is a tuple of tensors."""
     return getattr(node.target, "__name__", node.target) in SEVERAL
 
 

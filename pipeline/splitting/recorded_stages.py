@@ -17,11 +17,11 @@ from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
 
 from .fx_graph import modes
-from .graph_cuts import Locate, SplitError, Steps, computing_positions, cut_graph, possible_cut
-from .recording import Blueprint, Like, Recording, containers
+from .graph_cuts import Locate, ModelSteps, SplitError, computing_positions, cut_graph, possible_cut
+from .recording import Blueprint, ForwardRecording, Like, containers
 
 
-def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
+def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
     """What ``model`` does with an input like ``example`` (N, ...), in steps that can be cut.
 
     Raises
@@ -46,7 +46,7 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
         pieces = zip(*examples, strict=True)
         return [RecordedStage(whole, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
 
-    return Steps(now.calls, computing_positions(now.graph), build, possible_cut(now.graph, model))
+    return ModelSteps(now.calls, computing_positions(now.graph), build, possible_cut(now.graph, model))
 
 
 class Programs:
@@ -54,20 +54,22 @@ class Programs:
 
     def __init__(self, blueprint: Blueprint, example: Like, locate: Locate) -> None:
         self._blueprint, self._example, self._locate = blueprint, example, locate
-        self._known: dict[Any, list[Program]] = {}
+        self._known: dict[Any, list[StageProgram]] = {}
 
     def __deepcopy__(self, memo: object) -> Programs:
         return self
 
-    def add(self, training: tuple[bool, ...], recording: Recording, samples: int | None = None) -> list[Program]:
+    def add(
+        self, training: tuple[bool, ...], recording: ForwardRecording, samples: int | None = None
+    ) -> list[StageProgram]:
         """The programs of the stages, from what the whole model does with as many ``samples`` (None: the example's)."""
         graph, calls = recording
         pieces = cut_graph(graph, self._locate(calls, computing_positions(graph)))
         key = samples or self._example.shape[0], training, modes()
-        self._known[key] = [Program(piece) for piece in pieces]
+        self._known[key] = [StageProgram(piece) for piece in pieces]
         return self._known[key]
 
-    def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> Program:
+    def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> StageProgram:
         """The program of stage ``index`` for what it is ``given``.
 
         Raises
@@ -86,7 +88,7 @@ class Programs:
             "split the model with an example of the shape, type and device that it is trained with"
         )
 
-    def _of(self, samples: int, training: tuple[bool, ...]) -> list[Program]:
+    def _of(self, samples: int, training: tuple[bool, ...]) -> list[StageProgram]:
         programs = self._known.get((samples, training, modes()))
         if programs is not None:
             return programs
@@ -103,7 +105,7 @@ class Programs:
         yield from numbers
 
 
-class Program:
+class StageProgram:
     """The steps of one stage, for given shapes."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -151,7 +153,7 @@ class _Whole:
 class RecordedStage(nn.Module):
     """A stage of a ``whole`` that does what ``programs`` say; with the modules and weights that ``examples`` use."""
 
-    def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[Program]) -> None:
+    def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[StageProgram]) -> None:
         super().__init__()
         self.training = whole.model.training
         self._programs, self._index = programs, index

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from .fx_graph import REPLACED, buffer_ids, is_hooked, is_layer, is_whole, modes, refusal
-from .graph_cuts import Call, SplitError
+from .graph_cuts import ModuleCall, SplitError
 
 
 class Like(NamedTuple):
@@ -38,11 +38,11 @@ class Like(NamedTuple):
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 
-class Recording(NamedTuple):
+class ForwardRecording(NamedTuple):
     """The steps of a forward pass, and the calls of modules in it."""
 
     graph: fx.Graph
-    calls: list[Call]
+    calls: list[ModuleCall]
 
 
 class Blueprint:
@@ -77,7 +77,7 @@ class Blueprint:
     def __deepcopy__(self, memo: object) -> Blueprint:
         return self
 
-    def record(self, example: Like, training: Sequence[bool]) -> Recording:
+    def record(self, example: Like, training: Sequence[bool]) -> ForwardRecording:
         """What ``forward`` does with an input like ``example``, where ``training`` has the mode of each container.
 
         Raises
@@ -92,13 +92,13 @@ class Blueprint:
             unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
             with self.fake, torch.random.fork_rng(devices=[]), unpacked:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
-                recorder = _Recorder(self, x)
+                recorder = _ForwardRecorder(self, x)
                 recorder.run(x)
             if buffer_ids(self.model) != self._buffers:
                 raise SplitError(REPLACED)
         except Exception as error:
             raise SplitError(refusal(self.model, error, "its run with the example", __file__)) from error
-        return Recording(recorder.graph, recorder.calls)
+        return ForwardRecording(recorder.graph, recorder.calls)
 
 
 def containers(model: nn.Module) -> list[nn.Module]:
@@ -116,14 +116,14 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}".removeprefix("."), value
 
 
-class _Recorder(TorchFunctionMode):
+class _ForwardRecorder(TorchFunctionMode):
     """Writes down each call of a torch function, of a module that stages call, and of an autograd Function."""
 
     def __init__(self, blueprint: Blueprint, x: torch.Tensor) -> None:
         super().__init__()
         self.blueprint = blueprint
         self.graph = fx.Graph()
-        self.calls: list[Call] = []
+        self.calls: list[ModuleCall] = []
         self._inside = [""]
         self._paused = False
         self._modes = modes()
@@ -152,7 +152,7 @@ class _Recorder(TorchFunctionMode):
         name = self.blueprint.modules.get(id(module))
         if self._paused or name is None:
             return call(module, *args, **kwargs)
-        self.calls.append(Call(name, is_layer(module), len(self.graph.nodes)))
+        self.calls.append(ModuleCall(name, is_layer(module), len(self.graph.nodes)))
         if name and is_whole(module):
             return self._record("call_module", name, lambda *a, **k: call(module, *a, **k), args, kwargs)
         if is_hooked(module):
@@ -236,7 +236,7 @@ def _application(cls: Any) -> Callable[..., Any]:
 
 
 def _computes(function: Any, result: Any, given: list[torch.Tensor]) -> bool:
-    """Whether a call does something that a stage has to do: it makes tensors, or changes some."""
+    """Return True if a call does something that a stage has to do: it makes tensors, or changes some."""
     if _has_tensors(result) or function is torch.Tensor.register_hook:
         return True
     return result is None and bool(given) and getattr(function, "__name__", "") != "__get__"

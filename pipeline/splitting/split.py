@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .fx_graph import is_hooked, is_layer, traced_steps
-from .graph_cuts import Call, Locate, SplitError, Steps
+from .graph_cuts import Locate, ModelSteps, ModuleCall, SplitError
 from .recorded_stages import recorded_steps
 
 
@@ -99,13 +99,13 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     return [name for first, name in sorted(cuts.items()) if steps.possible(steps.computing[first])]
 
 
-def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: Steps) -> list[nn.Module]:
+def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: ModelSteps) -> list[nn.Module]:
     stages = steps.build(partial(_positions, cuts))
     _check_disjoint(model, stages)
     return stages
 
 
-def _positions(cuts: Sequence[str] | Sequence[int], calls: list[Call], computing: list[int]) -> list[int]:
+def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], computing: list[int]) -> list[int]:
     """Where the stages behind all cuts begin."""
     positions = [_position(cut, calls) for cut in cuts]
     _check_order(cuts, [0, *positions], computing)
@@ -122,9 +122,9 @@ def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     return not any(isinstance(cut, str) for cut in cuts) and not any(is_layer(module) for module in inner)
 
 
-def _children(model: nn.Module) -> Steps:
+def _children(model: nn.Module) -> ModelSteps:
     children = [(name, child) for name, child in model._modules.items() if child is not None]
-    calls = [Call(name, is_layer(child), index) for index, (name, child) in enumerate(children)]
+    calls = [ModuleCall(name, is_layer(child), index) for index, (name, child) in enumerate(children)]
 
     def build(locate: Locate) -> list[nn.Module]:
         cuts = locate(calls, list(range(len(children))))
@@ -134,10 +134,10 @@ def _children(model: nn.Module) -> Steps:
             stage.training = model.training
         return stages
 
-    return Steps(calls, list(range(len(children))), build, lambda position: True)
+    return ModelSteps(calls, list(range(len(children))), build, lambda position: True)
 
 
-def _position(cut: str | int, calls: list[Call]) -> int:
+def _position(cut: str | int, calls: list[ModuleCall]) -> int:
     """Where the stage behind a cut begins."""
     if isinstance(cut, str):
         begins = [call.begin for call in calls if call.name == cut]
@@ -158,7 +158,7 @@ def _position(cut: str | int, calls: list[Call]) -> int:
     return layers[cut].begin
 
 
-def _names(calls: list[Call]) -> str:
+def _names(calls: list[ModuleCall]) -> str:
     return _shortened(list(dict.fromkeys(call.name for call in calls if call.name)))
 
 

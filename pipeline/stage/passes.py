@@ -83,12 +83,12 @@ class Passes:
 
     @property
     def collects(self) -> bool:
-        """Whether running statistics wait for the update instead of following each pass."""
+        """True if running statistics wait for the update instead of following each pass."""
         return self.merges or self._replicated
 
     @property
     def merges(self) -> bool:
-        """Whether a mini-batch has several micro-batches whose statistics are to be those of one."""
+        """True if a mini-batch has several micro-batches whose statistics are to be those of one."""
         return self._deferred and not self.schedule.asynchronous
 
     # -- forward ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @dataclass(frozen=True)
-class Record:
+class StatisticsRecord:
     """Statistics of one call of layer ``layer`` in one micro-batch: ``count`` elements per channel, each of (C,).
 
     ``variance`` is the unbiased one, as torch keeps it.
@@ -39,7 +39,7 @@ class RunningStatistics:
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         layers = (layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm))
         self.layers = [layer for layer in dict.fromkeys(layers) if layer.track_running_stats]
-        self.records: list[Record] = []
+        self.records: list[StatisticsRecord] = []
 
     @contextmanager
     def taken(self, microbatch: int) -> Iterator[None]:
@@ -71,13 +71,13 @@ class RunningStatistics:
         def after(layer: _BatchNorm, inputs: Any, _: Any) -> None:
             assert layer.running_mean is not None and layer.running_var is not None
             count = inputs[0].numel() // inputs[0].shape[1]
-            self.records.append(Record(microbatch, number, count, layer.running_mean, layer.running_var))
+            self.records.append(StatisticsRecord(microbatch, number, count, layer.running_mean, layer.running_var))
             for name, value in kept.items():
                 setattr(layer, name, value)
 
         return before, after
 
-    def commit(self, records: Sequence[Record], deferred: bool) -> None:
+    def commit(self, records: Sequence[StatisticsRecord], deferred: bool) -> None:
         """Update the layers with ``records`` of one mini-batch, of all micro-batches in their order."""
         for number, layer in enumerate(self.layers):
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
@@ -86,11 +86,11 @@ class RunningStatistics:
         self.records.clear()
 
 
-def _each(records: Sequence[Record]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _each(records: Sequence[StatisticsRecord]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(record.mean, record.variance) for record in records]
 
 
-def _merged(records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
+def _merged(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and unbiased variance of all batches as one (Chan et al. 1983, Eq. 2.1)."""
     first = records[0]
     count, mean, squares = first.count, first.mean.double(), first.variance.double() * (first.count - 1)

@@ -34,9 +34,9 @@ class StageInput:
         if not self.value.requires_grad:
             return self.value
         if isinstance(self.value, DistTensor):
-            inside = _Enter.apply(self.value.local, self)  # type: ignore[no-untyped-call]
+            inside = _EnterStage.apply(self.value.local, self)  # type: ignore[no-untyped-call]
             return DistTensor(inside, self.value.dist, self.value.shape)
-        return _Enter.apply(self.value, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _EnterStage.apply(self.value, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @property
     def gradient(self) -> torch.Tensor | None:
@@ -55,7 +55,7 @@ def separate(value: torch.Tensor) -> torch.Tensor:
     return value.detach() if isinstance(value, DistTensor) else value.data
 
 
-class _Enter(torch.autograd.Function):
+class _EnterStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, entry: StageInput) -> torch.Tensor:
         ctx.entry = entry

@@ -49,7 +49,7 @@ def _start(tensor: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _SavedActivation:
     """An activation that autograd saved, and what it was then."""
 
     tensor: torch.Tensor
@@ -145,14 +145,14 @@ class WeightVersions:
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: torch.Tensor) -> _Note | _Kept:
+    def _pack(self, tensor: torch.Tensor) -> _Note | _SavedActivation:
         index = self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
         if index is None or not tensor.numel():
             # Not the tensor itself: an output that its own node keeps would never be freed.
-            return _Kept(tensor.detach(), tensor._version)
+            return _SavedActivation(tensor.detach(), tensor._version)
         return _Note.of(tensor, index, self.parameters[index])
 
-    def _unpack(self, saved: _Note | _Kept) -> torch.Tensor:
+    def _unpack(self, saved: _Note | _SavedActivation) -> torch.Tensor:
         if isinstance(saved, _Note):
             return saved.view(self.parameters[saved.index].detach())
         if saved.tensor._version != saved.version:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import close, whole
 
@@ -175,7 +175,7 @@ def test_copies_of_the_model_keep_it(comm):
 def test_running_statistics_cost_one_message_for_all_layers(comm):
     grid = grid_over(comm, h=comm.size)
     model, x = dc.parallelize(build(), grid, batch_norm="local"), dc.scatter(normal(2, 2, ROWS, COLUMNS), grid)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         model(x)
     assert traffic.reduced == {("running statistics", comm.size): 2 * (6 + 4) * 8}
 

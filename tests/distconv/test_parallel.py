@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import distconv as dc
 from distconv.communication import agreement
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare
 
@@ -244,7 +244,7 @@ def test_another_plan_replaces_the_one_before(comm):
     dc.parallelize(model, dc.Plan({"1": {"w": comm.size}}), comm=comm)
     for layer in model:
         layer.register_forward_hook(lambda _, args, y: seen.append(args[0].dist.axes))
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y = model(dc.scatter(normal(2, 2, 7, 8), grid_over(comm, w=comm.size)))
     assert seen == [("n", "c", "h", "w")] * 2
     assert not traffic.sent["redistribution"]

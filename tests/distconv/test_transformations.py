@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from distconv import transformations
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 
 SHAPE = (3, 2, 7, 4)
@@ -154,6 +154,6 @@ def test_gradients_are_still_summed_behind_the_backward_pass_once_a_compilation_
     with pytest.raises(dc.UnsupportedOperation):
         torch.compile(scaled, backend="eager", fullgraph=True)(x)
     model = dc.parallelize(nn.Linear(3, 2).double(), x.grid, broadcast=True)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         model(x).sum().backward()
     assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)

@@ -134,8 +134,10 @@ def test_lines_go_to_a_new_file_or_to_the_end_of_one(tmp_path: Path, monkeypatch
         with pytest.raises(OSError, match="it is a symbolic link, which is not followed"):
             folder.open_append("old")
         monkeypatch.setattr(os, "write", full)
+        open_before = os.listdir("/proc/self/fd")
         with pytest.raises(OSError, match=r"No space left on device: .*/new'"):
             folder.create_stream("new", "other")
+        assert os.listdir("/proc/self/fd") == open_before
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert sorted(os.listdir(tmp_path)) == ["new", "old", "theirs"]
 

@@ -14,7 +14,7 @@ import pytest
 import distconv as dc
 from distconv.cli import Parser
 from distconv.jobs.training.options import add_training_arguments
-from distconv.jobs.training.settings import Settings
+from distconv.jobs.training.settings import TrainingSettings
 from distconv.perfmodel import Machine
 from distconv.pipeline import PipelinePlan
 from tests.docs.blocks import PAGES, Block, blocks
@@ -96,7 +96,7 @@ def test_a_file_is_one_that_is_taken(block: Block, tmp_path: Path):
     path.write_text(block.text)
     if block.language == "yaml" and "optimizer:" in block.text:  # options of a training
         parser = Parser(prog="distconv train", allow_abbrev=False)
-        add_training_arguments(parser, Settings(), out="runs/x")
+        add_training_arguments(parser, TrainingSettings(), out="runs/x")
         assert parser.parse_args(["--config", str(path)]).optimizer == "AdamW"
     elif block.language == "yaml":
         assert Machine.load(str(path)).ranks_per_node > 0

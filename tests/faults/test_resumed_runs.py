@@ -13,21 +13,21 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv import checkpoint
-from distconv.jobs.images.classification import Settings, Trainer
+from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from tests.jobs.images.image_files import written
 
 slow = pytest.mark.slow
 
-SETTINGS = Settings("lenet5", batch=16, steps=24, lr=0.05, dtype="float64", augment="crop")
+SETTINGS = ImageSettings("lenet5", batch=16, steps=24, lr=0.05, dtype="float64", augment="crop")
 SAVED_AT = 4
 
 
 def run(
-    comm: Any, data: Path, grid: str, saved: Path, *, resume: bool, settings: Settings = SETTINGS
+    comm: Any, data: Path, grid: str, saved: Path, *, resume: bool, settings: ImageSettings = SETTINGS
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses from ``SAVED_AT`` on, and the weights that they begin with; saves there, or resumes from there."""
-    trainer = Trainer(settings, ImageSamples(data, comm), dc.ProcessGrid(comm, **dc.parse_grid(grid)))
+    trainer = ImageTrainer(settings, ImageSamples(data, comm), dc.ProcessGrid(comm, **dc.parse_grid(grid)))
     assert not resume or trainer.resume(str(saved))
     weights, losses = _state(trainer), []
     for batch in trainer.batches():
@@ -38,7 +38,7 @@ def run(
     return losses[-(SETTINGS.steps - SAVED_AT) :], weights  # type: ignore[operator]
 
 
-def _state(trainer: Trainer) -> dict[str, torch.Tensor]:
+def _state(trainer: ImageTrainer) -> dict[str, torch.Tensor]:
     return {name: dc.gather(tensor).clone() for name, tensor in trainer.model.state_dict().items()}
 
 

@@ -76,7 +76,7 @@ def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """On 3 ranks convolutions take every block in pieces, as they do large ones; on other counts as users have it."""
     convolution = sys.modules.get("distconv.kernels.convolution")
     if convolution is not None and "comm" in request.fixturenames and request.getfixturevalue("comm").size == 3:
-        for limit in ("LITTLE", "LITTLE_ON_GPU"):
+        for limit in ("OVERLAP_THRESHOLD", "OVERLAP_THRESHOLD_ON_GPU"):
             monkeypatch.setattr(convolution, limit, -1)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import distconv as dc
 from distconv.jobs import captured_steps
-from distconv.jobs.captured_steps import Steps
+from distconv.jobs.captured_steps import AutoCapturedStep
 from tests.distconv.capture.trained import batches, equal, left, network, sgd, step_of
 from tests.distconv.layouts import grids
 
@@ -17,7 +17,7 @@ def test_a_training_leaves_the_same_whatever_is_chosen(comm, choice):
     found = []
     for each in ("off", choice):
         model = dc.parallelize(network(), grid)
-        steps, optimizer = Steps(step_of(model), each, comm), sgd(model.parameters())
+        steps, optimizer = AutoCapturedStep(step_of(model), each, comm), sgd(model.parameters())
         losses = []
         for batch in batches(grid, 11):
             optimizer.zero_grad()
@@ -39,7 +39,7 @@ def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, 
 
         return step
 
-    steps = Steps(takes(eager_s, "eager"), "auto", comm)
+    steps = AutoCapturedStep(takes(eager_s, "eager"), "auto", comm)
     monkeypatch.setattr(captured_steps, "capture", lambda *_, **__: takes(replay_s, "captured"))
     kinds = [steps(1) for _ in range(11)]
     assert kinds == ["eager"] * 4 + ["captured"] * 4 + [taken] * 3
@@ -57,11 +57,11 @@ def test_long_steps_are_not_recorded_and_nor_are_a_few(comm, monkeypatch, capsys
         clock[0] += seconds
         return "eager"
 
-    long = Steps(step, "auto", comm, lambda: 1000)
+    long = AutoCapturedStep(step, "auto", comm, lambda: 1000)
     assert [long(1.5) for _ in range(9)] == ["eager"] * 9
     line = "steps are eager: one takes 1500.0 ms without the optimizer, of which little is Python's\n"
     assert capsys.readouterr().out == (line if comm.rank == 0 else "")
-    few = Steps(step, "auto", comm, lambda: 99)
+    few = AutoCapturedStep(step, "auto", comm, lambda: 99)
     assert [few(0.1) for _ in range(9)] == ["eager"] * 9
     assert capsys.readouterr().out == ""
 
@@ -69,9 +69,9 @@ def test_long_steps_are_not_recorded_and_nor_are_a_few(comm, monkeypatch, capsys
 def test_what_cannot_be_recorded_is_taken_eagerly_and_said(comm, capsys):
     grid = grids(comm, "nh")[0]
     x, _ = batches(grid, 1)[0]
-    steps = Steps(lambda x: x.sum().item(), "auto", comm)
+    steps = AutoCapturedStep(lambda x: x.sum().item(), "auto", comm)
     values = [steps(x) for _ in range(6)]
     assert len(set(values)) == 1
     assert capsys.readouterr().out.count("steps are eager, since this step cannot be captured") == (comm.rank == 0)
     with pytest.raises(dc.CaptureError, match="a value is read"):
-        Steps(lambda x: x.sum().item(), "on", comm)(x)
+        AutoCapturedStep(lambda x: x.sum().item(), "on", comm)(x)

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distconv.kernels.convolution import Convolution, Geometry, Piece, cut, is_free, is_little, merged, volume
+from distconv.kernels.convolution import (
+    Convolution,
+    Geometry,
+    Piece,
+    assemble_input,
+    crop,
+    is_below_overlap_threshold,
+    is_convolvable_without_copy,
+    volume,
+)
 
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -116,8 +125,8 @@ def test_the_merged_piece_gives_the_same(case):
         return
     x, w, b = case.tensors()
     needed = tuple(case.geometry.needed(d, out) for d, out in enumerate(case.out))
-    piece = merged(case.pieces(x), ((0, 2 * case.groups), *needed))
-    assert is_free(needed, case.out, case.geometry)
+    piece = assemble_input(case.pieces(x), ((0, 2 * case.groups), *needed))
+    assert is_convolvable_without_copy(needed, case.out, case.geometry)
     y = case.work.forward(piece, w, b)
     torch.testing.assert_close(y, case.view(case.whole(x, w, b)), rtol=1e-12, atol=1e-12)
 
@@ -145,10 +154,10 @@ def test_needed_inputs_are_the_union_of_the_windows(case):
 
 def test_merging_and_cutting_are_adjoint():
     pieces = [Piece(normal(1, 1, 4, seed=1), ((0, 1), (0, 4))), Piece(normal(1, 2, 3, seed=2), ((0, 2), (4, 7)))]
-    whole = merged(pieces, ((0, 2), (-2, 6)))
+    whole = assemble_input(pieces, ((0, 2), (-2, 6)))
     other = Piece(normal(1, 2, 8, seed=3), ((0, 2), (-2, 6)))
     forward = float((whole.values * other.values).sum())
-    backward = sum(float((p.values * cut(other, p.box)).sum()) for p in pieces)
+    backward = sum(float((p.values * crop(other, p.box)).sum()) for p in pieces)
     assert forward == pytest.approx(backward, rel=1e-13)
 
 
@@ -162,7 +171,7 @@ def test_merging_and_cutting_are_adjoint():
     ],
 )
 def test_a_block_needs_no_copy_where_equal_padding_on_both_sides_gives_its_outputs(box, out, free):
-    assert is_free(box, out, Geometry((3,), (1,), (1,), (1,))) is free
+    assert is_convolvable_without_copy(box, out, Geometry((3,), (1,), (1,), (1,))) is free
 
 
 def test_a_piece_that_touches_nothing_adds_nothing():
@@ -179,8 +188,10 @@ def test_a_piece_that_touches_nothing_adds_nothing():
 def test_work_is_little_by_its_multiplications():
     """2 x 32 x 32 outputs of 64 channels, 9 x 64 multiplications each, are 75.5 M; by channels 1.2 M."""
     block = (2, 64, 32, 32)
-    assert not is_little(block, (64, 64, 3, 3), on_gpu=False)
-    assert is_little(block, (32, 64, 3, 3), on_gpu=False) and not is_little(block, (32, 64, 3, 3), on_gpu=True)
-    assert not is_little(block, (64, 1, 3, 3), on_gpu=True)
-    assert is_little(block, (32, 1, 3, 3), on_gpu=True)
-    assert is_little((2, 0, 4, 4), (3, 0, 3, 3), on_gpu=True)
+    assert not is_below_overlap_threshold(block, (64, 64, 3, 3), on_gpu=False)
+    assert is_below_overlap_threshold(block, (32, 64, 3, 3), on_gpu=False) and not is_below_overlap_threshold(
+        block, (32, 64, 3, 3), on_gpu=True
+    )
+    assert not is_below_overlap_threshold(block, (64, 1, 3, 3), on_gpu=True)
+    assert is_below_overlap_threshold(block, (32, 1, 3, 3), on_gpu=True)
+    assert is_below_overlap_threshold((2, 0, 4, 4), (3, 0, 3, 3), on_gpu=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, gradients, taken_near
+from distconv.kernels.normalization import BatchNormGradient, copy_if_misread, normalization_gradients, refine_moments
 
 EPS = 1e-3
 
@@ -50,7 +50,7 @@ def test_with_given_moments_the_gradient_is_that_of_evaluation():
     w, b = normal(3, seed=2).requires_grad_(), normal(3, seed=3).requires_grad_()
     given = normal(3, seed=4), normal(3, seed=5).abs()
     F.batch_norm(x, *given, w, b, False, eps=EPS).backward(grad)
-    dx, sums = gradients(grad, x.detach(), w.detach(), given, EPS)
+    dx, sums = normalization_gradients(grad, x.detach(), w.detach(), given, EPS)
     close(dx, x.grad)
     close(sums, torch.stack([w.grad, b.grad]))
 
@@ -64,7 +64,7 @@ def test_far_from_the_origin_moments_keep_their_digits():
         return origin + mean, (offset * offset).mean() - mean * mean
 
     origin = torch.zeros((), dtype=torch.float64)
-    mean, var = taken_near(about, origin, torch.float64)
+    mean, var = refine_moments(about, origin, torch.float64)
     expected, offset = torch.var_mean(x - 1e8, correction=0)  # a difference without rounding
     torch.testing.assert_close((var, mean), (expected, 1e8 + offset), rtol=1e-12, atol=0)
     assert not torch.isclose(about(origin)[1], expected, rtol=1e-3)
@@ -78,7 +78,7 @@ def test_one_channel_far_from_its_origin_is_enough_to_take_all_moments_again():
         mean = offset.mean(1)
         return origin + mean, (offset * offset).mean(1) - mean * mean
 
-    _, var = taken_near(about, torch.zeros(2, dtype=torch.float64), torch.float64)
+    _, var = refine_moments(about, torch.zeros(2, dtype=torch.float64), torch.float64)
     expected = torch.var(x - torch.tensor([[0.0], [1e8]], dtype=torch.float64), 1, correction=0)
     torch.testing.assert_close(var, expected, rtol=1e-12, atol=0)
 
@@ -92,7 +92,7 @@ def test_in_half_precision_the_gradient_is_rounded_once():
     wide = x.double().requires_grad_()
     F.batch_norm(wide, None, None, w.double(), None, True, eps=EPS).backward(grad.double())
     gradient = BatchNormGradient(grad, x, w, (mean.float(), var.float()), EPS)
-    found = gradient.of_input(x.numel() // 3)
+    found = gradient.input_gradient(x.numel() // 3)
     assert found.dtype == torch.bfloat16
     # Half a unit in the last of 8 bits, and what float32 adds up to.
     allowed = wide.grad.abs() * 2.0**-8 * 1.01 + 1e-6 * wide.grad.abs().max()
@@ -101,9 +101,9 @@ def test_in_half_precision_the_gradient_is_rounded_once():
 
 def test_one_sample_whose_stride_is_not_that_of_its_elements_is_copied():
     one = torch.arange(24.0).as_strided((1, 2, 3, 2), (17, 1, 4, 2))
-    assert as_kernels_read(one).stride() == (12, 6, 2, 1)
+    assert copy_if_misread(one).stride() == (12, 6, 2, 1)
     two = torch.arange(24.0).view(2, 2, 3, 2)
-    assert as_kernels_read(two) is two
+    assert copy_if_misread(two) is two
 
 
 @pytest.mark.parametrize("strides", [(12, 1, 24, 3), (1, 1, 1, 3), (2, 1, 12, 3)])
@@ -111,9 +111,9 @@ def test_strides_of_extents_of_one_may_be_anything(strides):
     """torch's own kernel errs with these."""
     x, grad = normal(1, 3, 1, 4), normal(1, 3, 1, 4, seed=1)
     given = moments(x)
-    expected = gradients(grad, x, None, given, EPS)
+    expected = normalization_gradients(grad, x, None, given, EPS)
     odd = [t.contiguous(memory_format=torch.channels_last).as_strided(t.shape, strides) for t in (x, grad)]
     assert all(torch.equal(a, b) for a, b in zip(odd, (x, grad), strict=True))
     for dy, values in ((odd[1], x), (grad, odd[0]), (odd[1], odd[0])):
-        for found, wanted in zip(gradients(dy, values, None, given, EPS), expected, strict=True):
+        for found, wanted in zip(normalization_gradients(dy, values, None, given, EPS), expected, strict=True):
             close(found, wanted)

@@ -72,7 +72,7 @@ def messages(draw, tensors):
 def by_both(act):
     """What ``act()`` gives by torch's copies, and what it gives by the kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "compiled", kernels_in_c.launched)
+        patch.setattr(packing, "compile_kernel", kernels_in_c.launched)
         for kernel in (False, True):
             patch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False, kernel=kernel: kernel)
             yield act()
@@ -111,7 +111,7 @@ def test_boxes_of_any_strides_are_packed_and_unpacked_as_by_torch(dtype, data):
 
     def there_and_back():
         packed, into = plan.pack(sources), [like(tensor, 7) for tensor in sources]
-        room = plan.room(into)
+        room = plan.allocate_for_unpack(into)
         for message, sent in zip(room.messages, packed, strict=True):
             message.copy_(sent)
         plan.unpack(room, into)
@@ -131,7 +131,7 @@ def test_what_overlapping_boxes_add_is_added_in_the_order_of_torch(dtype, data):
 
     def summed():
         into = [like(tensor, 7) for tensor in given_tensors]
-        room = plan.room_for_sums(into[0])
+        room = plan.allocate_for_add(into[0])
         assert room.buffer is not None
         room.buffer.copy_(addends(room.buffer.shape, dtype, 11))
         plan.add(room, into)
@@ -150,7 +150,7 @@ def test_sums_of_half_precision_round_as_those_of_torch(dtype):
         addend = random_bits([1 << 16], dtype, seed) if seed else torch.zeros_like(every)
 
         def summed(addend=addend):
-            room, into = plan.room_for_sums(every), every.clone()
+            room, into = plan.allocate_for_add(every), every.clone()
             room.buffer.copy_(addend)
             plan.add(room, [into])
             return into
@@ -163,7 +163,7 @@ def test_boxes_without_elements_launch_nothing(monkeypatch):
     def compiled(text):
         raise AssertionError("a launch of no blocks, which CUDA rejects")
 
-    monkeypatch.setattr(packing, "compiled", compiled)
+    monkeypatch.setattr(packing, "compile_kernel", compiled)
     regions = packing.PackedRegions([(Region(0, (1, 0), (2, 0)), 0)], [(4, 1)])
     regions.pack([torch.ones(3, 4)], torch.empty(0))
     regions.unpack([torch.ones(3, 4)], torch.empty(0))
@@ -187,7 +187,7 @@ def test_cells_of_overlapping_boxes_share_no_element_and_cover_them():
 @in_c
 def test_the_table_is_made_once_for_a_plan_and_strides(monkeypatch):
     made = []
-    monkeypatch.setattr(packing, "compiled", kernels_in_c.launched)
+    monkeypatch.setattr(packing, "compile_kernel", kernels_in_c.launched)
     monkeypatch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False: True)
     monkeypatch.setattr(packing, "_table", lambda *given, table=packing._table: made.append(given) or table(*given))
     plan = Packing([[Region(0, (0, 1), (4, 1))]])
@@ -215,11 +215,11 @@ def test_the_kernel_runs_on_the_current_stream_and_its_table_lasts_until_then(or
 
 @in_c
 def test_more_elements_than_32_bits_count_are_indexed_with_64(monkeypatch):
-    assert "#define INDEX unsigned int\n" in packing.source(torch.float64, 2, (1 << 31) - 1)
-    wide = packing.source(torch.float64, 2, 1 << 31)
+    assert "#define INDEX unsigned int\n" in packing.kernel_source(torch.float64, 2, (1 << 31) - 1)
+    wide = packing.kernel_source(torch.float64, 2, 1 << 31)
     assert "#define INDEX unsigned long long\n" in wide
     x, into = counting(3, 5), torch.zeros(6, dtype=torch.float64)
-    monkeypatch.setattr(packing, "compiled", lambda text: kernels_in_c.launched(wide))
+    monkeypatch.setattr(packing, "compile_kernel", lambda text: kernels_in_c.launched(wide))
     packing.PackedRegions([(Region(0, (1, 1), (2, 3)), 0)], [x.stride()]).pack([x], into)
     assert into.tolist() == x[1:, 1:4].flatten().tolist()
 
@@ -238,7 +238,7 @@ def test_nvrtc_compiles_the_kernel_without_a_warning(dtype):
     if library is None:
         pytest.skip("needs the package nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc")
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    text = packing.source(dtype, dims=4, elements=1 << (31 if dtype is torch.float32 else 10)).encode()
+    text = packing.kernel_source(dtype, dims=4, elements=1 << (31 if dtype is torch.float32 else 10)).encode()
     unused_sums = b"--diag-suppress=177"
     options = (ctypes.c_char_p * 2)(b"--gpu-architecture=compute_75", unused_sums)
     assert library.nvrtcCreateProgram(ctypes.byref(program), text, b"packing.cu", 0, None, None) == 0

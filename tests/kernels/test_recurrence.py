@@ -26,7 +26,7 @@ def by_jacobians(carry, sources, factors, direct, weight):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_sweep_is_the_product_of_jacobians(monkeypatch, hidden, gates, past, compiled):
     monkeypatch.setattr(recurrence, "WIDEST_COMPILED", 96 if compiled else 0)
-    assert recurrence.compiled(torch.device("cpu"), torch.float64, hidden) == compiled
+    assert recurrence.is_compiled(torch.device("cpu"), torch.float64, hidden) == compiled
     direct = normal(9, 2, hidden, seed=4) if past else None
     given = (
         normal(2, hidden),
@@ -36,7 +36,7 @@ def test_a_sweep_is_the_product_of_jacobians(monkeypatch, hidden, gates, past, c
         normal(gates * hidden, hidden, seed=3) / hidden,
     )
     before = [None if tensor is None else tensor.clone() for tensor in given]
-    for found, expected in zip(recurrence.sweep(*given), by_jacobians(*given), strict=True):
+    for found, expected in zip(recurrence.backpropagate_steps(*given), by_jacobians(*given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for tensor, kept in zip(given, before, strict=True):
         assert tensor is kept is None or torch.equal(tensor, kept)
@@ -46,7 +46,9 @@ def test_a_sweep_is_the_product_of_jacobians(monkeypatch, hidden, gates, past, c
 def test_a_sweep_over_few_steps_or_no_samples(steps):
     for batch in (0, 2):
         carry = normal(batch, 3)
-        found, v = recurrence.sweep(carry, normal(steps, batch, 3), normal(steps, batch, 1, 3), None, normal(3, 3))
+        found, v = recurrence.backpropagate_steps(
+            carry, normal(steps, batch, 3), normal(steps, batch, 1, 3), None, normal(3, 3)
+        )
         assert found.shape == (steps, batch, 3)
         assert v.shape == (batch, 3)
         if not steps:
@@ -55,7 +57,7 @@ def test_a_sweep_over_few_steps_or_no_samples(steps):
 
 def test_the_compiled_sweep_is_for_narrow_states_of_two_dtypes_on_the_cpu():
     cpu = torch.device("cpu")
-    assert recurrence.compiled(cpu, torch.float32, 96)
-    assert not recurrence.compiled(cpu, torch.float32, 97)
-    assert not recurrence.compiled(cpu, torch.bfloat16, 8)
-    assert not recurrence.compiled(torch.device("cuda"), torch.float32, 8)
+    assert recurrence.is_compiled(cpu, torch.float32, 96)
+    assert not recurrence.is_compiled(cpu, torch.float32, 97)
+    assert not recurrence.is_compiled(cpu, torch.bfloat16, 8)
+    assert not recurrence.is_compiled(torch.device("cuda"), torch.float32, 8)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 
 SHAPE = N, C, H, W = 2, 4, 12, 10
@@ -43,7 +43,7 @@ def check_bytes(comm: Any, cost: Cost) -> None:
     """Count the bytes of a forward pass."""
     call, sent, summed = cost
     x = dc.scatter(normal(*SHAPE), dc.Distribution(grid_over(comm, h=comm.size), (None, None, "h", None)))
-    with torch.no_grad(), counted() as traffic:
+    with torch.no_grad(), count_traffic() as traffic:
         call(x)
     assert comm.allreduce(sum(traffic.sent.values())) == sent(comm.size), traffic.sent
     assert sum(traffic.reduced.values()) == summed, traffic.reduced

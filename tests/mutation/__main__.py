@@ -6,9 +6,9 @@
     python -m tests.mutation --list                     the mutations alone
     python -m tests.mutation --only 17                  number 17 of the same draw
 
-Each mutation runs the tests of the file that mirrors its module and then those of its folder, until one fails. A
-failure, or a stage that reaches the time limit, counts as noticed if the same tests pass without the mutation in half
-of the limit; otherwise the outcome is unclear.
+Each mutation runs the doctests of its module, the tests of the file that mirrors the module, and then those of its
+folder, until one fails. A failure, or a stage that reaches the time limit, counts as noticed if the same tests pass
+without the mutation in half of the limit; otherwise the outcome is unclear.
 
 An interrupted run continues with the same arguments and its journal. You judge the survivors: those that cannot
 change a result go into a file of lines "NUMBER REASON", and the same command with ``--equivalent FILE`` reports again.
@@ -35,7 +35,8 @@ from tests.mutation.drawing import Mutation
 from tests.mutation.running import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-COLUMNS = ("mirror", "folder", "survived", "equivalent", "unclear")
+STAGES = ("doctests", "mirror", "folder")
+COLUMNS = (*STAGES, "survived", "equivalent", "unclear")
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -126,7 +127,7 @@ def report(pairs: Sequence[tuple[Mutation, Finding]]) -> Iterator[str]:
         yield from (row(name, found) for name, found in rows.items())
         yield row("all", [finding for _, finding in pairs])
     for mutation, finding in pairs:
-        if finding.outcome not in ("mirror", "folder"):
+        if finding.outcome not in STAGES:
             reason = f": {finding.reason}" if finding.reason else ""
             yield f"\n{mutation}, {finding.outcome}{reason}\n{mutation.diff}"
 
@@ -134,9 +135,9 @@ def report(pairs: Sequence[tuple[Mutation, Finding]]) -> Iterator[str]:
 def row(name: str, found: Sequence[Finding]) -> str:
     """Return a line of the table. The percentage leaves equivalent and unclear mutations out."""
     counts = {column: sum(finding.outcome == column for finding in found) for column in COLUMNS}
-    noticed = counts["mirror"] + counts["folder"]
+    noticed = sum(counts[stage] for stage in STAGES)
     judged = noticed + counts["survived"]
-    by_time = sum(finding.outcome in ("mirror", "folder") and finding.reason.startswith("time") for finding in found)
+    by_time = sum(finding.outcome in STAGES and finding.reason.startswith("time") for finding in found)
     cells = (len(found), *counts.values(), f"{100 * noticed / judged:.0f}%" if judged else "-", by_time)
     return f"{name:16}" + " ".join(f"{cell:>10}" for cell in cells)
 

@@ -1,4 +1,4 @@
-"""Tests against one mutation of a copy of the checkout: the file that mirrors the module, then its folder."""
+"""Tests against one mutation of a copy of the checkout: doctests, the file that mirrors the module, then its folder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ARGUMENTS = ("-x", "--full")
 """Each case runs on one rank count, as when the test command runs all tests."""
 SIGNS = re.compile(r"^FAILED, |behind the test that stopped the job", re.MULTILINE)
 """Text that tests/run.py prints at a failure. The run is stopped there."""
+DOCTESTS = "tests/structure/test_docstrings.py::test_examples_in_docstrings_are_right"
 RANKS = re.compile(r"^== (serial|\d+)", re.MULTILINE)
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:(?:::|:\d+: in )(test_\w+))?")
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "_build")
@@ -32,7 +33,7 @@ class Failure(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The outcome of a mutation: noticed by "mirror" or "folder", or "survived" or "unclear"."""
+    """The outcome of a mutation: noticed by "doctests", "mirror" or "folder", or "survived" or "unclear"."""
 
     outcome: str
     reason: str = ""
@@ -87,11 +88,16 @@ def try_out(copy: Path, mutation: Mutation, limit_s: float) -> Finding:
 
 
 def stages(copy: Path, path: str) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of tests/run.py for the mirror file, where there is one, and for the folder."""
+    """Return the arguments of tests/run.py for the doctests and the mirror file, where they exist, and the folder."""
     mirror = copy / "tests" / Path(path).with_name(f"test_{Path(path).name}")
     folder = next(folder for folder in mirror.parents if folder.exists())
     found = {"mirror": mirror, "folder": folder} if mirror.exists() else {"folder": folder}
-    return {stage: (*ranks_for(tests), *ARGUMENTS, str(tests.relative_to(copy))) for stage, tests in found.items()}
+    given = {stage: (*ranks_for(tests), *ARGUMENTS, str(tests.relative_to(copy))) for stage, tests in found.items()}
+    if ">>>" in (copy / path).read_text():
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        name = module if module.startswith("distconv") else f"distconv.{module}"
+        given = {"doctests": ("--ranks", "serial", *ARGUMENTS, f"{DOCTESTS}[{name}]"), **given}
+    return given
 
 
 def ranks_for(tests: Path) -> tuple[str, ...]:

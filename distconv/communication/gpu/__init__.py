@@ -1,10 +1,10 @@
-"""How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by way of the host.
+"""Transport of GPU tensors: through NCCL, through a CUDA-aware MPI, or through MPI from host memory.
 
 ::
 
-    cuda_aware        What of a GPU's memory MPI takes: asked of the library, then tried, by all ranks of a communicator
-    device_transport  By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them
-    nccl              NCCL, or gloo between CPUs: messages and sums by torch's process groups
-    rendezvous        The rendezvous of torch's process groups: ranks find each other through MPI
-    staging           Staging: tensors of a GPU on their way to and from MPI, which sees no streams
+    cuda_aware        Test of whether MPI accepts device memory, for messages and for all-reduces
+    device_transport  Choice of the transport for a communicator, made once by all of its ranks
+    nccl              Messages and all-reduces through torch's process groups: NCCL, or gloo on CPUs
+    rendezvous        Connection of the ranks of torch's process groups, through MPI
+    staging           Copies of GPU tensors to and from the memory that MPI uses
 """

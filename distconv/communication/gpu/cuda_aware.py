@@ -1,4 +1,8 @@
-"""What of a GPU's memory MPI takes: asked of the library, then tried, by all ranks of a communicator together."""
+"""Test of whether MPI accepts device memory (is "CUDA-aware").
+
+The MPI library reports it, and :func:`probe_mpi_support` then sends a message to confirm it: a library without support
+does not always fail, but may deliver other values.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,49 @@ from distconv.process import watchdog
 from distconv.process.environment import TRANSPORT
 
 PROBE_BYTES = 4 << 20
-"""Of a message that no library sends along with its announcement."""
+"""Size of the probe message: too large for any library to send it eagerly, before the receiver is ready."""
 
 _TAKE_SUMS = ("MPICH", "MVAPICH")
-"""Libraries whose nonblocking collectives take device memory, by their versions' texts. Open MPI's manual says that its
-own do not, and to try it may end the process."""
+"""Names, in their version strings, of libraries whose nonblocking collectives accept device memory.
+
+According to Open MPI's manual its collectives do not, and a trial may end the process.
+"""
 
 
-class Taken(NamedTuple):
-    """For what MPI is handed memory of a GPU."""
+class MpiSupport(NamedTuple):
+    """Operations for which MPI accepts device memory."""
 
     messages: bool = False
+    """True for messages between ranks. Otherwise they go through host memory."""
     sums: bool = False
+    """True for all-reduces. Otherwise they go through host memory."""
 
 
-def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
-    """What MPI takes of ``device`` between the ranks of ``comm``: as forced or as it says, if that arrives. Collective.
+def probe_mpi_support(comm: MPI.Intracomm, device: torch.device) -> MpiSupport:
+    """Test for which operations MPI accepts device memory. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    device : torch.device
+        This rank's GPU.
+
+    Returns
+    -------
+    MpiSupport
+        Identical on all ranks. Nothing is supported if the library does not report support on each rank, unless
+        ``DISTCONV_TRANSPORT=cuda-aware`` forces it.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if a message or a sum does not arrive on one of them.
+        On every rank, if support was reported or forced, but a probe did not arrive on one of them.
     """
     forced = TRANSPORT.value() == "cuda-aware"
-    wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or claimed())
+    wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or is_reported_cuda_aware())
     if allreduce_max(comm, int(not wanted), "agreement on what MPI takes of a GPU"):
-        return Taken()
+        return MpiSupport()
     sums = any(name in MPI.Get_library_version() for name in _TAKE_SUMS)
     for arrive in (_messages_arrive, _sums_arrive)[: 1 + sums]:
         with watchdog.waiting(lambda: "a trial of MPI with memory of GPUs"):
@@ -50,40 +71,44 @@ def taken(comm: MPI.Intracomm, device: torch.device) -> Taken:
                 f"MPI does not carry device memory, though {TRANSPORT.name if forced else 'it'} says so; set "
                 f"{TRANSPORT.name}=host"
             )
-    return Taken(True, sums)
+    return MpiSupport(True, sums)
 
 
-def claimed() -> bool:
-    """Whether the MPI library says that it is CUDA-aware."""
+def is_reported_cuda_aware() -> bool:
+    """Return True if the MPI library reports that it is CUDA-aware."""
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
         return True
     try:
-        # Python loads mpi4py for itself alone (RTLD_LOCAL), and with it MPI: only its own handle reaches that.
+        # Python loads mpi4py, and with it MPI, with RTLD_LOCAL: the symbols are reachable through its own handle only.
         library = ctypes.CDLL(MPI.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return bool(library.MPIX_Query_cuda_support())
     except (AttributeError, OSError):
         return False
 
 
-def memory_of(tensor: torch.Tensor) -> MPI.buffer:
-    """What MPI is handed for ``tensor``, which is contiguous."""
+def device_buffer(tensor: torch.Tensor) -> MPI.buffer:
+    """Return the memory of a contiguous tensor as a buffer for MPI."""
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
 def _messages_arrive(comm: MPI.Intracomm, device: torch.device) -> bool:
-    """Whether a message to the next rank does, and what it holds."""
+    """Send a message around a ring and return True if it arrived with its values."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     numbers = torch.arange(PROBE_BYTES // 8, device=device)
     sent, received = numbers + comm.rank, torch.zeros_like(numbers)
     torch.cuda.current_stream(device).synchronize()
-    requests = [comm.Irecv([memory_of(received), MPI.BYTE], before), comm.Isend([memory_of(sent), MPI.BYTE], after)]
+    requests = [
+        comm.Irecv([device_buffer(received), MPI.BYTE], before),
+        comm.Isend([device_buffer(sent), MPI.BYTE], after),
+    ]
     MPI.Request.Waitall(requests)
     return torch.equal(received, numbers + before)
 
 
 def _sums_arrive(comm: MPI.Intracomm, device: torch.device) -> bool:
+    """All-reduce device memory and return True if the sum is right."""
     numbers = torch.arange(PROBE_BYTES // 8, device=device)
     total = numbers + comm.rank
     torch.cuda.current_stream(device).synchronize()
-    comm.Iallreduce(MPI.IN_PLACE, [memory_of(total), MPI.INT64_T]).Wait()
+    comm.Iallreduce(MPI.IN_PLACE, [device_buffer(total), MPI.INT64_T]).Wait()
     return torch.equal(total, comm.size * numbers + comm.size * (comm.size - 1) // 2)

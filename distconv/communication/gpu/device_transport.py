@@ -1,6 +1,11 @@
-"""By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them.
+"""Choice of the transport of GPU tensors: made once for each communicator, by all of its ranks.
 
-Those of the CPU do by MPI, unless torch's process groups are asked for.
+``DISTCONV_TRANSPORT`` forces one. Otherwise it is NCCL if each rank has a GPU of its own and NCCL is faster than MPI in
+a trial; else MPI, from device memory if it accepts that, or through pinned host memory. CPU tensors go through MPI, or
+with ``DISTCONV_TRANSPORT=torch`` through gloo.
+
+The choice is collective, but messages are not. So :func:`choose_transport` is called where tensors enter a process grid
+and for all-reduces, and :func:`get_transport`, which does not communicate, for messages.
 """
 
 from __future__ import annotations
@@ -18,35 +23,49 @@ from mpi4py import MPI
 
 from distconv import local_device
 from distconv.communication.agreement import check_communicator
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import nccl
-from distconv.communication.gpu.cuda_aware import Taken, memory_of, taken
+from distconv.communication.gpu.cuda_aware import MpiSupport, device_buffer, probe_mpi_support
 from distconv.communication.gpu.nccl import Channel
 from distconv.communication.gpu.rendezvous import dist
 from distconv.errors import CommunicatorError
 from distconv.process.environment import TRANSPORT
 
 _PROBE_BYTES, _PROBES = 1 << 20, 5
-"""Messages by which NCCL is compared with MPI: a halo of a large layer."""
+"""Size in bytes and number of the messages with which NCCL is compared with MPI: the halo of a large layer."""
 
 
 class DeviceTransport(NamedTuple):
-    """The channel of process groups if there is one, else MPI, which is handed device memory for what it takes that."""
+    """A chosen transport."""
 
     channel: Channel | None = None
-    by_mpi: Taken = Taken()
+    """Process groups that carry the messages. None: MPI does."""
+    mpi_support: MpiSupport = MpiSupport()
+    """Operations for which MPI gets device memory, if there is no channel."""
 
 
 class Transports(dict[str, DeviceTransport]):
-    """The decision for each type of device, for a communicator and all of its duplicates."""
+    """The transport for each device type, of a communicator and all of its duplicates."""
 
 
 HOST = DeviceTransport()
-"""MPI, and memory of the host."""
+"""MPI from host memory."""
 
 
-def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
-    """That of ``tensor`` over ``comm`` and its duplicates; by the host if nobody was asked.
+def get_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
+    """Return the transport that was chosen; MPI from host memory if none was. Not collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator or one of its duplicates.
+    tensor : Tensor
+        A tensor to send, receive or reduce.
+
+    Returns
+    -------
+    DeviceTransport
+        For the tensor's device type.
 
     Raises
     ------
@@ -55,7 +74,7 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     """
     if not _has_choice(tensor):
         return HOST
-    transport = Derived.of(comm).attached(Transports).get(tensor.device.type, HOST)
+    transport = CommunicatorRegistry.get(comm).get_attached(Transports).get(tensor.device.type, HOST)
     if transport.channel is not None and transport.channel.device != tensor.device:
         raise CommunicatorError(
             f"a tensor on {tensor.device}, but rank {comm.rank} sends by {transport.channel.name} from "
@@ -65,72 +84,96 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     return transport
 
 
-def offer(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
-    """As :func:`of`, but at the first tensor decide: of a GPU, NCCL if it can be had and is faster. Collective.
+def choose_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
+    """Return the transport; choose it at the first tensor of a device type. Collective at its first use.
+
+    Parameters
+    ----------
+    comm, tensor
+        As in :func:`get_transport`.
+
+    Returns
+    -------
+    DeviceTransport
+        Identical on all ranks.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if NCCL or gloo is forced and cannot be had, or MPI does not carry what it says it takes.
+        On every rank, if NCCL or gloo is forced and not available, or MPI does not carry device memory as it reports.
     """
     if not _has_choice(tensor):
         return HOST
-    transports, device = Derived.of(comm).attached(Transports), tensor.device
+    transports, device = CommunicatorRegistry.get(comm).get_attached(Transports), tensor.device
     if device.type not in transports:
-        transports[device.type] = _chosen(comm, device) if comm.size > 1 else HOST
-    return of(comm, tensor)
+        transports[device.type] = _choose(comm, device) if comm.size > 1 else HOST
+    return get_transport(comm, tensor)
 
 
-def warm(comm: MPI.Intracomm) -> None:
-    """Connect the ranks of ``comm`` where torch's process groups are asked for, before the first step. Collective.
+def connect_process_groups(comm: MPI.Intracomm) -> None:
+    """Connect the process groups before the first step, if ``DISTCONV_TRANSPORT=torch``. Collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks to connect.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if they cannot be had.
+        On every rank, if they are not available.
     """
-    if by_torch():
+    if needs_process_groups():
         for device in {torch.device("cpu"), local_device.device()}:
-            offer(comm, torch.empty(0, device=device))
+            choose_transport(comm, torch.empty(0, device=device))
 
 
-def offer_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
-    """Decide what MPI is handed over ``comm``, whose ranks launch in no common order. Collective.
+def choose_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
+    """Choose MPI for a communicator whose ranks send messages in no common order, as NCCL requires. Collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks, such as those of the stages of a pipeline.
+    device : torch.device
+        This rank's device.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if MPI does not carry what it says it takes.
+        On every rank, if MPI does not carry device memory as it reports.
     """
     if device.type == "cuda":
-        Derived.of(comm).attached(Transports)[device.type] = DeviceTransport(None, taken(comm, device))
+        CommunicatorRegistry.get(comm).get_attached(Transports)[device.type] = DeviceTransport(
+            None, probe_mpi_support(comm, device)
+        )
 
 
 @functools.cache
-def by_torch() -> bool:
-    """Whether all tensors are to cross by torch's process groups."""
+def needs_process_groups() -> bool:
+    """Return True if all tensors must go through torch's process groups (``DISTCONV_TRANSPORT=torch``)."""
     return TRANSPORT.value() == "torch"
 
 
 def _has_choice(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda or by_torch()
+    return tensor.is_cuda or needs_process_groups()
 
 
 def _forced() -> bool:
-    """Whether there must be a channel."""
-    return by_torch() or TRANSPORT.value() == "nccl"
+    """Return True if process groups are forced, so that their absence is an error."""
+    return needs_process_groups() or TRANSPORT.value() == "nccl"
 
 
-def _chosen(comm: MPI.Intracomm, device: torch.device) -> DeviceTransport:
-    by_mpi = taken(comm, device) if device.type == "cuda" else Taken()
+def _choose(comm: MPI.Intracomm, device: torch.device) -> DeviceTransport:
+    by_mpi = probe_mpi_support(comm, device) if device.type == "cuda" else MpiSupport()
     if TRANSPORT.value() is not None and not _forced():
         return DeviceTransport(None, by_mpi)
     return DeviceTransport(_channel(comm, device, by_mpi), by_mpi)
 
 
-def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channel | None:
+def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: MpiSupport) -> Channel | None:
     forced, asked = _forced(), f"{TRANSPORT.name}={TRANSPORT.value()}"
-    reason = missing(comm, device)
+    reason = describe_missing(comm, device)
     if reason:
         if forced:
             raise CommunicatorError(f"{asked}: {reason}; set {TRANSPORT.name}=host")
@@ -143,18 +186,31 @@ def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channe
         if comm.rank == 0:
             warnings.warn(f"messages between GPUs go through MPI, as NCCL says: {error}", stacklevel=2)
         return None
-    return channel if forced or _faster(channel, comm, device, by_mpi) else None
+    return channel if forced or _is_faster(channel, comm, device, by_mpi) else None
 
 
-def missing(comm: MPI.Intracomm, device: torch.device) -> str:
-    """Why the ranks of ``comm`` can have no channel; empty if they can. Collective."""
+def describe_missing(comm: MPI.Intracomm, device: torch.device) -> str:
+    """Return the reason why ranks cannot use process groups; empty if they can. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    device : torch.device
+        This rank's device.
+
+    Returns
+    -------
+    str
+        The reason, identical on all ranks.
+    """
     check_communicator(comm, "process groups")
     if device.type == "cpu":
         gloo = comm.allgather(dist.is_available() and dist.is_gloo_available())
         return "" if all(gloo) else f"torch on rank {gloo.index(False)} has no gloo"
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     gpu = comm.rank if shared else str(torch.cuda.get_device_properties(device).uuid)
-    libraries = comm.allgather((nccl.available(), gpu))
+    libraries = comm.allgather((nccl.is_available(), gpu))
     without = [rank for rank, (has_library, _) in enumerate(libraries) if not has_library]
     if without:
         return f"torch on rank {without[0]} has no NCCL (2.6 or newer, built for CUDA)"
@@ -163,8 +219,8 @@ def missing(comm: MPI.Intracomm, device: torch.device) -> str:
     return ""
 
 
-def _faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> bool:
-    """Whether a ring of messages takes less time by ``channel`` than by MPI, on the slowest rank. Collective."""
+def _is_faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_mpi: MpiSupport) -> bool:
+    """Return True if a ring of messages is faster through ``channel`` than through MPI, on the slowest rank."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     sent, received = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, device=device)
     on_host = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -174,7 +230,7 @@ def _faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_mpi:
 
     def ring_by_mpi() -> None:
         out, into = (sent, received) if by_mpi.messages else (on_host[0].copy_(sent), on_host[1])
-        comm.Sendrecv([memory_of(out), MPI.BYTE], after, recvbuf=[memory_of(into), MPI.BYTE], source=before)
+        comm.Sendrecv([device_buffer(out), MPI.BYTE], after, recvbuf=[device_buffer(into), MPI.BYTE], source=before)
         received.copy_(into)
 
     def seconds(ring: Callable[[], None]) -> float:

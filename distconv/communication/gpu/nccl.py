@@ -1,8 +1,9 @@
-"""NCCL, or gloo between CPUs: messages and sums by torch's process groups; for a GPU's no host waits.
+"""Messages and all-reduces through torch's process groups: NCCL, or gloo on CPUs.
 
-A :class:`Channel` has two: messages go beside sums, each kind one after the other on a stream of its own. So all ranks
-have to launch those of a kind in one order. The ranks of a process grid do; the stages of a pipeline do not, and their
-messages go through MPI. Between CPUs gloo does the same where it is asked for (``DISTCONV_TRANSPORT=torch``).
+With NCCL the host never waits for messages: the GPU does, on a stream. A :class:`Channel` has two process groups, one
+for messages and one for all-reduces, which overlap with each other. Within a group operations run one after another, so
+all ranks must launch them in the same order. The ranks of a process grid do; the stages of a pipeline do not, and use
+MPI. gloo does the same on CPUs with ``DISTCONV_TRANSPORT=torch``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Message = tuple[int, torch.Tensor]
 """Peer rank and a contiguous tensor."""
 
 _OPERATIONS = ((MPI.SUM, "SUM"), (MPI.PROD, "PRODUCT"), (MPI.MAX, "MAX"), (MPI.MIN, "MIN"))
-"""MPI's reductions, and torch's names of them."""
+"""MPI's reductions, and torch's names for them."""
 
 _MESSAGES, _SUMS = "messages", "sums"
 
@@ -39,42 +40,46 @@ _channels: list[weakref.ref[Channel]] = []
 
 @dataclass(eq=False)
 class Launch:
-    """Work that a channel was given: since when, what for, and torch's handles of it."""
+    """An operation in flight."""
 
-    since: float
+    started_at: float
+    """``time.monotonic()`` at the launch."""
     what: str
+    """The operation, for the watchdog's report."""
     works: Sequence[Any]
+    """torch's handles."""
     joined: bool = False
+    """True if later work waits for it. Otherwise :meth:`Channel.join` remains to be called."""
 
-    def over(self) -> bool:
-        """Whether it is done."""
+    def is_done(self) -> bool:
+        """Return True if the operation is complete."""
         return all(work.is_completed() for work in self.works)
 
 
-def available() -> bool:
-    """Whether this torch has NCCL, and process groups that can be aborted (2.6 or newer)."""
+def is_available() -> bool:
+    """Return True if torch has NCCL, with process groups that can be aborted (torch 2.6 or newer)."""
     return dist.is_available() and dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL, "abort")
 
 
 def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
-    """What the watchdog is to know: since when a GPU has had work that it has had for too long.
+    """Yield the start and the description of operations that a GPU has not completed in time, for the watchdog.
 
-    It asks from its own thread, whose questions to CUDA would open a context on GPU 0, and end the capture of a graph:
-    so CUDA is asked only about what looks as if the job must end.
+    The watchdog calls it in its own thread, from which calls of CUDA would open a context on GPU 0 and end the capture
+    of a graph. So CUDA is called only for operations that are overdue, when the job is about to be ended anyway.
     """
-    for channel in channels():
+    for channel in open_channels():
         if channel.device.type == "cpu":
-            continue  # its waits are the host's own, and gloo does not know what is over before
+            continue  # the host itself waits for gloo, which cannot report completion before
         for launch in itertools.takewhile(_overdue, list(channel.launches)):
-            with rendezvous.on(channel.device):
-                over = launch.over()
+            with rendezvous.use_device(channel.device):
+                over = launch.is_done()
             if not over:
-                yield launch.since, partial(_described, launch, channel)
+                yield launch.started_at, partial(_described, launch, channel)
                 break
 
 
-def channels() -> list[Channel]:
-    """Those that there are."""
+def open_channels() -> list[Channel]:
+    """Return the channels that exist on this rank."""
     return [channel for each in list(_channels) if (channel := each()) is not None]
 
 
@@ -83,16 +88,23 @@ def _described(launch: Launch, channel: Channel) -> str:
 
 
 def _overdue(launch: Launch) -> bool:
-    return time.monotonic() - launch.since > watchdog.timeout_s
+    return time.monotonic() - launch.started_at > watchdog.timeout_s
 
 
 class Channel:
-    """Process groups over the ranks of ``comm``, for tensors of ``device``. Making one is collective.
+    """Process groups over the ranks of a communicator. Collective: make it on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    device : torch.device
+        The device of all tensors: a GPU for NCCL, the CPU for gloo.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, with what is said on one of them; also if they are not connected in time.
+        On every rank, if one of them fails to connect or is not connected in time.
     """
 
     def __init__(self, comm: MPI.Intracomm, device: torch.device) -> None:
@@ -100,16 +112,29 @@ class Channel:
         self.name = "NCCL" if device.type == "cuda" else "gloo"
         self._groups: dict[str, rendezvous.Backend] = {}
         self.launches: deque[Launch] = deque()
-        """What was not over yet at the last launch, oldest first."""
+        """Operations that were in flight at the last launch, oldest first."""
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        """Graphs that launch messages or sums of this channel: NCCL does not end before they do."""
-        self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
+        """CUDA graphs that launch operations of this channel: they must be reset before NCCL ends."""
+        self._groups, self._server = rendezvous.connect_groups(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
         _close_all_at_end()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
-        """Launch messages that all go at once. Keep the tensors until they are joined."""
+        """Launch sends and receives as one group.
+
+        Parameters
+        ----------
+        sends, receives : sequence of (int, Tensor)
+            Peer ranks and contiguous tensors. Keep them until the launch is joined.
+        what : str
+            The operation, for the watchdog's report.
+
+        Returns
+        -------
+        Launch
+            Call :meth:`join` with it.
+        """
         group, grouped = self._group(_MESSAGES), self.device.type == "cuda"
         works: list[Any] = []
         try:
@@ -127,7 +152,22 @@ class Channel:
         return self.launched(works, what)
 
     def reduce(self, tensor: torch.Tensor, op: MPI.Op, what: str) -> Launch:
-        """Launch the reduction of ``tensor`` (contiguous) in place."""
+        """Launch an all-reduce in place.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Contiguous.
+        op : MPI.Op
+            Sum, product, maximum or minimum.
+        what : str
+            The operation, for the watchdog's report.
+
+        Returns
+        -------
+        Launch
+            Call :meth:`join` with it.
+        """
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, next(name for each, name in _OPERATIONS if each == op))
         values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -138,22 +178,22 @@ class Channel:
         return self.launched([work], what)
 
     def launched(self, works: Sequence[Any], what: str) -> Launch:
-        """Let the watchdog know of ``works``; but while a graph is captured, in which nothing is under way yet."""
+        """Return a launch of ``works``; report it to the watchdog unless a graph is being captured."""
         launch = Launch(time.monotonic(), what, works)
-        # To ask CUDA about work would end the capture.
+        # A query of CUDA about work would end the capture.
         if self.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
-            while self.launches and self.launches[0].over():
+            while self.launches and self.launches[0].is_done():
                 self.launches.popleft()
             self.launches.append(launch)
         return launch
 
     def join(self, launch: Launch) -> None:
-        """Make what is launched from here on wait for ``launch``; the host does not, but on the CPU.
+        """Make later work on the GPU wait for a launch. The host waits only for gloo.
 
         Raises
         ------
         CommunicatorError
-            If a peer was lost; the channel is of no use any more.
+            If a peer was lost. The channel cannot be used any more.
         """
         try:
             with watchdog.waiting(partial(_described, launch, self)):
@@ -164,7 +204,7 @@ class Channel:
             raise self._lost(error) from None
 
     def _lost(self, error: RuntimeError) -> CommunicatorError:
-        """What to raise. The GPU goes on without the peers."""
+        """Abort the process groups, so that the GPU does not wait for lost peers, and return the error to raise."""
         self.launches.clear()
         while self._groups:
             self._groups.popitem()[1].abort()
@@ -176,9 +216,9 @@ class Channel:
         return self._groups[name]
 
     def close(self) -> None:
-        """End the process groups, when all is done that this rank launched: its peers need them until then.
+        """Complete all operations and end the process groups. Collective: call on every rank.
 
-        Collective, in that it may wait for the other ranks to do the same.
+        Peers need the groups until the operations are complete.
         """
         for launch in [each for each in self.launches if not each.joined]:
             self.join(launch)
@@ -197,7 +237,7 @@ class Channel:
 
 
 def _close_all() -> None:
-    for channel in channels():
+    for channel in open_channels():
         channel.close()
 
 
@@ -207,19 +247,19 @@ def _close_all_at_end() -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of ``tensor``, which has no gaps."""
+    """Return the memory of a tensor without gaps, as bytes."""
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _group(store: Any, name: str, comm: MPI.Intracomm, device: torch.device) -> rendezvous.Backend:
-    """A process group; waits for those of the other ranks."""
-    # Torch ends a process whose work lasts longer: behind the watchdog, which says what for.
+    """Return a process group, when all ranks are connected."""
+    # torch ends a process whose work lasts longer. Later than the watchdog, whose report names the operation.
     limit = timedelta(seconds=watchdog.timeout_s + 60) if watchdog.timeout_s else timedelta(days=365)
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, comm.rank, comm.size, limit)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
-    # A halo is waited for at once, a sum of gradients at the end of the step.
+    # The layer waits for its halo, but gradients are needed only at the end of the step.
     options.is_high_priority_stream = name == _MESSAGES
     group = dist.ProcessGroupNCCL(store, comm.rank, comm.size, options)
     group.eager_connect_single_device(device)

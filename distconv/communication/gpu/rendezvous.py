@@ -1,4 +1,4 @@
-"""The rendezvous of torch's process groups: ranks find each other through MPI, and all give up when one has to."""
+"""Connection of the ranks of torch's process groups: through MPI, and if one rank fails, all of them stop waiting."""
 
 from __future__ import annotations
 
@@ -21,35 +21,53 @@ from distconv.errors import CommunicatorError
 T = TypeVar("T")
 
 CONNECT_S = 120.0
-"""How long it may take until all ranks are connected."""
+"""Seconds after which ranks that are not connected are given up."""
 
 _PAUSE_S = 0.005
 _LEAVE_S = 1.0
 
 dist: Any = distributed
-"""Torch exports from it what its types do not say."""
+"""``torch.distributed``, untyped: its stubs lack names that it exports."""
 
 Backend = Any
-"""One of torch's process groups, of which its types do not say what it can do."""
+"""One of torch's process groups, untyped: the stubs lack its methods."""
 
 Group = Callable[[Any, str, MPI.Intracomm, torch.device], Backend]
-"""Makes one by torch's store, of that name, over the ranks of a communicator, for tensors of a device."""
+"""Function that makes a process group, given torch's store, a name, a communicator and a device."""
 
 
-class Connected(NamedTuple):
-    """Process groups by their names, and on rank 0 what serves their store."""
+class ConnectedGroups(NamedTuple):
+    """Connected process groups."""
 
     groups: dict[str, Backend]
+    """By name."""
     server: list[Any]
+    """On rank 0 the server of their store; keep it as long as the groups."""
 
 
-def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> Connected:
-    """Process groups of these ``names``, each made by ``group``. Collective.
+def connect_groups(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> ConnectedGroups:
+    """Make process groups and wait until all ranks are connected. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    device : torch.device
+        The device of their tensors.
+    group : callable
+        Makes one group.
+    names : sequence of str
+        The names of the groups.
+
+    Returns
+    -------
+    ConnectedGroups
+        One group for each name.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if it fails on one or takes too long; those of the others are aborted.
+        On every rank, if it fails on one or takes too long. Groups of the other ranks are aborted.
     """
     hosts = comm.allgather(MPI.Get_processor_name())
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
@@ -57,12 +75,12 @@ def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Se
     port = comm.bcast(server[0].port if server else 0)
 
     def connect() -> dict[str, Backend]:
-        with on(device):
+        with use_device(device):
             store = _store(host, port, False)
             return {name: group(dist.PrefixStore(name, store), name, comm, device) for name in names}
 
-    # Without its server the store lets go of those that wait in it.
-    return Connected(everywhere(comm, connect, _abort, give_up=server.clear), server)
+    # If the server is dropped, the store releases the ranks that wait in it.
+    return ConnectedGroups(attempt_with_timeout(comm, connect, _abort, give_up=server.clear), server)
 
 
 def _store(host: str, port: int, serves: bool) -> Any:
@@ -75,18 +93,34 @@ def _abort(groups: dict[str, Backend]) -> None:
         group.abort()
 
 
-def everywhere(
+def attempt_with_timeout(
     comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T], None], give_up: Callable[[], object]
 ) -> T:
-    """What ``attempt`` returns, which waits for the other ranks' attempts. Collective.
+    """Call a function that waits for the other ranks' calls; stop on all ranks if one fails. Collective.
 
-    It runs in a thread: where it fails on one rank, the others would never come back from theirs. Then all call
-    ``give_up``, which is to make them come back, and what comes through after all is undone.
+    The function runs in a thread: if it fails on one rank, it would never return on the others. Then all ranks call
+    ``give_up``, which must release them, and undo what succeeds nevertheless.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    attempt : callable
+        Called without arguments in a thread.
+    undo : callable
+        Called with the result of an attempt that succeeds too late.
+    give_up : callable
+        Called without arguments on all ranks if one of them fails.
+
+    Returns
+    -------
+    T
+        The result of ``attempt`` on this rank.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, as soon as it has failed on one, or after :data:`CONNECT_S`.
+        On every rank, as soon as the attempt fails on one, or after :data:`CONNECT_S` seconds.
     """
     outcome: Future[T] = Future()
     end = time.monotonic() + CONNECT_S
@@ -94,7 +128,7 @@ def everywhere(
     def run() -> None:
         try:
             outcome.set_result(attempt())
-        except Exception as error:  # whatever it is, the other ranks are to hear of it
+        except Exception as error:  # of any class: the other ranks must stop waiting
             outcome.set_exception(RuntimeError(first_line(error)))
 
     thread = threading.Thread(target=run, name="distconv-rendezvous", daemon=True)
@@ -102,7 +136,7 @@ def everywhere(
     try:
         while True:
             done, late = outcome.done(), time.monotonic() > end
-            try_on_all_ranks(comm, partial(_looked_at, outcome, done, late), CommunicatorError)
+            try_on_all_ranks(comm, partial(_check_outcome, outcome, done, late), CommunicatorError)
             if not allreduce_max(comm, int(not done), "connecting to the other ranks"):
                 return outcome.result()
             time.sleep(_PAUSE_S)
@@ -113,7 +147,7 @@ def everywhere(
         raise
 
 
-def _looked_at(outcome: Future[T], done: bool, late: bool) -> None:
+def _check_outcome(outcome: Future[T], done: bool, late: bool) -> None:
     if done:
         outcome.result()
     elif late:
@@ -121,10 +155,10 @@ def _looked_at(outcome: Future[T], done: bool, late: bool) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What it says; torch's errors go on with where in C++ that was."""
+    """Return the first line of an error's message. Those of torch continue with a C++ stack."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make ``device`` this thread's, if it is a GPU."""
+def use_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context manager that makes ``device`` the current GPU of this thread, if it is one."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

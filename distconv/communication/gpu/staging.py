@@ -1,8 +1,11 @@
-"""Staging: tensors of a GPU on their way to and from MPI, which sees no streams.
+"""Staging: copies of GPU tensors to and from the memory that MPI uses.
 
-Where MPI takes no device memory they go through pinned host memory. The copies run on streams of their own, one each
-way, so that kernels launched meanwhile run beside them, and a copy out beside one in; torch keeps pinned blocks, so
-that none is made anew at each step.
+MPI does not know CUDA streams: the host must wait until the GPU has written what MPI sends. If MPI does not accept
+device memory, tensors go through pinned host memory. Two streams, one for each direction, overlap the copies with
+kernels and with each other. torch caches pinned memory, so it is not allocated in each step.
+
+Order of calls: ``incoming`` and ``outgoing`` for each tensor, ``record_copies``, ``wait_until_written``, MPI,
+``deliver`` for each tensor, ``close``.
 """
 
 from __future__ import annotations
@@ -14,55 +17,68 @@ import torch
 
 
 class Staging:
-    """Tensors of one GPU that cross together, ``direct`` if MPI is handed their own memory.
+    """Staging of the tensors of one exchange or reduction.
 
-    ``outgoing`` and ``incoming`` give the memory that MPI is to use; it may once ``wait_until_written`` has returned.
+    Parameters
+    ----------
+    device : torch.device
+        Their GPU.
+    direct : bool
+        MPI accepts device memory, so nothing is copied. Otherwise MPI gets pinned host memory.
     """
 
     def __init__(self, device: torch.device, direct: bool) -> None:
         self._device, self.direct = device, direct
         self._out, self._in = _copying(device)
-        # What is sent has been written, and what is received into is no longer read, by then.
+        # The current stream writes what is sent, and may still read what is received into.
         for stream in (self._out, self._in):
             stream.wait_stream(torch.cuda.current_stream(device))
 
     @staticmethod
     def of(tensors: Sequence[torch.Tensor], direct: bool) -> Staging | None:
-        """That of the tensors' GPU; None on the CPU, where MPI uses the tensors' own memory."""
+        """Return the staging for the tensors' GPU, or None on the CPU, where MPI uses the tensors' own memory."""
         return next((Staging(tensor.device, direct) for tensor in tensors if tensor.is_cuda), None)
 
     def incoming(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory to receive into, for ``tensor``."""
+        """Return memory for MPI to receive the values of ``tensor`` into."""
         return tensor if self.direct else torch.empty_like(tensor, device="cpu", pin_memory=True)
 
     def outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory that will hold what ``tensor`` holds; keep ``tensor`` until it is written."""
+        """Return memory for MPI to send. Keep ``tensor`` until its values are written there."""
         if self.direct:
             return tensor
         with torch.cuda.stream(self._out):
             return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
-    def sealed(self) -> None:
-        """Mark where the outgoing copies end: what ``wait_until_written`` waits for."""
+    def record_copies(self) -> None:
+        """Record the end of the outgoing copies, for which ``wait_until_written`` waits."""
         self._written = self._out.record_event()
 
     def wait_until_written(self) -> None:
-        """Block until MPI may use the memory. The GPU goes on with whatever else it was given."""
+        """Block until MPI may use the memory. Work that was launched later continues on the GPU."""
         self._written.synchronize()
 
     def deliver(self, tensor: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Put what was received into ``buffer`` into ``tensor``."""
+        """Copy the received values from ``buffer``, if it is not ``tensor`` itself."""
         if buffer is not tensor:
             with torch.cuda.stream(self._in):
                 tensor.copy_(buffer, non_blocking=True)
 
     def close(self) -> None:
-        """Make kernels launched from here on wait for what was delivered."""
+        """Make kernels that are launched from now on wait for the delivered values."""
         torch.cuda.current_stream(self._device).wait_stream(self._in)
 
 
-def put(values: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy ``values`` of the host to ``into``; the host does not wait for a GPU."""
+def copy_from_host(values: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy values from the host to a tensor, without waiting for a GPU.
+
+    Parameters
+    ----------
+    values : Tensor
+        On the CPU.
+    into : Tensor
+        On any device; changed in place.
+    """
     if into.is_cuda:
         values = torch.empty_like(values, pin_memory=True).copy_(values)
     into.copy_(values, non_blocking=True)
@@ -70,5 +86,5 @@ def put(values: torch.Tensor, into: torch.Tensor) -> None:
 
 @functools.cache
 def _copying(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """The streams of copies out and in."""
+    """Return the streams of copies to the host and from it."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)

@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
-from distconv.communication.transport import Traffic, counted
+from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_json_argument(parser)
 
 
-class Stack:
+class LayerStack:
     """The layers with an optimizer and a sample, over ``grid``."""
 
     def __init__(self, options: argparse.Namespace, grid: ProcessGrid) -> None:
@@ -124,11 +124,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     options = argparse.Namespace(**vars(options) | _stack(options))
     grid = ProcessGrid(comm, **axes)
-    split = Stack(options, grid)
-    with counted() as traffic:
+    split = LayerStack(options, grid)
+    with count_traffic() as traffic:
         split.step()
     held = comm.gather(split.held())
-    single = Stack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
+    single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
     variants = clocked({"ranks": split.step, **({"one": single.step} if single is not None else {})})
     times = in_turns(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
@@ -157,7 +157,7 @@ def _stack(options: argparse.Namespace) -> dict[str, int]:
 def _report(
     options: argparse.Namespace,
     grid: ProcessGrid,
-    split: Stack,
+    split: LayerStack,
     *,
     alone: int,
     held: list[int],
@@ -192,7 +192,7 @@ def _report(
     report.give_json(figures, options.json)
 
 
-def _algorithm(split: Stack, grid: ProcessGrid) -> str:
+def _algorithm(split: LayerStack, grid: ProcessGrid) -> str:
     parts = grid.shape[AXIS]
     if parts == 1:
         return "weights whole on every rank"

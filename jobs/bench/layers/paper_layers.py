@@ -17,14 +17,14 @@ from distconv.communication.gradient_reduction import no_sync
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.report import Comparison
+from distconv.jobs.bench.report import TimeComparison
 from distconv.jobs.commands.profile import machine_of
 from distconv.jobs.planning.measured_steps import random
 from distconv.jobs.planning.options import on_first_ranks
 from distconv.jobs.planning.single_layers import LAYERS, PHASES, PaperLayer, operation, predicted
 from distconv.jobs.timing import Variant, clocked, idle, in_turns
 from distconv.parallel import parallelize
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import profile_network
@@ -68,7 +68,7 @@ def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device:
     machine = machine_of("this machine", profile_network(comm, device), comm, device)
 
     def table(parts: Mapping[str, int], ranks: int, group: MPI.Intracomm) -> dict[str, float]:
-        call = local_call(op, Parts.of(parts, ranks, machine.ranks_per_node))
+        call = local_call(op, AxisParts.of(parts, ranks, machine.ranks_per_node))
         return on_first_ranks(comm, ranks, lambda: measure({call.key: call}, group, device))
 
     alone, *together = machine.compute
@@ -98,7 +98,7 @@ def run(
     if comm.rank:
         return None
     rows = [
-        Comparison(f"{phase}, {where}", times[f"{phase}, {where}"], expected)
+        TimeComparison(f"{phase}, {where}", times[f"{phase}, {where}"], expected)
         for where, parts, ranks in (("1 rank", {}, 1), (grid.describe(), axes, grid.size))
         for phase, expected in predicted(layer, batch, parts, ranks, machine).items()
     ]
@@ -107,7 +107,7 @@ def run(
 
 
 def _report(
-    name: str, batch: int, grid: ProcessGrid, rows: list[Comparison], *, device: torch.device, machine: Machine
+    name: str, batch: int, grid: ProcessGrid, rows: list[TimeComparison], *, device: torch.device, machine: Machine
 ) -> None:
     layer = LAYERS[name]
     print(

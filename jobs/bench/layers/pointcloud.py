@@ -30,7 +30,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
 from distconv.jobs.commands.train_pointcloud import share
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelBatch, VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.timing import Variant, clocked, idle, in_turns, medians
@@ -100,7 +100,9 @@ def run(options: argparse.Namespace) -> int:
 
 def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> VoxelBatch:
     """The voxels of the first embedded shapes."""
-    return voxel_batch(Shapes(options.batch, CACHED_POINTS), range(options.batch), Recipe(resolution, keep=keep), 0)
+    return voxel_batch(
+        Shapes(options.batch, CACHED_POINTS), range(options.batch), VoxelRecipe(resolution, keep=keep), 0
+    )
 
 
 def step_of(

@@ -21,9 +21,9 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.timing import clocked, in_turns
 from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
-from distconv.kernels.recurrence import compiled
+from distconv.kernels.recurrence import is_compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
-from distconv.layers.recurrent.methods import Problem, fastest
+from distconv.layers.recurrent.methods import BackwardProblem, fastest
 from distconv.parallel import parallelize
 from distconv.placement import scatter
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
-    loop = "compiled" if compiled(device, torch.float32, options.hidden) else "not compiled"
+    loop = "compiled" if is_compiled(device, torch.float32, options.hidden) else "not compiled"
     if comm.rank == 0:
         what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
         print(report.heading(f"{what}, {torch.get_num_threads()} thread(s), sequential: {loop}"))
@@ -90,7 +90,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
     least = {way: min(seconds) for way, seconds in times.items()}
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)
-    chosen = fastest(Problem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
+    chosen = fastest(BackwardProblem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
     # Over ranks torch has no way back: its figure, of one rank, is there to compare with.
     offered = {way: least_s for way, least_s in least.items() if grid.size == 1 or way is not Method.AUTOGRAD}
     best = min(offered.values(), default=None)

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     named = dict(resnet50(width=options.width).named_parameters())
     parameters = list(named.values())
     for name, parameter in named.items():
-        gradient_reduction.mark(parameter, name)
+        gradient_reduction.defer_grad_reduction(parameter, name)
     nbytes = sum(parameter.nbytes for parameter in parameters)
     whole = torch.zeros(nbytes // 4)
     shares = [torch.zeros_like(parameter) for parameter in parameters]
@@ -74,5 +74,5 @@ class _HandOut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         for parameter, share in zip(reversed(ctx.parameters), reversed(ctx.shares), strict=True):
-            gradient_reduction.defer(parameter, share, ctx.comm, exclusive=True)
+            gradient_reduction.enqueue_contribution(parameter, share, ctx.comm, uniquely_owned=True)
         return gradient, None, None, None

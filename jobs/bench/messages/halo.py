@@ -77,7 +77,7 @@ def _halo_plan(grid: dc.ProcessGrid, shape: tuple[int, ...], kernel: int) -> Tra
 
 
 def _actions(plan: TransferPlan) -> dict[str, Callable[[], object]]:
-    local, ghosts = torch.randn(plan.local_shape), [torch.randn(s) for s in plan.part_shapes]
+    local, ghosts = torch.randn(plan.local_shape), [torch.randn(s) for s in plan.destination_shapes]
     raw = RawTransfer(plan, local, ghosts)
     return {
         "bare messages": raw.messages,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
-from distconv.communication.routes import Peer, Piece
+from distconv.communication.routes import Peer, TransferBox
 from distconv.communication.transfer import TransferPlan
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
@@ -25,9 +25,9 @@ class RawTransfer:
         self._sends, self._receives = _runs(plan.sends, self.sent), _runs(plan.receives, self.received)
         self._packs: Copies = [(message, local[p.src]) for p, message in _messages(plan.sends, self.sent)]
         self._unpacks: Copies = [
-            (parts[p.part][p.dst], message) for p, message in _messages(plan.receives, self.received)
+            (parts[p.destination][p.dst], message) for p, message in _messages(plan.receives, self.received)
         ]
-        self._unpacks += [(parts[p.part][p.dst], local[p.src]) for p in plan.own]
+        self._unpacks += [(parts[p.destination][p.dst], local[p.src]) for p in plan.own]
 
     def messages(self) -> None:
         """The messages alone."""
@@ -65,8 +65,8 @@ def _runs(peers: Sequence[Peer], buffer: torch.Tensor) -> list[tuple[int, torch.
     return [(peer.rank, part) for peer, part in zip(peers, parts, strict=True)]
 
 
-def _messages(peers: Sequence[Peer], buffer: torch.Tensor) -> list[tuple[Piece, torch.Tensor]]:
+def _messages(peers: Sequence[Peer], buffer: torch.Tensor) -> list[tuple[TransferBox, torch.Tensor]]:
     """For each piece its part of the buffer, in its shape."""
-    pieces = [piece for peer in peers for piece in peer.pieces]
+    pieces = [piece for peer in peers for piece in peer.boxes]
     parts = buffer.split([math.prod(piece.extents) for piece in pieces])
     return [(piece, part.view(piece.extents)) for piece, part in zip(pieces, parts, strict=True)]

@@ -64,5 +64,5 @@ def _actions(source: dc.ProcessGrid, target: dc.ProcessGrid, shape: tuple[int, .
     x = dc.scatter(torch.randn(shape, generator=torch.Generator().manual_seed(0)), source)
     to = Distribution(target, default_axes(None, len(shape)))
     plan = transfer_plan(x.dist, to, shape)
-    raw = RawTransfer(plan, x.local, [torch.empty(s) for s in plan.part_shapes])
+    raw = RawTransfer(plan, x.local, [torch.empty(s) for s in plan.destination_shapes])
     return {RAW: raw.all_to_all, "messages": raw.point_to_point, "redistribute": lambda: x.redistribute(to)}

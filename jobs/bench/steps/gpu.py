@@ -18,7 +18,7 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import device_transport
 from distconv.communication.gpu.device_transport import DeviceTransport
 from distconv.communication.transfer import transfer_plan
@@ -93,7 +93,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
     plan = transfer_plan(
         dist, window_needs(dist, x.shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
     )
-    ghosts = [torch.randn(s, device=device) for s in plan.part_shapes]
+    ghosts = [torch.randn(s, device=device) for s in plan.destination_shapes]
 
     @torch.no_grad()
     def work() -> None:
@@ -101,8 +101,8 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
         for rows in ghosts:
             y[:, :, :1] += F.conv2d(rows, layer.weight[:, :, :1], padding=(0, 1))
 
-    chosen = device_transport.offer(grid.world, x.local)
-    by_mpi = "MPI, device memory" if chosen.by_mpi.messages else "MPI, host memory"
+    chosen = device_transport.choose_transport(grid.world, x.local)
+    by_mpi = "MPI, device memory" if chosen.mpi_support.messages else "MPI, host memory"
     ways = {by_mpi: chosen._replace(channel=None)} | ({"NCCL": chosen} if chosen.channel else {})
     actions: Actions = {LOCAL: work}
     for name, way in ways.items():
@@ -113,7 +113,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
 
 def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
     def act() -> None:
-        Derived.of(grid.world).attached(device_transport.Transports)["cuda"] = way
+        CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cuda"] = way
         action()
 
     return act

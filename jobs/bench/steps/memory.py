@@ -29,7 +29,7 @@ from distconv.jobs.planning.package_memory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.cost.process_memory import START_BYTES, ProcessMemory, process_memory
 from distconv.perfmodel.graph.tracing import trace
@@ -123,7 +123,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
     graph = trace(model_options.model_of(options), model_options.shape_of(options))
     slots = OPTIMIZERS[options.optimizer][1]
     prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
-    parts = Parts.of(axes, ranks, machine.ranks_per_node)
+    parts = AxisParts.of(axes, ranks, machine.ranks_per_node)
     packages = packages_bytes(options.model) + max(0, before - START_BYTES)
     return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)
 

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.communication import agreement
 from distconv.communication.gradient_reduction import BUCKET_BYTES
-from distconv.communication.weight_digest import riders
+from distconv.communication.weight_digest import checksum_payload
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     def digests() -> None:
         for bucket in buckets:
-            riders(bucket, 0, world.size)
+            checksum_payload(bucket, 0, world.size)
 
     def scatters(level: str) -> None:
         with _checking(level):

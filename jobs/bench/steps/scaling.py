@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.jobs.bench import report
-from distconv.jobs.bench.report import Comparison
+from distconv.jobs.bench.report import TimeComparison
 from distconv.jobs.planning import picture
 from distconv.jobs.planning.measured_steps import measured
 from distconv.jobs.planning.options import (
@@ -107,7 +107,7 @@ def _report(
     print(report.comparison_head(f"ms per step, {options.rounds} steps"))
     rows = {
         name: {
-            ranks: Comparison(
+            ranks: TimeComparison(
                 f"{ranks} rank{'s' * (ranks > 1)}, {name}{_grid(plans[ranks][name])}",
                 seconds,
                 predicted[name][ranks].time,

@@ -20,7 +20,7 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
 from distconv.jobs.timing import CPU, idle, in_turns, medians, timed
@@ -106,7 +106,7 @@ def _measure(
     total = threads * world.size
     grid = options.grid or {"h": world.size}
     together = _distributed(world, grid, options, size)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}

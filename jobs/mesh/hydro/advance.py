@@ -7,13 +7,13 @@ from math import inf, sqrt
 import numpy as np
 
 from .jit import Floats, kernel
-from .state import Gas, State
+from .state import Gas, HydroState
 
 __all__ = ["broken_cell", "internal_work", "move_nodes", "predict_nodes", "stable_step"]
 
 
 @kernel
-def stable_step(state: State, gas: Gas, cfl: float, volume_change: float) -> float:
+def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -> float:
     """Largest time step that every cell allows.
 
     Acoustics: ``cfl`` times 2/omega, where omega is the highest frequency of the cell alone on its own corner masses,
@@ -78,7 +78,7 @@ def gather_forces(fx: Floats, fy: Floats, j: int, force_x: Floats, force_y: Floa
 
 
 @kernel
-def predict_nodes(state: State, gas: Gas, fx: Floats, fy: Floats, half_step: float, half: State) -> None:
+def predict_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, half_step: float, half: HydroState) -> None:
     """Set the nodes of ``half`` to those of ``state`` half a step later."""
     rows, columns = state.x.shape
     force_x, force_y = np.empty(columns), np.empty(columns)
@@ -94,7 +94,7 @@ def predict_nodes(state: State, gas: Gas, fx: Floats, fy: Floats, half_step: flo
 
 
 @kernel
-def move_nodes(state: State, gas: Gas, fx: Floats, fy: Floats, step: float, half: State) -> None:
+def move_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, step: float, half: HydroState) -> None:
     """Advance the nodes of ``state`` by a whole step; leave the mean velocity over the step in ``half``."""
     rows, columns = state.x.shape
     force_x, force_y = np.empty(columns), np.empty(columns)
@@ -127,7 +127,7 @@ def internal_work(
 
 
 @kernel
-def broken_cell(state: State) -> int:
+def broken_cell(state: HydroState) -> int:
     """Flat index of the first cell whose area or internal energy is not positive; -1 if there is none."""
     x, y, _, _, energy = state
     height, width = energy.shape

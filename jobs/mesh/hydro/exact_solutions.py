@@ -9,11 +9,11 @@ import numpy as np
 
 from .jit import Floats
 
-__all__ = ["SOD", "ShockTube", "Side", "blast_constant", "blast_radius"]
+__all__ = ["SOD", "ShockTube", "UniformState", "blast_constant", "blast_radius"]
 
 
 @dataclass(frozen=True)
-class Side:
+class UniformState:
     """A uniform state of density, velocity and pressure."""
 
     density: float
@@ -28,8 +28,8 @@ class ShockTube:
     Source: Toro, "Riemann Solvers and Numerical Methods for Fluid Dynamics", chapter 4.
     """
 
-    left: Side
-    right: Side
+    left: UniformState
+    right: UniformState
     gamma: float = 1.4
 
     def star(self) -> tuple[float, float]:
@@ -45,10 +45,10 @@ class ShockTube:
         spread = self._jump(low, self.right) - self._jump(low, self.left)
         return low, 0.5 * (self.left.velocity + self.right.velocity + spread)
 
-    def _sound(self, side: Side) -> float:
+    def _sound(self, side: UniformState) -> float:
         return sqrt(self.gamma * side.pressure / side.density)
 
-    def _jump(self, pressure: float, side: Side) -> float:
+    def _jump(self, pressure: float, side: UniformState) -> float:
         """Change of velocity across the wave that takes ``side`` to ``pressure``."""
         gamma = self.gamma
         if pressure > side.pressure:
@@ -61,10 +61,10 @@ class ShockTube:
         """Density at x / t = ``speed``."""
         pressure, velocity = self.star()
         left = self._half(speed, self.left, pressure, velocity)
-        mirrored = Side(self.right.density, -self.right.velocity, self.right.pressure)
+        mirrored = UniformState(self.right.density, -self.right.velocity, self.right.pressure)
         return np.where(speed < velocity, left, self._half(-speed, mirrored, pressure, -velocity))
 
-    def _half(self, speed: Floats, side: Side, pressure: float, velocity: float) -> Floats:
+    def _half(self, speed: Floats, side: UniformState, pressure: float, velocity: float) -> Floats:
         """Density left of the contact; the right side is the mirrored problem."""
         gamma, sound = self.gamma, self._sound(side)
         ratio, g = pressure / side.pressure, (gamma - 1.0) / (gamma + 1.0)
@@ -79,7 +79,7 @@ class ShockTube:
         return np.where(speed < tail, side.density * scale ** (2.0 / (gamma - 1.0)), behind)
 
 
-SOD = ShockTube(Side(1.0, 0.0, 1.0), Side(0.125, 0.0, 0.1))
+SOD = ShockTube(UniformState(1.0, 0.0, 1.0), UniformState(0.125, 0.0, 0.1))
 
 
 def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:

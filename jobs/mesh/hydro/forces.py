@@ -12,14 +12,14 @@ from __future__ import annotations
 from math import sqrt
 
 from .jit import Floats, kernel
-from .state import Coefficients, Gas, Openness, State
+from .state import Coefficients, Gas, HydroState, Openness
 from .viscosity import add_viscosity_row
 
 __all__ = ["corner_forces", "viscous_forces"]
 
 
 @kernel
-def set_pressure_row(state: State, gas: Gas, fx: Floats, fy: Floats, j: int) -> None:
+def set_pressure_row(state: HydroState, gas: Gas, fx: Floats, fy: Floats, j: int) -> None:
     """Set the corner forces of row ``j`` to the pressure of an ideal gas times dV/dx of the corner."""
     x, y, _, _, energy = state
     mass, gamma = gas.mass, gas.gamma
@@ -42,7 +42,7 @@ def set_pressure_row(state: State, gas: Gas, fx: Floats, fy: Floats, j: int) -> 
 
 
 @kernel
-def add_hourglass_row(state: State, gas: Gas, damping: float, fx: Floats, fy: Floats, j: int) -> None:
+def add_hourglass_row(state: HydroState, gas: Gas, damping: float, fx: Floats, fy: Floats, j: int) -> None:
     """Damp the hourglass velocity of each cell in row ``j``: the part that no linear field contains.
 
     The force is -damping rho c sqrt(V) g (g . u) / (g . g), with the hourglass pattern (1, -1, 1, -1) made orthogonal
@@ -79,7 +79,7 @@ def add_hourglass_row(state: State, gas: Gas, damping: float, fx: Floats, fy: Fl
 
 
 @kernel
-def add_subzone_row(state: State, gas: Gas, merit: float, fx: Floats, fy: Floats, j: int) -> None:
+def add_subzone_row(state: HydroState, gas: Gas, merit: float, fx: Floats, fy: Floats, j: int) -> None:
     """Add the forces of the subzonal pressures of row ``j``, weighted by ``merit``.
 
     A subzone keeps its share ``fraction`` (4, H, W) of the cell's mass; its pressure differs from the cell's by rho
@@ -125,7 +125,7 @@ def add_subzone_row(state: State, gas: Gas, merit: float, fx: Floats, fy: Floats
 
 @kernel
 def corner_forces(
-    state: State, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
+    state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
 ) -> None:
     """Fill ``fx, fy`` (4, H, W) with all forces of each cell on its corners."""
     for j in range(gas.mass.shape[0]):
@@ -137,7 +137,7 @@ def corner_forces(
 
 @kernel
 def viscous_forces(
-    state: State, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
+    state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
 ) -> None:
     """Fill ``fx, fy`` (4, H, W) with the forces of the artificial viscosity alone."""
     for j in range(gas.mass.shape[0]):

@@ -17,7 +17,7 @@ from .advance import broken_cell, internal_work, move_nodes, predict_nodes, stab
 from .cell_geometry import areas, corner_volumes
 from .forces import corner_forces
 from .jit import Floats
-from .state import Coefficients, Gas, Openness, State
+from .state import Coefficients, Gas, HydroState, Openness
 from .viscosity import edge_openness
 
 __all__ = ["Hydro", "Initial", "RunStopped", "StepControl"]
@@ -76,7 +76,7 @@ class Hydro:
     coefficients: Coefficients = field(default_factory=Coefficients)
     control: StepControl = StepControl()
     work_velocity: str = "mean"
-    state: State = field(init=False)
+    state: HydroState = field(init=False)
     gas: Gas = field(init=False)
     openness: Openness = field(init=False)
     time: float = field(init=False, default=0.0)
@@ -90,11 +90,11 @@ class Hydro:
         mass = initial.density * volume0
         self.gas = Gas(mass, initial.gamma.copy(), volume0, subzones / volume0, node_masses(subzones * initial.density))
         energy = initial.pressure / ((initial.gamma - 1.0) * initial.density)
-        self.state = State(initial.x.copy(), initial.y.copy(), initial.u.copy(), initial.v.copy(), energy)
+        self.state = HydroState(initial.x.copy(), initial.y.copy(), initial.u.copy(), initial.v.copy(), energy)
         hold_walls(self.state)
         height, width = mass.shape
         self.openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
-        self._half = State(*(np.empty_like(array) for array in self.state))
+        self._half = HydroState(*(np.empty_like(array) for array in self.state))
         self._fx, self._fy = np.empty((4, height, width)), np.empty((4, height, width))
         first_stable = self._stable_step()
         self._last_step = self.control.first * first_stable / self.control.growth
@@ -103,7 +103,7 @@ class Hydro:
     def _stable_step(self) -> float:
         return stable_step(self.state, self.gas, self.control.cfl, self.control.volume_change)
 
-    def _forces(self, state: State) -> None:
+    def _forces(self, state: HydroState) -> None:
         edge_openness(state, self.openness)
         corner_forces(state, self.gas, self.coefficients, self.openness, self._fx, self._fy)
 
@@ -171,7 +171,7 @@ def node_masses(corner_mass: Floats) -> Floats:
     return mass
 
 
-def hold_walls(state: State) -> None:
+def hold_walls(state: HydroState) -> None:
     """Remove the velocity through the walls."""
     state.u[:, [0, -1]] = 0.0
     state.v[[0, -1], :] = 0.0

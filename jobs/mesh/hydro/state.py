@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from .jit import Floats
 
-__all__ = ["Coefficients", "Gas", "Openness", "State"]
+__all__ = ["Coefficients", "Gas", "HydroState", "Openness"]
 
 
-class State(NamedTuple):
+class HydroState(NamedTuple):
     """What changes: positions and velocities of nodes (H+1, W+1), specific internal energy of cells (H, W)."""
 
     x: Floats
@@ -18,9 +18,9 @@ class State(NamedTuple):
     v: Floats
     energy: Floats
 
-    def copy(self) -> State:
+    def copy(self) -> HydroState:
         """The same in arrays of its own."""
-        return State(*(array.copy() for array in self))
+        return HydroState(*(array.copy() for array in self))
 
 
 class Gas(NamedTuple):

@@ -15,7 +15,7 @@ from math import sqrt
 import numpy as np
 
 from .jit import Floats, kernel
-from .state import Coefficients, Gas, Openness, State
+from .state import Coefficients, Gas, HydroState, Openness
 
 __all__ = ["add_viscosity_row", "edge_openness"]
 
@@ -85,7 +85,7 @@ def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> 
 
 
 @kernel
-def edge_openness(state: State, result: Openness) -> None:
+def edge_openness(state: HydroState, result: Openness) -> None:
     """Fill 1 - psi of all edges."""
     along_x, along_y = result
     height, width = state.energy.shape
@@ -122,7 +122,7 @@ def edge_force(
 
 @kernel
 def add_viscosity_row(
-    state: State, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats, j: int
+    state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats, j: int
 ) -> None:
     """Add the viscous forces of row ``j`` of cells to the corner forces ``fx, fy`` (4, H, W)."""
     x, y, u, v, energy = state

@@ -34,7 +34,7 @@ from distconv.jobs.mesh.hydro.advance import internal_work
 from distconv.jobs.mesh.hydro.cell_geometry import extreme_jacobians, lower_to_minimum_jacobian
 from distconv.jobs.mesh.hydro.forces import viscous_forces
 from distconv.jobs.mesh.hydro.jit import Floats
-from distconv.jobs.mesh.hydro.state import Coefficients, Gas, Openness, State
+from distconv.jobs.mesh.hydro.state import Coefficients, Gas, HydroState, Openness
 from distconv.jobs.mesh.hydro.viscosity import edge_openness
 
 __all__ = ["extrapolated_jacobian", "sample_channels"]
@@ -47,7 +47,7 @@ def corners(nodes: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     return nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, 1:], nodes[1:, :-1]
 
 
-def sample_channels(state: State, gas: Gas, coefficients: Coefficients) -> Singles:
+def sample_channels(state: HydroState, gas: Gas, coefficients: Coefficients) -> Singles:
     """The channels (18, H, W) of ``state``."""
     x, y, u, v = (corners(nodes) for nodes in state[:4])
     result = np.empty((18, *gas.mass.shape), np.float32)
@@ -93,7 +93,7 @@ def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) ->
     result[17] = diagonals / np.minimum(i_length, j_length)
 
 
-def viscous_heating(state: State, gas: Gas, coefficients: Coefficients, volume: Floats) -> Floats:
+def viscous_heating(state: HydroState, gas: Gas, coefficients: Coefficients, volume: Floats) -> Floats:
     """Power of the artificial viscosity per area (H, W); never negative."""
     height, width = gas.mass.shape
     openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
@@ -105,7 +105,7 @@ def viscous_heating(state: State, gas: Gas, coefficients: Coefficients, volume: 
     return np.maximum(heating, 0.0, out=heating)
 
 
-def extrapolated_jacobian(state: State, tau: float, moments: int = 20) -> Singles:
+def extrapolated_jacobian(state: HydroState, tau: float, moments: int = 20) -> Singles:
     """Smallest scaled corner Jacobian (H, W) over the next ``tau`` if all nodes kept their velocity.
 
     Looked at now and at ``moments`` equidistant times up to ``tau``.

@@ -14,10 +14,10 @@ import numpy as np
 
 from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, FAMILIES
-from distconv.jobs.mesh.recipe import CHANNELS, VERSION, Recipe, Summary
+from distconv.jobs.mesh.recipe import CHANNELS, VERSION, MeshRecipe, Summary
 from distconv.whole_files import atomic_path
 
-from .parts import SPLITS, Parts, Run, Stream, write_atomically
+from .parts import SPLITS, FlowRun, RunFolder, RunStream, write_atomically
 
 __all__ = ["assemble"]
 
@@ -25,10 +25,10 @@ __all__ = ["assemble"]
 # not.
 IMAGE_BYTES = 1 << 30
 
-Chosen = list[tuple[Run, int]]
+Chosen = list[tuple[FlowRun, int]]
 
 
-def assemble(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream]) -> Summary:
+def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream]) -> Summary:
     """Write the data set from the finished runs, whole or not at all, and remove the parts."""
     chosen = [in_turn(parts, [stream for stream in wanted if stream.split == split]) for split in range(len(SPLITS))]
     summary = summarise(target, recipe, parts, wanted, chosen)
@@ -45,13 +45,15 @@ def assemble(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream]) -
     return summary
 
 
-def in_turn(parts: Parts, wanted: list[Stream]) -> Chosen:
+def in_turn(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
     """Samples of a split as (run, number in the run); families take turns, so that the first are of all kinds."""
     each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
 
-def summarise(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream], chosen: list[Chosen]) -> Summary:
+def summarise(
+    target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream], chosen: list[Chosen]
+) -> Summary:
     """What the file will hold, and what was rejected in the runs that it comes from."""
     runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used(stream)]
     facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
@@ -80,7 +82,7 @@ def summarise(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream], 
     )
 
 
-def fill(file: h5py.File, recipe: Recipe, parts: Parts, chosen: list[Chosen], summary: Summary) -> None:
+def fill(file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary) -> None:
     """Write all attributes and datasets."""
     kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
     file.attrs["recipe"] = json.dumps(asdict(recipe))
@@ -99,7 +101,7 @@ def fill(file: h5py.File, recipe: Recipe, parts: Parts, chosen: list[Chosen], su
         fill_group(group, recipe, parts, split)
 
 
-def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) -> None:
+def fill_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: Chosen) -> None:
     """Write the samples of one split."""
     count, side = len(chosen), recipe.size
     tile = min(64, max(8, side // 4))

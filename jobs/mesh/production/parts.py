@@ -28,9 +28,9 @@ from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
 from distconv.whole_files import write_file
 
-from .run import Labelled, RunResult, run_seed
+from .run import LabelledSnapshot, RunResult, run_seed
 
-__all__ = ["SPLITS", "Parts", "Run", "Stream", "streams", "write_atomically"]
+__all__ = ["SPLITS", "FlowRun", "RunFolder", "RunStream", "streams", "write_atomically"]
 
 SPLITS = ("train", "heldout")
 
@@ -39,7 +39,7 @@ ARRAYS = ("channels", "label", "extrapolated")
 
 
 @dataclass(frozen=True)
-class Run:
+class FlowRun:
     """One run: the split and family of its stream, and its number there."""
 
     split: int
@@ -62,19 +62,19 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Stream:
+class RunStream:
     """The runs of one split and family, of which ``quota`` samples are wanted."""
 
     split: int
     family: int
     quota: int
 
-    def run(self, index: int) -> Run:
+    def run(self, index: int) -> FlowRun:
         """Its run of number ``index``."""
-        return Run(self.split, self.family, index)
+        return FlowRun(self.split, self.family, index)
 
 
-def streams(samples: int, heldout: int) -> list[Stream]:
+def streams(samples: int, heldout: int) -> list[RunStream]:
     """The streams of a data set: the samples of each split shared evenly between the families.
 
     >>> [stream.quota for stream in streams(7, 0)]
@@ -82,7 +82,7 @@ def streams(samples: int, heldout: int) -> list[Stream]:
     """
     count = len(FAMILIES)
     shares = [
-        Stream(split, family, wanted // count + (family < wanted % count))
+        RunStream(split, family, wanted // count + (family < wanted % count))
         for split, wanted in enumerate((samples, heldout))
         for family in range(count)
     ]
@@ -98,7 +98,7 @@ class Outline:
 
 
 @dataclass
-class Parts:
+class RunFolder:
     """The folder of finished runs of one recipe; ``session`` marks the claims of one call of the generator."""
 
     folder: Path
@@ -107,31 +107,31 @@ class Parts:
     most_runs: int = 40
 
     def __post_init__(self) -> None:
-        self._outlines: dict[Run, Outline] = {}
+        self._outlines: dict[FlowRun, Outline] = {}
 
     @property
     def alarm_file(self) -> Path:
         """Its existence tells the other ranks not to wait for one that has given up."""
         return self.folder / f"alarm-{self.session}"
 
-    def file(self, run: Run) -> Path:
+    def file(self, run: FlowRun) -> Path:
         """Where the results of ``run`` are kept."""
         return self.folder / f"{run.name}.npz"
 
-    def outline(self, run: Run) -> Outline:
+    def outline(self, run: FlowRun) -> Outline:
         """What the file of a finished run says besides its arrays."""
         if run not in self._outlines:
             with self._opened(run) as stored:
                 self._outlines[run] = Outline(**json.loads(str(stored["outline"])))
         return self._outlines[run]
 
-    def accepted(self, run: Run) -> int | None:
+    def accepted(self, run: FlowRun) -> int | None:
         """Number of samples of a finished run; None if it is not finished."""
         if run in self._outlines or self.file(run).exists():
             return len(self.outline(run).samples)
         return None
 
-    def used(self, stream: Stream) -> Iterator[tuple[Run, range]]:
+    def used(self, stream: RunStream) -> Iterator[tuple[FlowRun, range]]:
         """Finished runs of a stream, without a gap, until its quota is met, with the numbers of samples to take.
 
         The last run may give more than is missing; then its later samples are taken, whose labels are fuller.
@@ -145,11 +145,11 @@ class Parts:
             yield stream.run(index), taken
             missing -= len(taken)
 
-    def done(self, stream: Stream) -> int:
+    def done(self, stream: RunStream) -> int:
         """How many of the stream's samples are there."""
         return sum(len(taken) for _, taken in self.used(stream))
 
-    def claim(self, wanted: list[Stream]) -> Run | None:
+    def claim(self, wanted: list[RunStream]) -> FlowRun | None:
         """A run, claimed now, that is needed even if all that are under way succeed; None if there is none."""
         for index in range(self.most_runs):
             for stream in wanted:
@@ -157,7 +157,7 @@ class Parts:
                     return stream.run(index)
         return None
 
-    def check(self, wanted: list[Stream]) -> None:
+    def check(self, wanted: list[RunStream]) -> None:
         """Raise DataError if a stream has used up its runs without meeting its quota.
 
         Raises
@@ -174,12 +174,12 @@ class Parts:
                     f"(use 64 or more) or tau too short"
                 )
 
-    def _hoped(self, stream: Stream, index: int) -> int:
+    def _hoped(self, stream: RunStream, index: int) -> int:
         """Samples of the runs before ``index`` if each that is under way gives as many as it may."""
         counts = (self.accepted(stream.run(k)) for k in range(index))
         return sum(self.per_run if count is None else count for count in counts)
 
-    def _take(self, run: Run) -> bool:
+    def _take(self, run: FlowRun) -> bool:
         if self.accepted(run) is not None:
             return False
         try:
@@ -188,7 +188,7 @@ class Parts:
             return False
         return True
 
-    def store(self, run: Run, result: RunResult) -> None:
+    def store(self, run: FlowRun, result: RunResult) -> None:
         """Write the file of a finished run: there whole, or not at all."""
         counters = {f.name: getattr(result, f.name) for f in fields(result) if f.name != "samples"}
         facts = [{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ARRAYS} for s in result.samples]
@@ -199,15 +199,15 @@ class Parts:
         np.savez(image, allow_pickle=False, **arrays)
         write_atomically(self.file(run), image.getbuffer())
 
-    def sample(self, run: Run, number: int) -> Labelled:
+    def sample(self, run: FlowRun, number: int) -> LabelledSnapshot:
         """One sample of a finished run."""
         facts = self.outline(run).samples[number]
         with self._opened(run) as stored:
             arrays: dict[str, Any] = {name: stored[f"{name}{number}"] for name in ARRAYS}
-        return Labelled(**arrays, **facts)
+        return LabelledSnapshot(**arrays, **facts)
 
     @contextmanager
-    def _opened(self, run: Run) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    def _opened(self, run: FlowRun) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
         path = self.file(run)
         try:
             with np.load(path, allow_pickle=False) as stored:

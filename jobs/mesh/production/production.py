@@ -12,8 +12,8 @@ from distconv.jobs import progress as progress_bars
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
 from distconv.jobs.mesh.hydro.solver import Hydro
 
-from .parts import Parts, Stream
-from .run import Criteria, Labelled, perform_run, run_seed
+from .parts import RunFolder, RunStream
+from .run import Criteria, LabelledSnapshot, perform_run, run_seed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,15 +60,15 @@ def warm_up(comm: MPI.Comm | None) -> None:
 
 
 def produce(
-    parts: Parts,
-    wanted: list[Stream],
+    parts: RunFolder,
+    wanted: list[RunStream],
     *,
     size: int,
     seed: int,
     criteria: Criteria,
     comm: MPI.Comm | None,
     progress: bool,
-    on_first_sample: Callable[[str, Labelled], None] | None = None,
+    on_first_sample: Callable[[str, LabelledSnapshot], None] | None = None,
 ) -> None:
     """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
 
@@ -97,14 +97,14 @@ def produce(
 
 
 def work(
-    parts: Parts,
-    wanted: list[Stream],
+    parts: RunFolder,
+    wanted: list[RunStream],
     *,
     size: int,
     seed: int,
     criteria: Criteria,
     bar: tqdm[NoReturn],
-    on_first_sample: Callable[[str, Labelled], None] | None,
+    on_first_sample: Callable[[str, LabelledSnapshot], None] | None,
 ) -> None:
     """One rank's share of the runs: claim, run, store, until nothing is missing or another rank gives up."""
     while not parts.alarm_file.exists():

@@ -20,12 +20,12 @@ import numpy.typing as npt
 from distconv.jobs.mesh.hydro.cell_geometry import lower_to_minimum_jacobian
 from distconv.jobs.mesh.hydro.initial_conditions import initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro, RunStopped
-from distconv.jobs.mesh.hydro.state import State
+from distconv.jobs.mesh.hydro.state import HydroState
 from distconv.jobs.mesh.recipe import TAU
 
 from .channels import Singles, extrapolated_jacobian, sample_channels
 
-__all__ = ["Criteria", "Labelled", "RunResult", "perform_run", "run_seed"]
+__all__ = ["Criteria", "LabelledSnapshot", "RunResult", "perform_run", "run_seed"]
 
 
 LOOKS = 4
@@ -54,7 +54,7 @@ class Criteria:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSnapshot:
     """An accepted snapshot: ``channels`` (18, H, W), ``label`` and ``extrapolated`` (H, W)."""
 
     channels: Singles
@@ -74,7 +74,7 @@ class RunResult:
     label was complete.
     """
 
-    samples: list[Labelled] = field(default_factory=list)
+    samples: list[LabelledSnapshot] = field(default_factory=list)
     degraded: int = 0
     quiet: int = 0
     unfinished: int = 0
@@ -87,7 +87,7 @@ class RunResult:
 class Candidate:
     """A snapshot with the record of what follows it; without a state if too many cells are bad already."""
 
-    state: State | None
+    state: HydroState | None
     time: float
     step: int
     record: Singles
@@ -163,11 +163,11 @@ def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[H
         np.minimum(record, here, out=record)
 
 
-def finish(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> Labelled:
+def finish(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> LabelledSnapshot:
     """The sample of an accepted candidate."""
     assert candidate.state is not None
     label = (candidate.record < criteria.threshold).astype(np.uint8)
-    return Labelled(
+    return LabelledSnapshot(
         channels=sample_channels(candidate.state, hydro.gas, hydro.coefficients),
         label=label,
         extrapolated=extrapolated_jacobian(candidate.state, criteria.tau),

@@ -43,7 +43,7 @@ DP_AT_32 = {4: 0.62, 8: 0.55}
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedupRow:
     """A row of Table III: speedups over data parallelism with 64 samples per GPU; (M, B, speedup) of GPipe.
 
     The paper has no row of 2 GPUs.
@@ -60,15 +60,15 @@ class Row:
 
 
 TABLE_III = (
-    Row("VGG-16", 2, None, (8, 32, None), "1f1b-so", 16, 32, None),
-    Row("VGG-16", 4, 2.12, (8, 32, 1.95), "1f1b-so", 32, 32, 2.61),
-    Row("VGG-16", 8, 2.94, (8, 32, 1.77), "1f1b-sno", 64, 64, 2.97),
-    Row("ResNet-50", 2, None, (4, 64, None), "dp", 2, 64, None),
-    Row("ResNet-50", 4, 1.0, (4, 64, 1.0), "dp", 4, 64, 1.0),
-    Row("ResNet-50", 8, 1.0, (8, 64, 1.0), "dp", 8, 64, 1.0),
-    Row("GNMT-8", 2, None, (8, 64, None), "1f1b-so", 16, 64, None),
-    Row("GNMT-8", 4, 2.75, (8, 64, 2.93), "1f1b-so", 32, 64, 3.90),
-    Row("GNMT-8", 8, 2.37, (12, 64, 2.05), "1f1b-so", 64, 64, 3.21),
+    SpeedupRow("VGG-16", 2, None, (8, 32, None), "1f1b-so", 16, 32, None),
+    SpeedupRow("VGG-16", 4, 2.12, (8, 32, 1.95), "1f1b-so", 32, 32, 2.61),
+    SpeedupRow("VGG-16", 8, 2.94, (8, 32, 1.77), "1f1b-sno", 64, 64, 2.97),
+    SpeedupRow("ResNet-50", 2, None, (4, 64, None), "dp", 2, 64, None),
+    SpeedupRow("ResNet-50", 4, 1.0, (4, 64, 1.0), "dp", 4, 64, 1.0),
+    SpeedupRow("ResNet-50", 8, 1.0, (8, 64, 1.0), "dp", 8, 64, 1.0),
+    SpeedupRow("GNMT-8", 2, None, (8, 64, None), "1f1b-so", 16, 64, None),
+    SpeedupRow("GNMT-8", 4, 2.75, (8, 64, 2.93), "1f1b-so", 32, 64, 3.90),
+    SpeedupRow("GNMT-8", 8, 2.37, (12, 64, 2.05), "1f1b-so", 64, 64, 3.21),
 )
 
 
@@ -126,7 +126,7 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
     return [_row_iii(row, profiles[row.model], here, chain) for row in TABLE_III]
 
 
-def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
+def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
     base = rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]

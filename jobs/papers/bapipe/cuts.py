@@ -6,7 +6,7 @@ The networks and GPUs of Table III, 64 micro-batches of 32 samples, no limit of 
 from __future__ import annotations
 
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.perfmodel.exploration.candidate_stages import Setting, Stages, whole
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Stages, whole
 from distconv.perfmodel.exploration.cuts import best_cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.stages.devices import Device
@@ -27,7 +27,7 @@ def cuts_table(machine: Machine) -> Rows:
     rows: Rows = []
     for model, profile in networks(machine).items():
         for gpus in (4, 8):
-            setting = Setting(profile(SAMPLES), machine, [Device("GPU", gpus, memory=ENOUGH_BYTES)], 1)
+            setting = ExplorationContext(profile(SAMPLES), machine, [Device("GPU", gpus, memory=ENOUGH_BYTES)], 1)
             rows += [
                 {"model": model, "gpus": gpus} | compared(model, setting, name) for name in ("1f1b-sno", "1f1b-so")
             ]
@@ -36,7 +36,7 @@ def cuts_table(machine: Machine) -> Rows:
     return rows
 
 
-def compared(model: str, setting: Setting, name: str) -> dict[str, object]:
+def compared(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
     """A row of the table."""
     stages = setting.stages(name, 1, MICROBATCHES)
     # There are more layers than GPUs.

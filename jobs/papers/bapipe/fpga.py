@@ -20,14 +20,14 @@ import numpy as np
 
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.layers.models import MODELS
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL
 from distconv.perfmodel.exploration.choices import Exploration
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, explore
 from distconv.perfmodel.graph.graph import Operation
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.devices import Device
@@ -51,7 +51,7 @@ PIPELINES = tuple(name for name in ASYNCHRONOUS if name != PARALLEL)
 
 
 @dataclass(frozen=True)
-class Convolution:
+class FpgaConvolution:
     """A layer's work for one sample, with what follows it done on the way; counts of elements."""
 
     name: str
@@ -82,7 +82,7 @@ def table_vi() -> Rows:
     return [_row(network, [Machine.load(name) for name in names], paper) for names, paper in TABLE_VI]
 
 
-def _row(network: Sequence[Convolution], boards: Sequence[Machine], paper: float) -> dict[str, object]:
+def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: float) -> dict[str, object]:
     parallel = {
         "streamed": parallel_time(network, boards, 1.0),
         "by layer": parallel_time(network, boards, len(boards) / BATCH),
@@ -109,32 +109,32 @@ def _row(network: Sequence[Convolution], boards: Sequence[Machine], paper: float
     }
 
 
-def convolutions() -> list[Convolution]:
+def convolutions() -> list[FpgaConvolution]:
     """ResNet-50's convolutions for one sample."""
     graph = trace(MODELS["resnet50"](), (1, *IMAGE))
     return [_convolution(op) for op in graph.operations if op.decides]
 
 
-def _convolution(op: Operation) -> Convolution:
-    call = local_call(op, Parts.of({}, 1, 1))
+def _convolution(op: Operation) -> FpgaConvolution:
+    call = local_call(op, AxisParts.of({}, 1, 1))
     forward, *backward = (work(call, phase).flops for phase in PHASES)
     weights = sum(constant.elements for constant in op.parameters)
-    return Convolution(op.name, forward, sum(backward), op.x.elements, op.y.elements, weights)
+    return FpgaConvolution(op.name, forward, sum(backward), op.x.elements, op.y.elements, weights)
 
 
 def parallel_time(
-    network: Sequence[Convolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
+    network: Sequence[FpgaConvolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
 ) -> float:
     """Seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
     times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
     weights = FP16_BYTES * sum(layer.weights for layer in network)
-    summed = max(board.allreduce(Group(len(boards), 1), weights) for board in boards)
+    summed = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
     together = max(times) / len(boards) if equal else 1 / sum(1 / time for time in times)
     return BATCH * together + summed
 
 
 def piped(
-    network: Sequence[Convolution], boards: Sequence[Machine]
+    network: Sequence[FpgaConvolution], boards: Sequence[Machine]
 ) -> tuple[Exploration, list[float], dict[str, float]]:
     """What BaPipe explores, the share of each stage's weights on chip, and simulated seconds of each schedule."""
     kept, best = [1.0] * len(boards), None
@@ -160,7 +160,7 @@ def piped(
 
 
 def _stages(
-    network: Sequence[Convolution], boards: Sequence[Machine], kept: Sequence[float]
+    network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float]
 ) -> tuple[Profile, list[Device]]:
     profile = Profile([layer.layer(boards[0], 0.0) for layer in network])
     devices = [
@@ -177,14 +177,14 @@ def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
     return [float(b - a) for a, b in pairwise(at)]
 
 
-def _kept(network: Sequence[Convolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
+def _kept(network: Sequence[FpgaConvolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
     """The share of weights and gradients of each stage that fits on chip."""
     held = _parts([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
     return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, held, strict=True)]
 
 
 def _simulated(
-    network: Sequence[Convolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
+    network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
 ) -> dict[str, float]:
     passes = [[layer.seconds(board, 1 - share) for layer in network] for board, share in zip(boards, kept, strict=True)]
     forward, backward = (

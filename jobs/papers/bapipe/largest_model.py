@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext
 from distconv.perfmodel.exploration.cuts import emptiest_cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.stages.devices import Device
@@ -71,7 +71,7 @@ def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
     """Bytes on the fullest device with the cuts that need least; 32 samples each, or 2 N micro-batches of 16."""
     parallel = schedule == PARALLEL or gpus == 1
     profile = gnmt(layers, 32 if parallel else 16, machine)
-    setting = Setting(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
+    setting = ExplorationContext(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
     stages = setting.stages(PARALLEL if parallel else schedule, gpus if parallel else 1, gpus if parallel else 2 * gpus)
     # There are always more layers than GPUs.
     assert stages is not None

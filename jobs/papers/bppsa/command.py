@@ -108,7 +108,7 @@ def _tables(options: argparse.Namespace, device: torch.device) -> dict[str, Rows
     recipe = None
     if options.data is not None:
         rate = options.rate or pruned_vgg.RATE
-        recipe = pruned_vgg.Recipe(options.data, options.iterations, options.batch, rate)
+        recipe = pruned_vgg.PrunedVggRecipe(options.data, options.iterations, options.batch, rate)
     make: dict[str, Callable[[], Rows]] = {
         "table-1": lambda: jacobian_table.table(options.columns),
         "figure-10": lambda: pruned_vgg.table(options.prune, options.width, recipe=recipe),

@@ -19,7 +19,7 @@ from torch import nn
 
 from distconv.jobs.bench import report
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.jobs.sequence.trainer import LAYERS, Network
+from distconv.jobs.sequence.trainer import LAYERS, SequenceNetwork
 from distconv.jobs.timing import CPU, clocked, in_turns
 
 HIDDEN, CLASSES = 20, 10
@@ -44,7 +44,7 @@ WARM_UP = 3
 
 
 @dataclass(frozen=True)
-class Setting:
+class EpochSetting:
     """A row of a table, with the paper's seconds: forward alone, baseline, forward with the scan's overhead, BPPSA."""
 
     name: str
@@ -55,11 +55,11 @@ class Setting:
     published: tuple[float, float, float, float]
 
 
-def _rnn(steps: int, batch: int, forward: float, baseline: float, scan: float) -> Setting:
-    return Setting(f"T={steps} B={batch}", "rnn", steps, batch, 1, (forward, baseline, forward, scan))
+def _rnn(steps: int, batch: int, forward: float, baseline: float, scan: float) -> EpochSetting:
+    return EpochSetting(f"T={steps} B={batch}", "rnn", steps, batch, 1, (forward, baseline, forward, scan))
 
 
-TABLES: Mapping[str, Sequence[Setting]] = {
+TABLES: Mapping[str, Sequence[EpochSetting]] = {
     "table-4": (
         _rnn(10, 16, 1.57, 4.49, 4.24),
         _rnn(30, 16, 2.13, 5.5, 4.91),
@@ -81,7 +81,7 @@ TABLES: Mapping[str, Sequence[Setting]] = {
         _rnn(1000, 2, 200.65, 409.33, 227.13),
     ),
     "table-6": tuple(
-        Setting(f"{name} {steps}x{values} B={batch}", "gru", steps, batch, values, published)
+        EpochSetting(f"{name} {steps}x{values} B={batch}", "gru", steps, batch, values, published)
         for name, steps, values, by_batch in (
             (
                 "S",
@@ -107,7 +107,7 @@ TABLES: Mapping[str, Sequence[Setting]] = {
 }
 
 
-def table(name: str, settings: Sequence[Setting], device: torch.device = CPU) -> Rows:
+def table(name: str, settings: Sequence[EpochSetting], device: torch.device = CPU) -> Rows:
     """Print a row for each setting: seconds of an epoch on ``device``, and how much faster the scan is than BP."""
     on = f"{torch.get_num_threads()} thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
     print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {on}')}")
@@ -122,7 +122,7 @@ def _columns(device: torch.device) -> list[str]:
     return [*COLUMNS, *(GRAPHS if device.type == "cuda" else ())]
 
 
-def _row(setting: Setting, device: torch.device) -> dict[str, object]:
+def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
     epoch = -(-(BITSTREAMS if setting.model == "rnn" else IRMAS) // setting.batch)
     actions = {column: step_of(setting, method, device, back=back) for column, (method, back) in COLUMNS.items()}
     if device.type == "cuda":
@@ -150,7 +150,7 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
 
 
 def step_of(
-    setting: Setting, method: str, device: torch.device = CPU, *, back: bool = True, graph: bool = False
+    setting: EpochSetting, method: str, device: torch.device = CPU, *, back: bool = True, graph: bool = False
 ) -> Callable[[], object]:
     """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss.
 
@@ -158,7 +158,7 @@ def step_of(
     """
     torch.manual_seed(0)
     layer = LAYERS[setting.model](setting.values, HIDDEN, batch_first=True, method=method)
-    model: nn.Module = Network(layer, CLASSES).to(device)
+    model: nn.Module = SequenceNetwork(layer, CLASSES).to(device)
     optimizer = torch.optim.Adam(model.parameters(), RATES[setting.model])
     x = torch.randn(setting.batch, setting.steps, setting.values + 1, device=device)
     x[..., -1] = torch.arange(setting.steps, device=device) == setting.steps - 1

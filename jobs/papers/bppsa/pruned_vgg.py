@@ -25,7 +25,7 @@ from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.kernels.jacobian import Pattern, SparseJacobian, Windows, batched_conv2d
 from distconv.kernels.jacobian.windows import Two
-from distconv.kernels.scan import Step, backpropagate, critical, recorded, sweep_levels
+from distconv.kernels.scan import Step, backpropagate, critical_path, record_steps, sweep_levels
 from distconv.layers.models.vgg import vgg11
 from distconv.layers.scan import transposed_jacobian
 
@@ -39,7 +39,7 @@ DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PrunedVggRecipe:
     """How the network is trained on images of ``data``: so many iterations before pruning, and as many after it."""
 
     data: Path
@@ -60,7 +60,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
     return pruned
 
 
-def retrained(recipe: Recipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
+def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
     """The features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
@@ -145,7 +145,7 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
     return flops[::-1]
 
 
-def table(share: float, width: int = 64, seed: int = 0, recipe: Recipe | None = None) -> Rows:
+def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe | None = None) -> Rows:
     """Print the steps of the scan, linear and truncated, and BP's; returns a row for each level."""
     torch.manual_seed(seed)
     if recipe is not None:
@@ -165,7 +165,7 @@ def table(share: float, width: int = 64, seed: int = 0, recipe: Recipe | None = 
     for zeros, of_sample in (("guaranteed", False), ("this sample's", True)):
         jacobians = chain(features, x, of_sample=of_sample)
         for method, depth in (("linear", 0), ("truncated", DEPTH)):
-            with recorded() as steps:
+            with record_steps() as steps:
                 backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=depth)
             rows += _print_steps(f"{zeros:<14}{method:<11}", steps)
     rows += [_print(f"{'none':<14}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]
@@ -173,7 +173,7 @@ def table(share: float, width: int = 64, seed: int = 0, recipe: Recipe | None = 
 
 
 def _print_steps(name: str, steps: Sequence[Step]) -> Rows:
-    path = critical(steps)
+    path = critical_path(steps)
     rows: Rows = []
     for key in dict.fromkeys((step.phase, step.level, step.kind) for step in steps):
         of, on_path = ([s for s in taken_steps if (s.phase, s.level, s.kind) == key] for taken_steps in (steps, path))

@@ -17,16 +17,16 @@ from mpi4py import MPI
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceLoader, SequenceSamples
-from distconv.jobs.sequence.trainer import Network
+from distconv.jobs.sequence.trainer import SequenceNetwork
 from distconv.layers.recurrent import ScanGRU
 
 from .epochs import HIDDEN, RATES
 
 BATCH = 16
 SETS = {
-    name: Recipe(coefficients, window / 44.1, hop / 44.1, stereo=True)
+    name: CoefficientRecipe(coefficients, window / 44.1, hop / 44.1, stereo=True)
     for name, coefficients, window, hop in (("S", 20, 4096, 512), ("M", 13, 2048, 256), ("L", 7, 1024, 128))
 }
 METHODS = {"BP": "autograd", "BPPSA": "blelloch", "auto": "auto"}
@@ -55,7 +55,9 @@ def table(path: Path, epochs: int) -> Rows:
 def curve(samples: SequenceSamples, method: str, epochs: int) -> Curve:
     """Train by ``method``; the time of loading batches counts, that of making coefficients does not."""
     torch.manual_seed(0)
-    model = Network(ScanGRU(samples.channels, HIDDEN, batch_first=True, method=method), len(samples.class_names))
+    model = SequenceNetwork(
+        ScanGRU(samples.channels, HIDDEN, batch_first=True, method=method), len(samples.class_names)
+    )
     optimizer = torch.optim.Adam(model.parameters(), RATES["gru"])
     loader = SequenceLoader(samples, "train", ProcessGrid(samples.comm), BATCH, dtype=torch.float32, shuffle=True)
     points: Curve = []

@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, minimize_scalar
 
-from distconv.jobs.papers.dryden.published import Cell
+from distconv.jobs.papers.dryden.published import PublishedTime
 from distconv.perfmodel.machine.machine import Machine
 
 Array = npt.NDArray[np.float64]
 
-Predict = Callable[[Machine, Cell], float]
+Predict = Callable[[Machine, PublishedTime], float]
 """Seconds of a training step."""
 
 
 @dataclass(frozen=True)
-class Constant:
+class FittedConstant:
     """A constant that may be fitted: its value in the data sheets, in SI units, and how far it may go from there."""
 
     name: str
@@ -37,10 +37,14 @@ class Constant:
 
 
 LASSEN = (
-    Constant("flops", "FLOP/s", 15.7e12, 7.85e12, 15.7e12, "NVIDIA V100 SXM2 data sheet, fp32 peak", "0.5-1 of it"),
-    Constant("bandwidth", "B/s", 900e9, 450e9, 900e9, "NVIDIA V100 data sheet, HBM2 peak", "0.5-1 of it"),
-    Constant("kernel", "s", 10e-6, 2e-6, 30e-6, "assumed", "a bare launch; three launches of 10 us for one operation"),
-    Constant(
+    FittedConstant(
+        "flops", "FLOP/s", 15.7e12, 7.85e12, 15.7e12, "NVIDIA V100 SXM2 data sheet, fp32 peak", "0.5-1 of it"
+    ),
+    FittedConstant("bandwidth", "B/s", 900e9, 450e9, 900e9, "NVIDIA V100 data sheet, HBM2 peak", "0.5-1 of it"),
+    FittedConstant(
+        "kernel", "s", 10e-6, 2e-6, 30e-6, "assumed", "a bare launch; three launches of 10 us for one operation"
+    ),
+    FittedConstant(
         name="small",
         unit="elements",
         sheet=163840,
@@ -49,7 +53,9 @@ LASSEN = (
         source="NVIDIA V100 architecture paper, 80 multiprocessors x 2048 resident threads",
         bounds="1-64 results per resident thread (256 threads on a tile of 128 x 128)",
     ),
-    Constant("collective step", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"),
+    FittedConstant(
+        "collective step", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"
+    ),
 )
 """What is fitted for Lassen."""
 
@@ -86,13 +92,13 @@ def with_roofline(machine: Machine, **values: float) -> Machine:
     return replace(machine, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
 
 
-def from_data_sheets(machine: Machine, constants: Sequence[Constant] = LASSEN) -> Machine:
+def from_data_sheets(machine: Machine, constants: Sequence[FittedConstant] = LASSEN) -> Machine:
     """``machine`` before calibration."""
     return with_constants(machine, {constant.name: constant.sheet for constant in constants})
 
 
 def calibrate(
-    machine: Machine, cells: Sequence[Cell], predict: Predict, constants: Sequence[Constant] = LASSEN
+    machine: Machine, cells: Sequence[PublishedTime], predict: Predict, constants: Sequence[FittedConstant] = LASSEN
 ) -> Machine:
     """``machine`` with ``constants`` fitted to ``cells``, which have the first cell of each of their rows.
 
@@ -114,7 +120,7 @@ def calibrate(
     return at(fit.x)
 
 
-def _residuals(machine: Machine, cells: Sequence[Cell], predict: Predict) -> Array:
+def _residuals(machine: Machine, cells: Sequence[PublishedTime], predict: Predict) -> Array:
     times = {cell: np.log(predict(machine, cell) / cell.time_s) for cell in cells}
     base = {(cell.table, cell.samples): time for cell, time in times.items() if cell.is_base}
     speedups = [base[cell.table, cell.samples] - time for cell, time in times.items() if not cell.is_base]
@@ -137,7 +143,7 @@ def _over_one(serial: float, group: int) -> float:
     return 1 / (serial + (1 - serial) / group)
 
 
-def fit_amdahl(cells: Sequence[Cell]) -> float:
+def fit_amdahl(cells: Sequence[PublishedTime]) -> float:
     """The serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
 
     def mean_error(serial: float) -> float:

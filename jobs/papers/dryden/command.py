@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.errors import DistconvError
 from distconv.jobs.papers.dryden.layers import section
 from distconv.jobs.papers.dryden.page import page, tables
-from distconv.jobs.papers.dryden.predictions import Results, held_out, mean_error
+from distconv.jobs.papers.dryden.predictions import PredictedTimes, held_out, mean_error
 from distconv.jobs.papers.dryden.published import TABLES
 from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.perfmodel.machine.machine import Machine
@@ -58,7 +58,7 @@ def _tables(options: argparse.Namespace) -> None:
     machine = Machine.load("lassen")
     print("constants of lassen.yaml, which --out fits anew; published / data sheets / these constants", flush=True)
     for table in (table for table in TABLES if table.name in options.tables):
-        results = Results.of(machine, table.cells, fit=False)
+        results = PredictedTimes.of(machine, table.cells, fit=False)
         print("\n".join(tables(results, [table])))
         print(f"mean error of its held-out speed-ups: {mean_error(results.fitted.error, held_out(table.name)):.1%}\n")
     if LAYERS in options.tables:
@@ -69,7 +69,7 @@ def _page(path: Path | None) -> None:
     if path is not None:
         check_writable("--out", path)
     _say("fitting five constants and predicting 89 cells: one to two minutes of about four; --tables I takes seconds")
-    results = Results.of(Machine.load("lassen"))
+    results = PredictedTimes.of(Machine.load("lassen"))
     _say("writing the page; its last section fits other choices anew: the rest of the time")
     text = page(results)
     if path is not None:

@@ -24,7 +24,7 @@ SLABS: Mapping[int, Grid] = {gpus: {"h": gpus} for gpus in SQUARES}
 
 
 @dataclass(frozen=True)
-class Layer:
+class MeasuredLayer:
     """A convolution of VI-A: ``ratio`` of FP and BP together at N=1 on ``gpus`` GPUs (None: the text names no number).
 
     ``source`` says where its extents come from.
@@ -41,12 +41,12 @@ OURS = "our mesh2k"
 CONV1, CONV1_1, CONV6_1 = PrintedRatio(1.35, 8), PrintedRatio(14.8, 16), PrintedRatio(1.4, None)
 
 LAYERS = (
-    Layer("conv1", PaperLayer(3, 224, 64, 7, stride=2), "ResNet-50", CONV1),
-    Layer("res3b_branch2a", PaperLayer(512, 28, 128, 1), "ResNet-50"),
-    Layer("conv1_1", PaperLayer(18, 2048, 128, 5, stride=2), RECALLED, CONV1_1),
-    Layer("conv1_1", PaperLayer(18, 2048, 128, 3, stride=2), OURS, CONV1_1),
-    Layer("conv6_1", PaperLayer(384, 64, 128, 3, stride=2), RECALLED, CONV6_1),
-    Layer("conv6_1", PaperLayer(128, 64, 128, 3, stride=2), OURS, CONV6_1),
+    MeasuredLayer("conv1", PaperLayer(3, 224, 64, 7, stride=2), "ResNet-50", CONV1),
+    MeasuredLayer("res3b_branch2a", PaperLayer(512, 28, 128, 1), "ResNet-50"),
+    MeasuredLayer("conv1_1", PaperLayer(18, 2048, 128, 5, stride=2), RECALLED, CONV1_1),
+    MeasuredLayer("conv1_1", PaperLayer(18, 2048, 128, 3, stride=2), OURS, CONV1_1),
+    MeasuredLayer("conv6_1", PaperLayer(384, 64, 128, 3, stride=2), RECALLED, CONV6_1),
+    MeasuredLayer("conv6_1", PaperLayer(128, 64, 128, 3, stride=2), OURS, CONV6_1),
 )
 
 SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 16)))
@@ -77,12 +77,12 @@ def section(machine: Machine) -> Iterator[str]:
     yield from ("", WORDS, "")
 
 
-def _printed(layer: Layer, gpus: int) -> float | None:
+def _printed(layer: MeasuredLayer, gpus: int) -> float | None:
     """The printed ratio if it is of so many GPUs, or of a number that the text does not name."""
     return layer.ratio.ratio if layer.ratio is not None and layer.ratio.gpus in (gpus, None) else None
 
 
-def _cell(machine: Machine, layer: Layer, grid: Grid, printed: float | None) -> str:
+def _cell(machine: Machine, layer: MeasuredLayer, grid: Grid, printed: float | None) -> str:
     *phases, both = speedups(machine, layer.layer, grid)
     error = "" if printed is None else f" ({both / printed - 1:+.0%})"
     return f"{format_parts(dict(grid))}: {phases[0]:.2f}, {phases[1]:.2f}, {both:.2f}{error}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, constants_of, with_constants, with_roofline
+from distconv.jobs.papers.dryden.calibration import LASSEN, FittedConstant, constants_of, with_constants, with_roofline
 from distconv.jobs.papers.dryden.layers import SINGLE, SQUARES, speedups
 from distconv.jobs.papers.dryden.layers import section as layer_section
 from distconv.jobs.papers.dryden.predictions import (
@@ -14,8 +14,8 @@ from distconv.jobs.papers.dryden.predictions import (
     GRIDS,
     SETTINGS,
     Grids,
+    PredictedTimes,
     Predictions,
-    Results,
     amdahl_error,
     calibrated,
     graph_of,
@@ -23,7 +23,7 @@ from distconv.jobs.papers.dryden.predictions import (
     mean_error,
     seconds,
 )
-from distconv.jobs.papers.dryden.published import TABLE_II, TABLES, Cell, Table, calibrates
+from distconv.jobs.papers.dryden.published import TABLE_II, TABLES, PublishedTime, Table, calibrates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import format_parts
@@ -81,7 +81,7 @@ physical reason, but held out they are from the fit alone. What else could be ch
 """
 
 
-def page(results: Results) -> str:
+def page(results: PredictedTimes) -> str:
     """All of it."""
     parts = _head(results), layer_section(results.fitted.machine), tables(results), _errors(results)
     return "\n".join(line for part in (*parts, _worst(results), _forms(results)) for line in part) + "\n"
@@ -95,7 +95,7 @@ def _grid(*head: str) -> list[str]:
     return [_row(*head), "|" + "---|" * len(head)]
 
 
-def _head(results: Results) -> Iterator[str]:
+def _head(results: PredictedTimes) -> Iterator[str]:
     yield from (
         "# The paper's tables, predicted",
         "",
@@ -144,14 +144,14 @@ def _head(results: Results) -> Iterator[str]:
     yield ""
 
 
-def _caveats(results: Results) -> list[str]:
+def _caveats(results: PredictedTimes) -> list[str]:
     """What to know before the figures are read."""
     fitted = constants_of(results.fitted.machine)
     bound = [constant.name for constant in LASSEN if _at_bound(constant, fitted[constant.name])]
     return CAVEATS.format(", ".join(bound) or "none").splitlines()
 
 
-def _at_bound(constant: Constant, value: float) -> str:
+def _at_bound(constant: FittedConstant, value: float) -> str:
     ends = (end for end in (constant.low, constant.high) if abs(value / end - 1) < 0.01)
     return " (at its bound)" if any(ends) else ""
 
@@ -166,7 +166,7 @@ def _quantity(value: float, unit: str) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def tables(results: Results, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
+def tables(results: PredictedTimes, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
     """The lines of the ``chosen`` tables."""
     for table in chosen:
         yield f"## Table {table.name}: {table.caption}"
@@ -177,7 +177,7 @@ def tables(results: Results, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
         yield ""
 
 
-def _cells(table: Table, groups: Sequence[int], text: Callable[[Cell], str]) -> Iterator[str]:
+def _cells(table: Table, groups: Sequence[int], text: Callable[[PublishedTime], str]) -> Iterator[str]:
     yield from _grid("N", *(f"{group} GPU{'s' if group > 1 else ''}" for group in groups))
     by_size = {(cell.samples, cell.group): cell for cell in table.cells}
     for samples in table.times_s:
@@ -185,20 +185,20 @@ def _cells(table: Table, groups: Sequence[int], text: Callable[[Cell], str]) -> 
         yield _row(samples, *(text(cell) if cell else "n/a" for cell in row))
 
 
-def _speedup(results: Results, cell: Cell) -> str:
+def _speedup(results: PredictedTimes, cell: PublishedTime) -> str:
     sheets, fitted = results.sheets.speedup(cell), results.fitted.speedup(cell)
     mark = "*" if calibrates(cell) else ""
     return f"{cell.speedup:.2f} / {sheets:.2f} / {fitted:.2f} ({results.fitted.error(cell):+.0%}){mark}"
 
 
-def _time(results: Results, cell: Cell) -> str:
+def _time(results: PredictedTimes, cell: PublishedTime) -> str:
     return " / ".join(f"{t * 1e3:.3g}" for t in (cell.time_s, results.sheets.times[cell], results.fitted.times[cell]))
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _errors(results: Results) -> Iterator[str]:
+def _errors(results: PredictedTimes) -> Iterator[str]:
     yield from ("## Mean absolute error of held-out speed-ups", "")
     yield from _grid("", *(f"{t.name} ({len(held_out(t.name))} cells)" for t in TABLES), f"all ({len(held_out())})")
     serial, best = results.amdahl_serial, results.amdahl_serial_best
@@ -214,16 +214,16 @@ def _errors(results: Results) -> Iterator[str]:
     yield from ("", "Calibrated over Amdahl: {:.2f} of the first, {:.2f} of the second.".format(*ratios), "")
 
 
-def error_row(name: str, error: Callable[[Cell], float]) -> str:
+def error_row(name: str, error: Callable[[PublishedTime], float]) -> str:
     """Mean absolute errors of held-out cells, by table and of all."""
     return _row(name, *_mean_errors(error))
 
 
-def _mean_errors(error: Callable[[Cell], float]) -> list[str]:
+def _mean_errors(error: Callable[[PublishedTime], float]) -> list[str]:
     return [f"{mean_error(error, held_out(name)):.1%}" for name in (*(t.name for t in TABLES), None)]
 
 
-def _worst(results: Results) -> Iterator[str]:
+def _worst(results: PredictedTimes) -> Iterator[str]:
     error = results.fitted.error
     yield from ("## Where it is off, and why", "", f"All held-out cells with an error above {OFF:.0%}:", "")
     yield from _grid("table", "N", "GPUs per group", "published", "calibrated", "error", "because of")
@@ -242,7 +242,7 @@ def _worst(results: Results) -> Iterator[str]:
     yield ""
 
 
-def _reason(cell: Cell, error: float) -> str:
+def _reason(cell: PublishedTime, error: float) -> str:
     if error > 0:
         return "small domains"
     return "allreduces" if cell.table == "III" or cell.group == 16 else "baseline"
@@ -257,7 +257,7 @@ def _latencies(fitted: Machine) -> Iterator[str]:
         yield error_row(_quantity(step_s, "s"), Predictions.on(other).error)
 
 
-def _spent(machine: Machine, cell: Cell) -> list[str]:
+def _spent(machine: Machine, cell: PublishedTime) -> list[str]:
     plan = {"*": {"n": cell.samples // cell.samples_per_group, **GRIDS[cell.group]}}
     prediction = evaluate(graph_of(cell.model, cell.samples), plan, machine, cell.ranks, batch_norm=SETTINGS.batch_norm)
     layers = prediction.layers.values()
@@ -269,7 +269,7 @@ def _spent(machine: Machine, cell: Cell) -> list[str]:
 # -- other forms ------------------------------------------------------------------------------------------------------
 
 
-def _forms(results: Results) -> Iterator[str]:
+def _forms(results: PredictedTimes) -> Iterator[str]:
     yield from ("## Other choices", "", FORMS)
     yield from _grid("choice", "calibration cells", *(table.name for table in TABLES), "all held out")
     sheets = results.sheets.machine
@@ -300,7 +300,7 @@ def _form(name: str, predictions: Predictions, *more: str) -> str:
     return _row(name, f"{mean_error(predictions.error, fitted_to):.1%}", *_mean_errors(predictions.error), *more)
 
 
-def _exponents(results: Results) -> Iterator[str]:
+def _exponents(results: PredictedTimes) -> Iterator[str]:
     """Tables and single layers by the power with which an unfilled device slows; and with dearer messages."""
     printed = [f"{row.name} ({row.ratio.ratio:g})" for row, _ in SINGLE if row.ratio is not None]
     yield from EXPONENTS.splitlines()

@@ -14,8 +14,15 @@ from functools import cache
 
 import torch
 
-from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, amdahl, calibrate, fit_amdahl, from_data_sheets
-from distconv.jobs.papers.dryden.published import TABLES, Cell, calibrates
+from distconv.jobs.papers.dryden.calibration import (
+    LASSEN,
+    FittedConstant,
+    amdahl,
+    calibrate,
+    fit_amdahl,
+    from_data_sheets,
+)
+from distconv.jobs.papers.dryden.published import TABLES, PublishedTime, calibrates
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.candidates import resolve
@@ -48,7 +55,7 @@ def graph_of(model: str, samples: int, width: int | None = None) -> LayerGraph:
     return trace(module, (samples, *sample))
 
 
-def seconds(machine: Machine, cell: Cell, grids: Grids = GRIDS, width: int | None = None) -> float:
+def seconds(machine: Machine, cell: PublishedTime, grids: Grids = GRIDS, width: int | None = None) -> float:
     """Predicted time of the training step of one cell."""
     graph = graph_of(cell.model, cell.samples, width)
     axes = {"n": cell.samples // cell.samples_per_group, **grids[cell.group]}
@@ -56,7 +63,7 @@ def seconds(machine: Machine, cell: Cell, grids: Grids = GRIDS, width: int | Non
     return Model(graph, machine, cell.ranks, SETTINGS).value(strategy)[0]
 
 
-def calibrated(machine: Machine, constants: Sequence[Constant] = LASSEN, grids: Grids = GRIDS) -> Machine:
+def calibrated(machine: Machine, constants: Sequence[FittedConstant] = LASSEN, grids: Grids = GRIDS) -> Machine:
     """``machine`` with ``constants`` fitted to the rows of Table I that are meant for it."""
     cells = [cell for cell in CELLS if calibrates(cell)]
     return calibrate(machine, cells, lambda at, cell: seconds(at, cell, grids), constants)
@@ -67,41 +74,41 @@ class Predictions:
     """Predicted seconds of every cell on one machine."""
 
     machine: Machine
-    times: Mapping[Cell, float]
+    times: Mapping[PublishedTime, float]
 
     @classmethod
-    def on(cls, machine: Machine, grids: Grids = GRIDS, cells: Iterable[Cell] = CELLS) -> Predictions:
+    def on(cls, machine: Machine, grids: Grids = GRIDS, cells: Iterable[PublishedTime] = CELLS) -> Predictions:
         """Those of ``machine``, of some ``cells`` if need be."""
         return cls(machine, {cell: seconds(machine, cell, grids) for cell in cells})
 
-    def speedup(self, cell: Cell) -> float:
+    def speedup(self, cell: PublishedTime) -> float:
         """Over the first column of the cell's row."""
         (base,) = (t for c, t in self.times.items() if c.is_base and (c.table, c.samples) == (cell.table, cell.samples))
         return base / self.times[cell]
 
-    def error(self, cell: Cell) -> float:
+    def error(self, cell: PublishedTime) -> float:
         """Of the speed-up, relative to the published one."""
         return self.speedup(cell) / cell.speedup - 1
 
 
-def held_out(table: str | None = None) -> list[Cell]:
+def held_out(table: str | None = None) -> list[PublishedTime]:
     """Speed-ups that nothing is fitted to: of one table, or of all."""
     return [c for c in CELLS if not c.is_base and not calibrates(c) and table in (None, c.table)]
 
 
-def mean_error(error: Callable[[Cell], float], cells: Iterable[Cell]) -> float:
+def mean_error(error: Callable[[PublishedTime], float], cells: Iterable[PublishedTime]) -> float:
     """Mean absolute error over ``cells``."""
     errors = [abs(error(cell)) for cell in cells]
     return sum(errors) / len(errors)
 
 
-def amdahl_error(serial: float) -> Callable[[Cell], float]:
+def amdahl_error(serial: float) -> Callable[[PublishedTime], float]:
     """Error of the speed-up that Amdahl's law gives with a serial share."""
     return lambda cell: amdahl(serial, cell.group, cell.base_group) / cell.speedup - 1
 
 
 @dataclass(frozen=True)
-class Results:
+class PredictedTimes:
     """Predictions with the constants of the data sheets and with fitted ones, and Amdahl's law.
 
     Its share is fitted to the calibration cells, and to the very cells that are held out.
@@ -113,7 +120,7 @@ class Results:
     amdahl_serial_best: float
 
     @classmethod
-    def of(cls, machine: Machine, cells: Sequence[Cell] = CELLS, *, fit: bool = True) -> Results:
+    def of(cls, machine: Machine, cells: Sequence[PublishedTime] = CELLS, *, fit: bool = True) -> PredictedTimes:
         """Calibrate ``machine`` anew, or take it as it is, and predict ``cells``."""
         sheets = from_data_sheets(machine)
         return cls(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedTime:
     """One mini-batch time: ``samples`` in all, ``group`` GPUs for each ``samples_per_group`` of them.
 
     ``base_s`` is the time of the first column of the same row, over which the paper gives its speed-ups.
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def is_base(self) -> bool:
-        """Whether it is in the first column: its speed-up is 1 by definition."""
+        """True if it is in the first column: its speed-up is 1 by definition."""
         return self.group == self.base_group
 
     @property
@@ -53,10 +53,10 @@ class Table:
     times_s: dict[int, tuple[float, ...]]
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[PublishedTime, ...]:
         """All cells, row by row."""
         return tuple(
-            Cell(self.name, self.model, samples, self.samples_per_group, group, time, self.groups[0], times[0])
+            PublishedTime(self.name, self.model, samples, self.samples_per_group, group, time, self.groups[0], times[0])
             for samples, times in self.times_s.items()
             for group, time in zip(self.groups, times, strict=False)
         )
@@ -137,6 +137,6 @@ CALIBRATION_ROWS = (4, 128)
 """Mini-batch sizes of Table I that constants may be fitted to; every other cell is held out."""
 
 
-def calibrates(cell: Cell) -> bool:
-    """Whether ``cell`` is one of those that constants are fitted to."""
+def calibrates(cell: PublishedTime) -> bool:
+    """Return True if ``cell`` is one of those that constants are fitted to."""
     return cell.table == "I" and cell.samples in CALIBRATION_ROWS

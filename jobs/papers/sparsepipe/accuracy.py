@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.clouds import Clouds
 from distconv.jobs.training.options import natural, positive, positive_float
@@ -147,7 +147,7 @@ def trained(
     begin = time.perf_counter()
     for epoch in range(options.epochs):
         order = np.random.default_rng((seed, epoch)).permutation(parts["train"].indices)
-        recipe = Recipe(resolution, options.points, seed=seed)
+        recipe = VoxelRecipe(resolution, options.points, seed=seed)
         for x, labels in _batches(kind, Subset(parts["train"].clouds, tuple(order)), options.batch, recipe, epoch):
             set_rate(optimizer, learning_rate(step, steps, options.lr))
             optimizer.zero_grad()
@@ -155,11 +155,11 @@ def trained(
             optimizer.step()
             step += 1
     seconds = time.perf_counter() - begin
-    return _accuracy(kind, model.eval(), parts["test"], Recipe(resolution, options.points)), seconds
+    return _accuracy(kind, model.eval(), parts["test"], VoxelRecipe(resolution, options.points)), seconds
 
 
 @torch.no_grad()
-def _accuracy(kind: str, model: torch.nn.Module, part: Subset, recipe: Recipe) -> float:
+def _accuracy(kind: str, model: torch.nn.Module, part: Subset, recipe: VoxelRecipe) -> float:
     right = sum(
         int((model(x).argmax(1) == labels).sum()) for x, labels in _batches(kind, part, EVALUATED, recipe, epoch=0)
     )
@@ -167,7 +167,7 @@ def _accuracy(kind: str, model: torch.nn.Module, part: Subset, recipe: Recipe) -
 
 
 def _batches(
-    kind: str, part: Subset, batch: int, recipe: Recipe, epoch: int
+    kind: str, part: Subset, batch: int, recipe: VoxelRecipe, epoch: int
 ) -> Iterator[tuple[SparseTensor | torch.Tensor, torch.Tensor]]:
     for start in range(0, len(part.indices), batch):
         samples = [int(index) for index in part.indices[start : start + batch]]

@@ -115,7 +115,7 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
     return rows
 
 
-def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
+def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> Rows:
     """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
     profile = source.on("TitanXP")
     print(
@@ -166,7 +166,7 @@ def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
     return rows
 
 
-def _why(source: published.Source, same: Sequence[bool]) -> str:
+def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
     """How many of the paper's splits came out, and what of the layers' times would have to be otherwise."""
     times = [layer.time_s for layer in source.on("TitanXP").layers]
     late = sum(times[published.CUT :]) / sum(times)
@@ -176,7 +176,7 @@ def _why(source: published.Source, same: Sequence[bool]) -> str:
     )
 
 
-def as_published(profile: Profile, row: published.Row, devices: Sequence[Device], bandwidth: float) -> float:
+def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Device], bandwidth: float) -> float:
     """Seconds per mini-batch of the paper's HETE-MP groups with the best cuts for them; the paper prints no cuts."""
     groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
     terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])

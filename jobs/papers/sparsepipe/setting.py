@@ -27,7 +27,7 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class GpuRow:
     """GPUs of a row of Table III, and the split that each of its two methods found: replicas and GPUs per stage."""
 
     counts: dict[str, int]
@@ -41,10 +41,10 @@ class Row:
 
 
 TABLE_III = (
-    Row({"TitanV": 1, "RTX": 4}, "1-2-1-1", ({"RTX": 4}, {"TitanV": 1})),
-    Row({"TitanV": 1, "TitanXP": 1, "RTX": 4}, "4-1-1", ({"RTX": 4}, {"TitanV": 1}, {"TitanXP": 1})),
-    Row({"TitanV": 1, "TitanXP": 2, "RTX": 4}, "4-1-1-1", ({"RTX": 4, "TitanXP": 2}, {"TitanV": 1})),
-    Row({"TitanV": 1, "TitanXP": 3, "RTX": 4}, "4-1-1-1-1", ({"RTX": 4, "TitanXP": 3}, {"TitanV": 1})),
+    GpuRow({"TitanV": 1, "RTX": 4}, "1-2-1-1", ({"RTX": 4}, {"TitanV": 1})),
+    GpuRow({"TitanV": 1, "TitanXP": 1, "RTX": 4}, "4-1-1", ({"RTX": 4}, {"TitanV": 1}, {"TitanXP": 1})),
+    GpuRow({"TitanV": 1, "TitanXP": 2, "RTX": 4}, "4-1-1-1", ({"RTX": 4, "TitanXP": 2}, {"TitanV": 1})),
+    GpuRow({"TitanV": 1, "TitanXP": 3, "RTX": 4}, "4-1-1-1-1", ({"RTX": 4, "TitanXP": 3}, {"TitanV": 1})),
 )
 
 BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -78,13 +78,13 @@ virtual machine that others used too: ``distconv profile --layers --model sparse
 
 
 @dataclass(frozen=True)
-class Source:
+class ProfileSource:
     """Where layer times come from: a name, and the profile on each of ``GPUS``, all of the same layers and sizes."""
 
     name: str
     on: Callable[[str], Profile]
 
-    def louder(self, factor: float) -> Source:
+    def louder(self, factor: float) -> ProfileSource:
         """The same with messages of ``factor`` times as many bytes between layers."""
         if factor == 1.0:
             return self
@@ -94,20 +94,20 @@ class Source:
             layers = [replace(layer, activation_bytes=factor * layer.activation_bytes) for layer in quiet.layers]
             return Profile(layers, quiet.edges)
 
-        return Source(f"{self.name}, messages {factor:g} times as large", on)
+        return ProfileSource(f"{self.name}, messages {factor:g} times as large", on)
 
     def devices(self, counts: dict[str, int]) -> list[Device]:
         """So many of ``GPUS``, with their times and without a memory limit."""
         return [Device(name, count, [layer.time_s for layer in self.on(name).layers]) for name, count in counts.items()]
 
 
-def by_roofline(sparse: bool) -> Source:
+def by_roofline(sparse: bool) -> ProfileSource:
     """The sparse or the dense network by the roofline of Table I."""
     kind = "sparse" if sparse else "dense"
-    return Source(f"{kind} {RESOLUTION}^3, roofline of Table I", lambda gpu: vgg16_bn(gpu, sparse))
+    return ProfileSource(f"{kind} {RESOLUTION}^3, roofline of Table I", lambda gpu: vgg16_bn(gpu, sparse))
 
 
-def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Source]:
+def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[ProfileSource]:
     """The sparse network with the layers of a measured profile, all of them as long as Table II says, on a Titan XP.
 
     Its ``batch`` is made the paper's in proportion, which is too much for the parameters of linear layers.
@@ -122,8 +122,8 @@ def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Sour
     profile = scaled(Profile.load(path), BATCH / batch)
     total = EPOCH_S * BATCH / CLOUDS / sum(layer.time_s for layer in profile.layers)
 
-    def source(name: str, speed: Callable[[Roofline], float]) -> Source:
-        return Source(
+    def source(name: str, speed: Callable[[Roofline], float]) -> ProfileSource:
+        return ProfileSource(
             f"sparse {RESOLUTION}^3, measured layers, GPUs by {name}",
             lambda gpu: _slower(profile, total * speed(GPUS["TitanXP"]) / speed(GPUS[gpu])),
         )
@@ -140,7 +140,7 @@ def _slower(profile: Profile, factor: float) -> Profile:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """One layer: operations and bytes moved forward, bytes of output and parameters; backward takes so many times."""
 
     name: str
@@ -161,7 +161,7 @@ def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:
     return Profile(layers)
 
 
-def _works(sparse: bool) -> Iterator[Work]:
+def _works(sparse: bool) -> Iterator[LayerWork]:
     resolution, channels = RESOLUTION, 1
     for block, widths in enumerate(BLOCKS, 1):
         sites = BATCH * _sites(resolution, sparse)
@@ -187,19 +187,19 @@ def _sites(resolution: int, sparse: bool) -> float:
     return min(SURFACE_SITES * resolution**2, MOST_SITES, everywhere) if sparse else everywhere
 
 
-def _convolution(name: str, sites: float, channels: int, width: int, sparse: bool) -> Work:
+def _convolution(name: str, sites: float, channels: int, width: int, sparse: bool) -> LayerWork:
     """Of 3^3; a sparse one gathers each neighbour's features and scatters each product."""
     neighbours = SURFACE_NEIGHBOURS if sparse else 27
     weights = 4.0 * 27 * channels * width
     moved = 4 * sites * (channels + width) * (neighbours if sparse else 1)
-    return Work(name, 2 * sites * neighbours * channels * width, moved + weights, 4 * sites * width, weights, 2.0)
+    return LayerWork(name, 2 * sites * neighbours * channels * width, moved + weights, 4 * sites * width, weights, 2.0)
 
 
-def _product(name: str, rows: int, channels: int, width: int) -> Work:
+def _product(name: str, rows: int, channels: int, width: int) -> LayerWork:
     weights = 4.0 * (channels + 1) * width
     moved = 4 * rows * (channels + width) + weights
-    return Work(name, 2.0 * rows * channels * width, moved, 4.0 * rows * width, weights, 2.0)
+    return LayerWork(name, 2.0 * rows * channels * width, moved, 4.0 * rows * width, weights, 2.0)
 
 
-def _pointwise(name: str, elements: float, parameters: int = 0) -> Work:
-    return Work(name, 0.0, 8 * elements, 4 * elements, 4.0 * parameters, 1.0)
+def _pointwise(name: str, elements: float, parameters: int = 0) -> LayerWork:
+    return LayerWork(name, 0.0, 8 * elements, 4 * elements, 4.0 * parameters, 1.0)

@@ -29,9 +29,9 @@ from distconv.layers.models import MODELS
 from distconv.pipeline import split
 
 from .picture import draw
-from .recipes import MOMENTUM, RECIPES, Variant
-from .table import Results, rows_of, table
-from .training import Run, build, held_out, train
+from .recipes import MOMENTUM, RECIPES, TrainingVariant
+from .table import FinishedRuns, rows_of, table
+from .training import TrainingRun, build, held_out, train
 
 EXAMPLES = """\
 examples:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _experiment(options: argparse.Namespace) -> None:
-    results = Results(options.results or Path("runs/staleness") / f"{options.network}.jsonl")
+    results = FinishedRuns(options.results or Path("runs/staleness") / f"{options.network}.jsonl")
     with closing(ImageSamples(options.data, MPI.COMM_SELF)) as samples:
         runs = runs_of(options, samples)
         print(_settings(runs[0]), flush=True)
@@ -84,7 +84,7 @@ def _experiment(options: argparse.Namespace) -> None:
     print(picture(path, lambda: draw(path, rows, _settings(runs[0]))))
 
 
-def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
+def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[TrainingRun]:
     """All runs asked for: every variant of the first seed, then of the next.
 
     Raises
@@ -103,10 +103,10 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
         raise DataError(f"{options.data}: images of {samples.extents}, but {options.network} needs {least} or more")
     counts = {group: len(samples.groups[group].labels) if group in samples.groups else 0 for group in ("train", "test")}
     return [
-        Run(
+        TrainingRun(
             options.network,
             options.width,
-            str(Variant.parse(variant)),
+            str(TrainingVariant.parse(variant)),
             each,
             iterations,
             schedule,
@@ -119,11 +119,13 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
     ]
 
 
-def make(runs: Sequence[Run], results: Results, samples: ImageSamples, evaluations: int) -> None:
+def make(runs: Sequence[TrainingRun], results: FinishedRuns, samples: ImageSamples, evaluations: int) -> None:
     """Train those of ``runs`` that have no results yet; says after each what it came to and how long the rest takes."""
     missing = [run for run in dict.fromkeys(runs) if results.of(run) is None]
     for run in {run.variant: run for run in missing}.values():
-        split(build(run, samples), Variant.parse(run.variant).placement)  # refuses what does not exist: now, not later
+        split(
+            build(run, samples), TrainingVariant.parse(run.variant).placement
+        )  # refuses what does not exist: now, not later
     print(f"{len(missing)} of {len(runs)} runs are to be made")
     test = held_out(samples)
     seconds: list[float] = []
@@ -140,7 +142,7 @@ def make(runs: Sequence[Run], results: Results, samples: ImageSamples, evaluatio
         )
 
 
-def _settings(run: Run) -> str:
+def _settings(run: TrainingRun) -> str:
     recipe = RECIPES[run.network]
     return (
         f"{run.network}{f' of width {run.width}' if run.width else ''} on {run.data} ({run.train} images, {run.test} "

@@ -8,10 +8,10 @@ from typing import Any
 
 from distconv.whole_files import write_picture
 
-from .table import Row
+from .table import VariantRow
 
 
-def draw(path: Path, rows: Sequence[Row], title: str) -> None:
+def draw(path: Path, rows: Sequence[VariantRow], title: str) -> None:
     """Write the picture of the variants that have runs.
 
     Raises
@@ -38,7 +38,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     write_picture(path, figure, dpi=110)
 
 
-def _draw_row(curves: Any, shares: Any, row: Row, colour: str) -> None:
+def _draw_row(curves: Any, shares: Any, row: VariantRow, colour: str) -> None:
     points = row.curve()
     curves.plot([at for at, _ in points], [100 * value for _, value in points], "o-", color=colour, label=row.variant)
     error = 100 * row.error if row.error is not None else None

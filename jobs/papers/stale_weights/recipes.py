@@ -25,7 +25,7 @@ class VariantError(DistconvError, ValueError):
 
 
 @dataclass(frozen=True)
-class Variant:
+class TrainingVariant:
     """One way to train: with registers after the layers of ``placement``, or not pipelined where there are none.
 
     A ``hybrid`` goes on without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash`` a backward pass
@@ -42,7 +42,7 @@ class Variant:
     rate: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Variant:
+    def parse(cls, text: str) -> TrainingVariant:
         """``nonpipelined``, ``7,13``, ``hybrid:7,13``, ``stash:7,13``; ``@RATE`` where it is not that of the recipe.
 
         Raises
@@ -76,7 +76,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """Settings of a network's training; ``falls`` gives the rate's factor after a fraction of the iterations."""
 
     batch: int
@@ -92,14 +92,14 @@ class Recipe:
     nesterov: bool = False
     augment: str = ""
 
-    def rate_of(self, variant: Variant, iteration: int, iterations: int, schedule: int) -> float:
+    def rate_of(self, variant: TrainingVariant, iteration: int, iterations: int, schedule: int) -> float:
         """The learning rate of an iteration, of 0 to ``iterations`` - 1, which are the first ones of ``schedule``."""
         of_kind = self.pipelined_rate if iteration < variant.pipelined(iterations) else self.rate
         return (variant.rate or of_kind) * self.falls(iteration / schedule)
 
 
 RECIPES = {
-    "lenet5": Recipe(
+    "lenet5": TrainingRecipe(
         batch=100,
         rate=0.01,
         pipelined_rate=0.01,
@@ -110,7 +110,7 @@ RECIPES = {
         paper_iterations=30_000,
         variants=("nonpipelined", "1", "1,2", "1,2,3", "1,2,3,4"),
     ),
-    "alexnet": Recipe(
+    "alexnet": TrainingRecipe(
         batch=100,
         rate=0.001,
         pipelined_rate=0.001,
@@ -123,7 +123,7 @@ RECIPES = {
         nesterov=True,
         augment="crop,flip",
     ),
-    "resnet20": Recipe(
+    "resnet20": TrainingRecipe(
         batch=128,
         rate=0.1,
         pipelined_rate=0.01,
@@ -135,7 +135,7 @@ RECIPES = {
         variants=("nonpipelined", "nonpipelined@0.01", "7", "7,13", "7,13,19", "hybrid:7,13,19"),
         augment="crop,flip",
     ),
-    "resnet56": Recipe(
+    "resnet56": TrainingRecipe(
         batch=128,
         rate=0.1,
         pipelined_rate=0.1,
@@ -147,7 +147,7 @@ RECIPES = {
         variants=("nonpipelined", "19", "hybrid:19"),
         augment="crop,flip",
     ),
-    "vgg16_bn": Recipe(
+    "vgg16_bn": TrainingRecipe(
         batch=100,
         rate=0.1,
         pipelined_rate=0.1,

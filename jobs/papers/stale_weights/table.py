@@ -12,12 +12,12 @@ from typing import Any
 
 from distconv.whole_files import Folder
 
-from .training import Run
+from .training import TrainingRun
 
 BASELINE = "nonpipelined"
 
 
-class Results:
+class FinishedRuns:
     """Finished runs in a file of JSON lines; a line that a killed process left unfinished does not count."""
 
     def __init__(self, path: Path) -> None:
@@ -29,12 +29,12 @@ class Results:
             except ValueError:
                 continue
 
-    def of(self, run: Run) -> dict[str, Any] | None:
+    def of(self, run: TrainingRun) -> dict[str, Any] | None:
         """What this very run came to, None if it has not been made."""
         wanted = asdict(run)
         return next((line["result"] for line in self._found if line["run"] == wanted), None)
 
-    def add(self, run: Run, result: dict[str, Any]) -> None:
+    def add(self, run: TrainingRun, result: dict[str, Any]) -> None:
         """Add a line, and have it on the disk."""
         self._found.append({"run": asdict(run), "result": result})
         with Folder(self.path.parent) as folder, folder.open_append(self.path.name) as lines:
@@ -45,7 +45,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """A variant with the results of its finished runs by seed, and the baseline's."""
 
     variant: str
@@ -87,14 +87,14 @@ class Row:
         return [(iteration, statistics.mean(values)) for iteration, values in sorted(points.items())]
 
 
-def rows_of(results: Results, runs: Iterable[Run]) -> list[Row]:
+def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantRow]:
     """A row for each variant that has finished runs among ``runs``, in their order."""
     by_variant: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         result = results.of(run)
         if result is not None:
             by_variant.setdefault(run.variant, {})[run.seed] = result
-    return [Row(variant, by_seed, by_variant.get(BASELINE, {})) for variant, by_seed in by_variant.items()]
+    return [VariantRow(variant, by_seed, by_variant.get(BASELINE, {})) for variant, by_seed in by_variant.items()]
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -102,7 +102,7 @@ def standard_error(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[VariantRow]) -> str:
     """A Markdown table, all in per cent. The drop is paired: seed by seed."""
     lines = ["| variant | stale weights | test accuracy | drop | diverged |", "|---|---|---|---|---|"]
     for row in rows:

@@ -24,7 +24,7 @@ from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.schedules.memory import stale_fraction
 from distconv.pipeline.splitting.split import split
 
-from .recipes import MOMENTUM, RECIPES, Variant
+from .recipes import MOMENTUM, RECIPES, TrainingVariant
 
 TEST_BATCH = 500
 
@@ -33,7 +33,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images.
 
     ``schedule``: the iterations over which the learning rate falls.
@@ -51,7 +51,7 @@ class Run:
     test: int
 
 
-def train(run: Run, samples: ImageSamples, test: Sequence[Pair], evaluations: int) -> dict[str, Any]:
+def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluations: int) -> dict[str, Any]:
     """Train as ``run`` says; returns the test accuracy at the end, the share of stale weights, the curve, the time.
 
     ``curve`` has (iteration, test accuracy, mean loss of the mini-batches done since the point before) at
@@ -59,7 +59,7 @@ def train(run: Run, samples: ImageSamples, test: Sequence[Pair], evaluations: in
     """
     begin = time.perf_counter()
     model = build(run, samples)
-    variant = Variant.parse(run.variant)
+    variant = TrainingVariant.parse(run.variant)
     stages = split(model, variant.placement) if variant.placement else [model]
     curve: list[tuple[int, float, float]] = []
     seen, diverged_at = 0, None
@@ -81,7 +81,7 @@ def train(run: Run, samples: ImageSamples, test: Sequence[Pair], evaluations: in
 
 
 def iterations_of(
-    run: Run, variant: Variant, stages: list[nn.Module], samples: ImageSamples
+    run: TrainingRun, variant: TrainingVariant, stages: list[nn.Module], samples: ImageSamples
 ) -> Iterator[tuple[int, SerialPipeline]]:
     """Train; yields how many iterations have been made, after each. The pipeline is empty after the last one."""
     recipe, pipelined = RECIPES[run.network], variant.pipelined(run.iterations)
@@ -98,7 +98,7 @@ def iterations_of(
             yield iteration + 1, pipe
 
 
-def build(run: Run, samples: ImageSamples) -> nn.Module:
+def build(run: TrainingRun, samples: ImageSamples) -> nn.Module:
     """The network with weights that follow from the seed."""
     torch.manual_seed(run.seed)
     sizes = {"in_channels": samples.extents[0], "classes": samples.classes}
@@ -107,7 +107,7 @@ def build(run: Run, samples: ImageSamples) -> nn.Module:
     return MODELS[run.network](**sizes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def pipeline(run: Run, stages: list[nn.Module], weights: str | None) -> SerialPipeline:
+def pipeline(run: TrainingRun, stages: list[nn.Module], weights: str | None) -> SerialPipeline:
     """The stages trained with stale weights; a single one as without a pipeline. ``weights`` of backward passes."""
     recipe = RECIPES[run.network]
 
@@ -119,7 +119,7 @@ def pipeline(run: Run, stages: list[nn.Module], weights: str | None) -> SerialPi
     return SerialPipeline(stages, F.cross_entropy, optimizer, "stale" if len(stages) > 1 else "gpipe", weights=weights)
 
 
-def batches(run: Run, samples: ImageSamples) -> Generator[Pair]:
+def batches(run: TrainingRun, samples: ImageSamples) -> Generator[Pair]:
     """Mini-batches without end; order and augmentation follow from the seed."""
     loader = samples.loader(
         "train",

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelBatch, VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.clouds import Cloud, Clouds
 from distconv.jobs.pointcloud.datasets import PointClouds
 from distconv.jobs.pointcloud.shapes import Shapes
@@ -94,7 +94,7 @@ class VoxelLoader(Epochs):
         batch: int,
         *,
         placed: Callable[[SparseTensor], Any],
-        recipe: Recipe,
+        recipe: VoxelRecipe,
         dtype: torch.dtype,
         device: str = "cpu",
         **order: bool,

@@ -10,7 +10,7 @@ import torch
 
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
-from distconv.jobs.pointcloud.batches import Recipe
+from distconv.jobs.pointcloud.batches import VoxelRecipe
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.accumulation import accumulated
@@ -29,7 +29,7 @@ NETWORKS: dict[str, Callable[..., torch.nn.Module]] = {"resnet": sparse_resnet, 
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class CloudSettings(common.TrainingSettings):
     """What the numbers of a run on point clouds depend on."""
 
     model: str = "resnet"
@@ -51,7 +51,7 @@ class Settings(common.Settings):
 class _Clouds(Classifier):
     """A sparse classifier in training on clouds, however the ranks share the work."""
 
-    settings: Settings
+    settings: CloudSettings
     samples: CloudSamples
 
     @property
@@ -68,10 +68,10 @@ class _Clouds(Classifier):
         return x
 
 
-class Trainer(_Clouds, training.Trainer):
+class CloudTrainer(_Clouds, training.Trainer):
     """A sparse classifier in training over a grid that splits samples (n) and space (d, h, w)."""
 
-    def __init__(self, settings: Settings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
+    def __init__(self, settings: CloudSettings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
         super().__init__(settings, network(settings, samples), grid, samples.comm, device)
         self.samples = samples
         parts = _training_loader(settings, samples, device, self._placed)
@@ -81,7 +81,7 @@ class Trainer(_Clouds, training.Trainer):
         return scatter(x, grid=self.grid)
 
 
-class PipelineTrainer(_Clouds, AnyPipelineTrainer):
+class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
     """A sparse classifier in training as a pipeline.
 
     Raises
@@ -90,7 +90,9 @@ class PipelineTrainer(_Clouds, AnyPipelineTrainer):
         If the stages are to have plans.
     """
 
-    def __init__(self, settings: Settings, samples: CloudSamples, pipelining: Pipelining, device: str = "cpu") -> None:
+    def __init__(
+        self, settings: CloudSettings, samples: CloudSamples, pipelining: Pipelining, device: str = "cpu"
+    ) -> None:
         if pipelining.plans is not None:
             raise PlanError("--pipeline-plan: its stages have plans, and those of a sparse network take none")
         model = network(settings, samples).to(device, common.dtype_of(settings))
@@ -108,14 +110,14 @@ class PipelineTrainer(_Clouds, AnyPipelineTrainer):
 
 
 def _training_loader(
-    settings: Settings, samples: CloudSamples, device: str, placed: Callable[[SparseTensor], Any]
+    settings: CloudSettings, samples: CloudSamples, device: str, placed: Callable[[SparseTensor], Any]
 ) -> VoxelLoader:
     dropout = {"keep": settings.keep, "varied": settings.varied}
     return _loader(settings, samples, "train", placed, dropout=dropout, **settings.loading(device))
 
 
 def _loader(
-    settings: Settings,
+    settings: CloudSettings,
     samples: CloudSamples,
     group: str,
     placed: Callable[[SparseTensor], Any],
@@ -123,12 +125,12 @@ def _loader(
     dropout: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VoxelLoader:
-    recipe = Recipe(settings.resolution, settings.points, seed=settings.seed, **dropout or {})
+    recipe = VoxelRecipe(settings.resolution, settings.points, seed=settings.seed, **dropout or {})
     batch = settings.part if group == "train" else settings.batch
     return VoxelLoader(samples, group, batch, placed=placed, recipe=recipe, **options)
 
 
-def network(settings: Settings, samples: CloudSamples) -> torch.nn.Module:
+def network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
     """The network with weights that follow from the seed alone."""
     torch.manual_seed(settings.seed)
     factory, classes = NETWORKS[settings.model], len(samples.class_names)

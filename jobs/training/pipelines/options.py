@@ -15,7 +15,7 @@ from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.device_kinds import Kinds, kind_here, kinds_of
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
-from distconv.pipeline.runtime.placement import Placement, StagePlan
+from distconv.pipeline.runtime.placement import StagePlacement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
 
 REFINEMENTS = (
@@ -174,7 +174,7 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         )
     return Pipelining(
         schedule=options.pipeline,
-        replicas=Placement(ranks, replicas).replicas,
+        replicas=StagePlacement(ranks, replicas).replicas,
         chunks=order.chunks,
         ppv=options.ppv,
         microbatches=options.microbatches or (1 if order.asynchronous else stages),

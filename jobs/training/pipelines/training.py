@@ -52,7 +52,7 @@ class PipelineTrainer(training.Training):
 
     def __init__(
         self,
-        settings: common.Settings,
+        settings: common.TrainingSettings,
         model: torch.nn.Module,
         cut: Cut,
         pipelining: Pipelining,

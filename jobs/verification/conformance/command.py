@@ -28,7 +28,7 @@ from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.samples_page import DTENSOR, FAMILY
 from distconv.jobs.verification.engine import journal, launch
 from distconv.jobs.verification.engine.journal import Line
-from distconv.jobs.verification.engine.runner import Case, Run
+from distconv.jobs.verification.engine.runner import Case, CaseRun
 from distconv.jobs.verification.engine.verdicts import BAD
 from distconv.whole_files import write_file
 
@@ -98,13 +98,13 @@ def _here(comm: MPI.Intracomm, families: Sequence[str], options: argparse.Namesp
     return lines
 
 
-def _job(comm: MPI.Intracomm, families: Sequence[str]) -> Run:
+def _job(comm: MPI.Intracomm, families: Sequence[str]) -> CaseRun:
     if DTENSOR not in families:
-        return Run(comm)
+        return CaseRun(comm)
     # Not every build of torch has it.
     from distconv.jobs.verification.conformance import dtensor
 
-    return dtensor.Run(comm)
+    return dtensor.DTensorRun(comm)
 
 
 def _tell(lines: Sequence[Line]) -> None:

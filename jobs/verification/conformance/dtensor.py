@@ -20,15 +20,15 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.engine import runner, worlds
-from distconv.jobs.verification.engine.layouts import Layout
-from distconv.jobs.verification.engine.verdicts import Outcome, Refusal, Verdict, judge
+from distconv.jobs.verification.engine.layouts import CaseLayout
+from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, judge
 
 _OWN_WORDS = ("DTensor", "shard", "placement", "mesh")
 """An error with one of them says that DTensor lacks something."""
 
 
-class _World(worlds.Ranks):
-    def __init__(self, grid: ProcessGrid, layout: Layout, fails: Callable[[bool], bool], mesh: DeviceMesh) -> None:
+class _World(worlds.DistributedBackend):
+    def __init__(self, grid: ProcessGrid, layout: CaseLayout, fails: Callable[[bool], bool], mesh: DeviceMesh) -> None:
         super().__init__(grid, layout, fails)
         self.mesh = mesh
 
@@ -52,7 +52,7 @@ class _World(worlds.Ranks):
         super().record(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
-class Run(runner.Run):
+class DTensorRun(runner.CaseRun):
     """A run on all ranks of the job."""
 
     def __init__(self, comm: MPI.Intracomm, time_limit_s: float = runner.TIME_LIMIT_S) -> None:
@@ -62,15 +62,17 @@ class Run(runner.Run):
         torch.distributed.init_process_group("gloo", f"file://{meeting}", patience, comm.size, comm.rank)
         self._mesh = DeviceMesh("cpu", list(range(comm.size)))
 
-    def layouts(self, case: runner.Case) -> Sequence[Layout]:
+    def layouts(self, case: runner.Case) -> Sequence[CaseLayout]:
         """One: every tensor along its last dimension."""
-        return [Layout("last", (("w", self.comm.size),))]
+        return [CaseLayout("last", (("w", self.comm.size),))]
 
-    def world(self, case: runner.Case, layout: Layout, grid: ProcessGrid) -> worlds.World:
+    def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> worlds.ReferenceBackend:
         """Of DTensors."""
         return _World(grid, layout, self.fails, self._mesh)
 
-    def judged(self, reference: Refusal | None, outcomes: Sequence[Outcome], case: runner.Case) -> tuple[Verdict, str]:
+    def judged(
+        self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
+    ) -> tuple[Verdict, str]:
         """As any other, but for what counts as clear."""
         return judged([outcome.refusal for outcome in outcomes]) or judge(reference, outcomes)
 

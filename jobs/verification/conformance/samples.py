@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from distconv.jobs.verification.engine.layouts import Extents, Layout
+from distconv.jobs.verification.engine.layouts import CaseLayout, Extents
 from distconv.jobs.verification.engine.runner import Case
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 _SEED = 7
 
@@ -81,7 +81,7 @@ class Sample(Case):
         """Of all its tensors, where layouts of kinds are asked for."""
         return frozenset(axis for value in self.tensors() for axis in self._dims(value) if axis)
 
-    def layouts(self, ranks: int) -> Sequence[Layout]:
+    def layouts(self, ranks: int) -> Sequence[CaseLayout]:
         """By kind; or along the first dimension, the last, and both, of all tensors or the first alone."""
         if self.kinds is not None:
             return super().layouts(ranks)
@@ -90,12 +90,12 @@ class Sample(Case):
             grids["both"] = {"n": 2, "w": ranks // 2}
         layouts = []
         for name, extents in grids.items():
-            layouts.append(Layout(name, tuple(extents.items())))
+            layouts.append(CaseLayout(name, tuple(extents.items())))
             if len(self.tensors()) > 1:
-                layouts.append(Layout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
+                layouts.append(CaseLayout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
         return layouts
 
-    def compute(self, world: World) -> None:
+    def compute(self, world: ReferenceBackend) -> None:
         """Call the function, and differentiate what it gives."""
         first = next(iter(self.tensors()), None)
 
@@ -133,7 +133,7 @@ class Sample(Case):
 
 
 def can_be_split(value: Any) -> bool:
-    """Whether an argument is a tensor of at least one dimension, with a memory of its own."""
+    """Return True if an argument is a tensor of at least one dimension, with a memory of its own."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dim() > 0
 
 
@@ -258,7 +258,7 @@ def _drawn(operator: Any, most: int | None) -> list[Any]:
 
 
 def _stays(sample: Any) -> bool:
-    """Whether the first argument can be changed in place."""
+    """Return True if the first argument can be changed in place."""
     return not sample.broadcasts_input and isinstance(sample.input, torch.Tensor)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from distconv.jobs.verification.engine import runner
 from distconv.jobs.verification.engine.layouts import Extents
-from distconv.jobs.verification.engine.worlds import World, seed
+from distconv.jobs.verification.engine.worlds import ReferenceBackend, seed
 
 Sizes = Extents
 """Extent of each letter (small)."""
@@ -52,7 +52,7 @@ class Input:
     values: str = "normal"
     """A key of :data:`VALUES`."""
     grad: bool = True
-    """Whether its gradient is asked for (if its dtype can have one)."""
+    """True if its gradient is asked for (if its dtype can have one)."""
     layout: Literal["split", "balanced", "whole", "plain"] = "split"
     """``balanced``: never uneven or cyclic; ``whole``: a replicated DistTensor; ``plain``: no DistTensor."""
     dtype: torch.dtype | None = None
@@ -68,7 +68,9 @@ class Input:
         """Its global shape."""
         return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
 
-    def put(self, world: World, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    def put(
+        self, world: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
+    ) -> torch.Tensor:
         """It in ``world``."""
         values = VALUES[self.values](self.shape(sizes), sizes, generator)
         values = values.to(self.dtype or dtype) if values.is_floating_point() else values
@@ -88,7 +90,7 @@ def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
 
 
 @dataclass(frozen=True)
-class Case(runner.Case):
+class ConformanceCase(runner.Case):
     """An operator with one choice of options. ``function`` takes the inputs; with ``module``, the module first."""
 
     operator: str
@@ -97,7 +99,7 @@ class Case(runner.Case):
     inputs: tuple[Input, ...]
     module: Callable[[Sizes], nn.Module] | None = None
     parallel: bool = False
-    """Whether the module goes through ``dc.parallelize``."""
+    """True if the module goes through ``dc.parallelize``."""
     least: Sizes = field(default_factory=dict)
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 1
@@ -117,10 +119,10 @@ class Case(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """Whether an input has infinite values."""
+        """True if an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
-    def compute(self, world: World) -> None:
+    def compute(self, world: ReferenceBackend) -> None:
         """Call the function, and differentiate what it gives."""
         sizes = dict(world.layout.sizes)
         seed()
@@ -134,9 +136,11 @@ class Case(runner.Case):
         world.differentiate(outputs, {f"x{number}": x for number, x in enumerate(inputs)}, module)
 
 
-def case(operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any) -> Case:
+def case(
+    operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any
+) -> ConformanceCase:
     """A case whose operator is a function."""
-    return Case(operator, option, function, inputs, **attributes)
+    return ConformanceCase(operator, option, function, inputs, **attributes)
 
 
 def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
@@ -145,10 +149,10 @@ def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
 
 def modules(
     operator: str, option: str, build: Callable[[Sizes], nn.Module], *inputs: Input, **attributes: Any
-) -> list[Case]:
+) -> list[ConformanceCase]:
     """Two cases of a module: as it is, and after ``dc.parallelize``."""
     function = attributes.pop("function", _forward)
-    usual = Case(operator, option, function, inputs, module=build, **attributes)
+    usual = ConformanceCase(operator, option, function, inputs, module=build, **attributes)
     return [usual, replace(usual, option=f"{option}, parallelized".removeprefix(", "), parallel=True, kinds=FEW)]
 
 

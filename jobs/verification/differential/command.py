@@ -14,7 +14,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.jobs.training.options import natural, positive
-from distconv.jobs.verification.differential.runs import KINDS, TIME_LIMIT_S, Run, drawn, summary, table
+from distconv.jobs.verification.differential.runs import KINDS, TIME_LIMIT_S, DifferentialRun, drawn, summary, table
 from distconv.jobs.verification.engine import launch
 from distconv.jobs.verification.engine.journal import Journal, Line
 from distconv.jobs.verification.engine.verdicts import BAD
@@ -69,7 +69,9 @@ def _here(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
                       f"{line.option.partition(':')[2]} on {line.grid}: {line.text}\n  {repeated} --case {number}",
                       flush=True)  # fmt: skip
 
-    lines = launch.run(Run(comm, TIME_LIMIT_S), drawn(options.seed, options.only, indices), options.journal, tell)
+    lines = launch.run(
+        DifferentialRun(comm, TIME_LIMIT_S), drawn(options.seed, options.only, indices), options.journal, tell
+    )
     if comm.rank == 0:
         print(table(lines))
         print(f"{comm.size} ranks, seed {options.seed}: {summary(lines)}", flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.jobs.verification.differential.draw import Draw, Program, image
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram, image
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 Shape = tuple[int, ...]
 Layer = tuple[Callable[..., torch.Tensor], tuple[Shape, ...]]
@@ -47,7 +47,7 @@ def _layers(draw: Draw, channels: int, count: int) -> dict[str, Layer]:
     }
 
 
-def penalty(draw: Draw) -> Program:
+def penalty(draw: Draw) -> DrawnProgram:
     """The squares of all first derivatives of a loss, differentiated again."""
     count = draw.number(1, 3)
     x = image(draw, draw.number(1, 4), draw.numbers(count, 2, 7 if count < 3 else 4))
@@ -56,7 +56,7 @@ def penalty(draw: Draw) -> Program:
     function, shapes = layers[name]
     weights = [draw.tensor(*shape) for shape in shapes]
 
-    def run(world: World) -> None:
+    def run(world: ReferenceBackend) -> None:
         given = [world.put(x), *(world.plain(w) for w in weights)]
         y = function(*given)
         first = torch.autograd.grad((y * y * y).sum(), given, create_graph=True)
@@ -66,4 +66,4 @@ def penalty(draw: Draw) -> Program:
         assert isinstance(total, torch.Tensor)
         world.differentiate(total, {f"x{number}": each for number, each in enumerate(given)})
 
-    return Program("second derivatives", f"x{tuple(x.shape)} {name}", run, count)
+    return DrawnProgram("second derivatives", f"x{tuple(x.shape)} {name}", run, count)

@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Program:
+class DrawnProgram:
     """What a case computes, in either world."""
 
     name: str
     text: str
     """Shapes and options in one line."""
-    run: Callable[[World], None]
+    run: Callable[[ReferenceBackend], None]
     spatial: int = 2
     """Spatial dimensions; grids are drawn to split these."""
     as_torch_takes_it: bool = False
-    """Whether there is nothing to compare where torch refuses it."""
+    """True if there is nothing to compare where torch refuses it."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Extents of what has letters for them."""
     condition: float = 1.0
@@ -85,27 +85,27 @@ def image(draw: Draw, channels: int, sizes: tuple[int, ...], *, ties: bool = Fal
     return draw.tensor(draw.number(1, 5), channels, *sizes, ties=ties)
 
 
-def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], x: torch.Tensor) -> Program:
+def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], x: torch.Tensor) -> DrawnProgram:
     """A module of ``x``, sometimes of one sample without its dimension, sometimes with a part of the gradients."""
     parallel, first, frozen = draw.chance(0.5), draw.chance(0.15), draw.chance(0.1)
     single = draw.chance(0.02)
     given_x = x[0] if single else x
 
-    def run(world: World) -> None:
+    def run(world: ReferenceBackend) -> None:
         torch.default_generator.manual_seed(draw.seed)
         own = world.model(build().double().requires_grad_(not frozen), parallel)
         given = world.put(given_x, grad=not first)
         world.differentiate(own(given), {"x": given}, own)
 
     wanted = "dL/dw only" if first else "dL/dx only" if frozen else ""
-    return Program(name, f"x{tuple(given_x.shape)} {text} {wanted}", run, x.dim() - 2)
+    return DrawnProgram(name, f"x{tuple(given_x.shape)} {text} {wanted}", run, x.dim() - 2)
 
 
-def on_function(name: str, text: str, function: Callable[..., Any], x: torch.Tensor) -> Program:
+def on_function(name: str, text: str, function: Callable[..., Any], x: torch.Tensor) -> DrawnProgram:
     """``function`` of ``x``."""
 
-    def run(world: World) -> None:
+    def run(world: ReferenceBackend) -> None:
         given = world.put(x)
         world.differentiate(function(given), {"x": given})
 
-    return Program(name, f"x{tuple(x.shape)} {text}", run, x.dim() - 2)
+    return DrawnProgram(name, f"x{tuple(x.shape)} {text}", run, x.dim() - 2)

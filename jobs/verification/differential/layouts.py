@@ -10,8 +10,8 @@ import torch
 from distconv.arrangement import AXES
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
-from distconv.jobs.verification.engine.layouts import Layout
-from distconv.jobs.verification.engine.worlds import Dims, Ranks
+from distconv.jobs.verification.engine.layouts import CaseLayout
+from distconv.jobs.verification.engine.worlds import Dims, DistributedBackend
 from distconv.placement import scatter
 from distconv.tensor import DistTensor
 
@@ -19,7 +19,7 @@ _ELSEWHERE = 0.06
 """How often an input is split over another grid of the same ranks."""
 
 
-class Drawn(Ranks):
+class Drawn(DistributedBackend):
     """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, alike on all ranks.
 
     A few are scattered over ``other``, which arranges the same ranks in another way.
@@ -28,7 +28,7 @@ class Drawn(Ranks):
     def __init__(
         self,
         grid: ProcessGrid,
-        layout: Layout,
+        layout: CaseLayout,
         fails: Callable[[bool], bool],
         other: ProcessGrid,
         choices: random.Random,

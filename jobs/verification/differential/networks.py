@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.jobs.verification.conformance.families.blocks import BLOCKS
-from distconv.jobs.verification.differential.draw import Draw, Program
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 CLASSES = 3
 
@@ -68,7 +68,7 @@ _DRAWN: dict[str, Callable[[Draw, int], nn.Module]] = {
 }
 
 
-class Network(nn.Module):
+class DrawnNetwork(nn.Module):
     """Body and head; ``between`` moves what the body gives (to a plain tensor on every rank, for instance)."""
 
     def __init__(self, blocks: list[nn.Module], head: nn.Module, unused: bool) -> None:
@@ -121,7 +121,7 @@ def draw_habits(draw: Draw) -> Habits:
     )
 
 
-def draw_network(draw: Draw, channels: int) -> tuple[Network, str]:
+def draw_network(draw: Draw, channels: int) -> tuple[DrawnNetwork, str]:
     """A network of two input channels, and what it consists of."""
     names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
@@ -131,7 +131,7 @@ def draw_network(draw: Draw, channels: int) -> tuple[Network, str]:
     head = PixelHead(channels) if head_name == "pixels" else LinearHead(channels, head_name)
     unused = draw.chance(0.2)
     text = ", ".join([*names, head_name, *["unused"] * unused])
-    return Network(blocks, head, unused).double(), text
+    return DrawnNetwork(blocks, head, unused).double(), text
 
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -144,7 +144,7 @@ LOSSES: dict[str, Loss] = {
 """Of what a network gives, and of classes."""
 
 
-def draw(source: Draw) -> Program:
+def draw(source: Draw) -> DrawnProgram:
     """A network, its data and the habits of its user; two steps of SGD with momentum."""
     channels = source.number(1, 4)
     network, text = draw_network(source, channels)
@@ -158,20 +158,24 @@ def draw(source: Draw) -> Program:
     targets = [source.classes(samples, *shape[2:], below=CLASSES) for _ in range(steps)]
     loss_name = source.pick(*LOSSES)
 
-    def run(world: World) -> None:
+    def run(world: ReferenceBackend) -> None:
         _train(world, network, habits, LOSSES[loss_name], list(zip(images, targets, strict=True)))
 
-    return Program("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
+    return DrawnProgram("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
 
 
-def result_shape(network: Network, x: torch.Tensor) -> torch.Size:
+def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
     """Of what ``network`` makes of ``x``."""
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 
 
 def _train(
-    world: World, network: Network, habits: Habits, loss_of: Loss, data: list[tuple[torch.Tensor, torch.Tensor]]
+    world: ReferenceBackend,
+    network: DrawnNetwork,
+    habits: Habits,
+    loss_of: Loss,
+    data: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
     model = world.model(copy.deepcopy(network), habits.parallel)
     if habits.frozen:
@@ -215,7 +219,7 @@ def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> No
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
+def hook(world: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -> None:
     """Hooks that change gradients in a way that shows if they saw only a share of them."""
     for number, parameter in enumerate(parameters[::2]):
         if kind == "tensor":

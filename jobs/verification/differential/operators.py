@@ -8,7 +8,7 @@ from dataclasses import replace
 from distconv.jobs.verification.conformance import samples
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.differential import derivatives, windows
-from distconv.jobs.verification.differential.draw import Draw, Program
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.engine.layouts import SPATIAL
 
 _CASES = [case for family, cases in TABLE.items() if family not in ("sparse", "optimizers") for case in cases]
@@ -18,22 +18,24 @@ MOST = 6
 """Samples of an operator and of each of its variants among which one is drawn."""
 
 
-def of_torch(draw: Draw) -> Program:
+def of_torch(draw: Draw) -> DrawnProgram:
     """A sample with which torch tests one of its operators or modules."""
     name = draw.pick(*(name for name in samples.names() if not name.startswith(("linalg.", "signal."))))
     drawn = list(samples.samples(name, MOST))
     if not drawn:
         return of_torch(draw)
     sample = replace(draw.pick(*drawn), kinds=samples.KINDS)
-    return Program("torch's samples", f"{sample.operator} {sample.option}", sample.compute, 2, as_torch_takes_it=True)
+    return DrawnProgram(
+        "torch's samples", f"{sample.operator} {sample.option}", sample.compute, 2, as_torch_takes_it=True
+    )
 
 
-def of_table(draw: Draw) -> Program:
+def of_table(draw: Draw) -> DrawnProgram:
     """A case of the conformance table, of other extents."""
     case = draw.pick(*_CASES)
     extents = {"n": draw.number(1, 5), "c": case.multiple * draw.number(1, 3)}
     extents |= {axis: case.least.get(axis, 1) + draw.number(0, 5 if axis == "d" else 11) for axis in SPATIAL}
-    return Program(
+    return DrawnProgram(
         "the table",
         f"{case.operator} {case.option} {extents}",
         case.compute,
@@ -45,7 +47,7 @@ def of_table(draw: Draw) -> Program:
     )
 
 
-OPERATORS: dict[Callable[[Draw], Program], float] = {
+OPERATORS: dict[Callable[[Draw], DrawnProgram], float] = {
     windows.convolution: 12,
     windows.transposed_convolution: 5,
     windows.max_pool: 5,
@@ -59,6 +61,6 @@ OPERATORS: dict[Callable[[Draw], Program], float] = {
 """Operators and how often they are drawn."""
 
 
-def draw(source: Draw) -> Program:
+def draw(source: Draw) -> DrawnProgram:
     """One operator with its input."""
     return source.weighted(list(OPERATORS), list(OPERATORS.values()))(source)

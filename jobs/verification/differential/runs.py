@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.differential import networks, operators
-from distconv.jobs.verification.differential.draw import Draw, Program
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.differential.layouts import Drawn, draw_extents
 from distconv.jobs.verification.engine import runner
 from distconv.jobs.verification.engine.journal import Line
-from distconv.jobs.verification.engine.layouts import Layout
+from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 TIME_LIMIT_S = 60.0
 KINDS = {"operators": (operators.draw,), "networks": (networks.draw,), "all": (operators.draw, networks.draw)}
@@ -23,10 +23,10 @@ _FIRST_ONLY = 0.2
 """How often all but the first tensor of a sample of torch's is plain."""
 
 
-class Case(runner.Case):
+class DrawnCase(runner.Case):
     """A program, and the numbers that it and its layout follow from."""
 
-    def __init__(self, program: Program, seed: int, index: int) -> None:
+    def __init__(self, program: DrawnProgram, seed: int, index: int) -> None:
         self.program, self.seed, self.index = program, seed, index
         self.operator, self.option = program.name, f"case {index}: {program.text}"
         self.as_torch_takes_it, self.condition = program.as_torch_takes_it, program.condition
@@ -36,40 +36,40 @@ class Case(runner.Case):
         """As the program."""
         return self.program.infinite
 
-    def layouts(self, ranks: int) -> Sequence[Layout]:
+    def layouts(self, ranks: int) -> Sequence[CaseLayout]:
         """One."""
         choices = self.choices(f"layout/{ranks}")
         extents = draw_extents(ranks, self.program.spatial, choices)
         first_only = choices.random() < _FIRST_ONLY
-        return [Layout("drawn", tuple(extents.items()), self.program.sizes, first_only=first_only)]
+        return [CaseLayout("drawn", tuple(extents.items()), self.program.sizes, first_only=first_only)]
 
     def choices(self, what: str) -> random.Random:
         """A source of numbers, the same on all ranks."""
         return random.Random(f"{self.seed}/{self.index}/{what}")
 
-    def compute(self, world: World) -> None:
+    def compute(self, world: ReferenceBackend) -> None:
         """Run the program."""
         self.program.run(world)
 
 
-def draw_case(seed: int, index: int, kind: str) -> Case:
+def draw_case(seed: int, index: int, kind: str) -> DrawnCase:
     """Case number ``index``; ``kind`` is one of KINDS."""
     draw = Draw(seed, index)
     kinds = KINDS[kind]
-    return Case(kinds[-1 if draw.chance(_NETWORKS_AMONG_ALL) else 0](draw), seed, index)
+    return DrawnCase(kinds[-1 if draw.chance(_NETWORKS_AMONG_ALL) else 0](draw), seed, index)
 
 
-def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[Case]]]:
+def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[DrawnCase]]]:
     """Those of these numbers, as groups of one."""
     return ((kind, [draw_case(seed, index, kind)]) for index in indices)
 
 
-class Run(runner.Run):
+class DifferentialRun(runner.CaseRun):
     """A differential run on the ranks of ``comm``."""
 
-    def world(self, case: runner.Case, layout: Layout, grid: ProcessGrid) -> World:
+    def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
         """One whose inputs are split at random."""
-        assert isinstance(case, Case)
+        assert isinstance(case, DrawnCase)
         choices = case.choices(f"inputs/{self.comm.size}")
         other = self.grid(tuple(draw_extents(self.comm.size, case.program.spatial, choices).items()))
         return Drawn(grid, layout, self.fails, other, choices)

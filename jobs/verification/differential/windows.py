@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.differential.draw import Draw, Program, image, on_function, on_module
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram, image, on_function, on_module
 
 _CONVOLUTIONS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -32,7 +32,7 @@ def _grown(draw: Draw, sizes: tuple[int, ...], padding: tuple[int, ...], reach: 
     return tuple(max(size, r - 2 * p) for size, p, r in zip(sizes, padding, reach, strict=True))
 
 
-def convolution(draw: Draw) -> Program:
+def convolution(draw: Draw) -> DrawnProgram:
     """nn.Conv with its padding modes, groups, and string paddings."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel = draw.numbers(count, 1, 7 if count < 3 else 4)
@@ -64,7 +64,7 @@ def convolution(draw: Draw) -> Program:
     return on_module(draw, "convolution", text, build, image(draw, given, sizes))
 
 
-def transposed_convolution(draw: Draw) -> Program:
+def transposed_convolution(draw: Draw) -> DrawnProgram:
     """nn.ConvTranspose with output padding."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel = draw.numbers(count, 1, 5 if count < 3 else 3)
@@ -90,7 +90,7 @@ def _windows(draw: Draw, count: int) -> tuple[tuple[int, ...], tuple[int, ...], 
     return kernel, stride, padding
 
 
-def max_pool(draw: Draw) -> Program:
+def max_pool(draw: Draw) -> DrawnProgram:
     """Max pooling; values with ties, sometimes indices or a NaN."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel, stride, padding = _windows(draw, count)
@@ -109,7 +109,7 @@ def max_pool(draw: Draw) -> Program:
     return on_function("max pooling", f"K{kernel} s{stride} p{padding} d{dilation} {options}", pool, x)
 
 
-def average_pool(draw: Draw) -> Program:
+def average_pool(draw: Draw) -> DrawnProgram:
     """Average pooling with all that changes its divisor."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel, stride, padding = _windows(draw, count)
@@ -125,7 +125,7 @@ def average_pool(draw: Draw) -> Program:
     return on_function("average pooling", text, pool, image(draw, draw.number(1, 3), sizes))
 
 
-def interpolation(draw: Draw) -> Program:
+def interpolation(draw: Draw) -> DrawnProgram:
     """F.interpolate up and down, by size or scale factor."""
     count = draw.number(1, 3)
     linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[count]
@@ -148,7 +148,7 @@ def interpolation(draw: Draw) -> Program:
     return on_function("interpolation", f"{options}", lambda given: F.interpolate(given, **options), x)
 
 
-def padding(draw: Draw) -> Program:
+def padding(draw: Draw) -> DrawnProgram:
     """F.pad in its four modes; constant pads may be negative."""
     count = draw.number(1, 3)
     mode = draw.pick("constant", "reflect", "replicate", "circular")

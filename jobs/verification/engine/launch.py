@@ -15,7 +15,7 @@ from mpi4py import MPI
 from distconv.errors import DistconvError
 from distconv.jobs.training.pipelines.options import counts
 from distconv.jobs.verification.engine.journal import Journal, Key, Line
-from distconv.jobs.verification.engine.runner import Case, Run
+from distconv.jobs.verification.engine.runner import Case, CaseRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def mpiexec() -> str:
 
 
 def run(
-    job: Run, groups: Iterable[tuple[str, Iterable[Case]]], path: Path | None, tell: Callable[[list[Line]], None]
+    job: CaseRun, groups: Iterable[tuple[str, Iterable[Case]]], path: Path | None, tell: Callable[[list[Line]], None]
 ) -> list[Line]:
     """Compute what the journal at ``path`` does not have yet; returns the lines of this number of ranks. Collective.
 

@@ -17,7 +17,7 @@ SPATIAL = ("d", "h", "w")
 
 
 @dataclass(frozen=True)
-class Layout:
+class CaseLayout:
     """A grid, and the extents of a case on it."""
 
     kind: str
@@ -94,7 +94,7 @@ RESIZED = frozenset({"one", "least", "ragged", "few"})
 """Extents that a case of given tensors cannot have."""
 
 
-def layouts(case: Splittable, ranks: int) -> list[Layout]:
+def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
     """The layouts over ``ranks`` that split what ``case`` has."""
     chosen = []
     for name, (written, blocks, resized) in KINDS.items():
@@ -107,7 +107,7 @@ def layouts(case: Splittable, ranks: int) -> list[Layout]:
         grid = {axis: n for axis, n in zip(axes, parts, strict=True) if axis is not None}
         changed = _changed(case, resized, *next(iter(grid.items())))
         if changed is not None:
-            chosen.append(Layout(name, tuple(grid.items()), _sizes(case, changed), blocks))
+            chosen.append(CaseLayout(name, tuple(grid.items()), _sizes(case, changed), blocks))
     return chosen
 
 

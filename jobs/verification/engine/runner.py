@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from mpi4py import MPI
 
-from distconv.communication.transport import Traffic, counted
+from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import ReplicationWarning
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.engine.journal import Line
-from distconv.jobs.verification.engine.layouts import Layout, Splittable, layouts
-from distconv.jobs.verification.engine.verdicts import EXACT, Outcome, Refusal, Verdict, difference, judge, refusal
+from distconv.jobs.verification.engine.layouts import CaseLayout, Splittable, layouts
+from distconv.jobs.verification.engine.verdicts import EXACT, RankOutcome, Refusal, Verdict, difference, judge, refusal
 from distconv.jobs.verification.engine.watch import Watch
-from distconv.jobs.verification.engine.worlds import OthersRaise, Ranks, World
+from distconv.jobs.verification.engine.worlds import DistributedBackend, OthersRaise, ReferenceBackend
 from distconv.layers.plumbing import call_site
 
 TIME_LIMIT_S = 30.0
@@ -31,23 +31,23 @@ class Case(Splittable):
     condition: float = 1.0
     """How many times more round-off counts in this case than usual."""
     as_torch_takes_it: bool = False
-    """Whether there is nothing to say where torch itself refuses it."""
+    """True if there is nothing to say where torch itself refuses it."""
 
     @property
     def infinite(self) -> bool:
-        """Whether an input has infinite values."""
+        """True if an input has infinite values."""
         return False
 
-    def layouts(self, ranks: int) -> Sequence[Layout]:
+    def layouts(self, ranks: int) -> Sequence[CaseLayout]:
         """How its tensors are split."""
         return layouts(self, ranks)
 
-    def compute(self, world: World) -> None:
+    def compute(self, world: ReferenceBackend) -> None:
         """Leave in ``world`` what is to be compared. Collective."""
         raise NotImplementedError
 
 
-class _Part(NamedTuple):
+class _RankPart(NamedTuple):
     """What one rank found, and sent."""
 
     refused: Refusal | None
@@ -59,13 +59,13 @@ class _Part(NamedTuple):
 class _Share(NamedTuple):
     """What the other ranks are told of a part."""
 
-    outcome: Outcome
+    outcome: RankOutcome
     sent: Counter[str]
     reduced: int
     replicates: bool
 
 
-class Run:
+class CaseRun:
     """A run on the ranks of ``comm``."""
 
     def __init__(self, comm: MPI.Intracomm, time_limit_s: float = TIME_LIMIT_S) -> None:
@@ -76,29 +76,29 @@ class Run:
 
     def lines(self, family: str, case: Case) -> Iterator[Line]:
         """Compute ``case`` in all its layouts, in order. Collective."""
-        parts: dict[tuple[tuple[str, int], ...], _Part] = {}
+        parts: dict[tuple[tuple[str, int], ...], _RankPart] = {}
         with self._watch.running():
             for layout in self.layouts(case):
                 grid = self.grid(layout.extents)
                 self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
                 if layout.sizes not in parts:
-                    parts[layout.sizes] = self._attempt(case, World(layout))
+                    parts[layout.sizes] = self._attempt(case, ReferenceBackend(layout))
                 if case.as_torch_takes_it and parts[layout.sizes].refused:
                     return
                 part = self._attempt(case, self.world(case, layout, grid))
                 place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
                 yield Line(*place, *self._found(case, parts[layout.sizes], part))
 
-    def layouts(self, case: Case) -> Sequence[Layout]:
+    def layouts(self, case: Case) -> Sequence[CaseLayout]:
         """Those in which ``case`` is computed here."""
         return case.layouts(self.comm.size)
 
-    def world(self, case: Case, layout: Layout, grid: ProcessGrid) -> World:
+    def world(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
         """The ranks' world."""
-        return Ranks(grid, layout, self.fails)
+        return DistributedBackend(grid, layout, self.fails)
 
     def fails(self, failed: bool) -> bool:
-        """Whether something failed on any rank, given whether it did here. Collective."""
+        """Return True if something failed on any rank, given whether it did here. Collective."""
         return bool(self._private.allreduce(failed, MPI.LOR))
 
     def grid(self, extents: tuple[tuple[str, int], ...]) -> ProcessGrid:
@@ -108,14 +108,14 @@ class Run:
             self._grids[key] = ProcessGrid(self.comm, **dict(extents))
         return self._grids[key]
 
-    def judged(self, reference: Refusal | None, outcomes: Sequence[Outcome], case: Case) -> tuple[Verdict, str]:
+    def judged(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
         """The verdict, and the words for it."""
         return judge(reference, outcomes, infinite=case.infinite)
 
-    def _attempt(self, case: Case, world: World) -> _Part:
+    def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
         refused = None
         call_site.forget()
-        with warnings.catch_warnings(record=True) as told, counted() as traffic:
+        with warnings.catch_warnings(record=True) as told, count_traffic() as traffic:
             warnings.simplefilter("always")
             try:
                 case.compute(world)
@@ -127,14 +127,14 @@ class Run:
                 refused = refusal(error)
                 world.together(failed=True)
         replicates = any(issubclass(warning.category, ReplicationWarning) for warning in told)
-        return _Part(refused, world.results, traffic, replicates)
+        return _RankPart(refused, world.results, traffic, replicates)
 
-    def _found(self, case: Case, reference: _Part, part: _Part) -> tuple[Verdict, str, int, int, int]:
+    def _found(self, case: Case, reference: _RankPart, part: _RankPart) -> tuple[Verdict, str, int, int, int]:
         """The verdict, its words, and the bytes of what is exact. Collective."""
         compared = (
             "" if part.refused or reference.refused else difference(reference.values, part.values, case.condition)
         )
-        outcome, reduced = Outcome(part.refused, compared), sum(part.traffic.reduced.values())
+        outcome, reduced = RankOutcome(part.refused, compared), sum(part.traffic.reduced.values())
         shares = self._private.allgather(_Share(outcome, part.traffic.sent, reduced, part.replicates))
         verdict, text = self.judged(reference.refused, [each.outcome for each in shares], case)
         sent: Counter[str] = sum((each.sent for each in shares), Counter())

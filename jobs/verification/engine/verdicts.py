@@ -63,7 +63,7 @@ class Refusal(NamedTuple):
     """A DistconvError (in the world of one process: any)."""
 
 
-class Outcome(NamedTuple):
+class RankOutcome(NamedTuple):
     """What one rank found."""
 
     refusal: Refusal | None = None
@@ -127,7 +127,7 @@ def _deviation(expected: torch.Tensor, actual: torch.Tensor, condition: float) -
 
 
 def _same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Whether infinities are of one sign and NaN is where NaN is."""
+    """Return True if infinities are of one sign and NaN is where NaN is."""
     return bool(((expected == actual) | (expected.isnan() & actual.isnan())).all())
 
 
@@ -148,7 +148,7 @@ def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
     return whole
 
 
-def judge(reference: Refusal | None, outcomes: Sequence[Outcome], *, infinite: bool = False) -> tuple[Verdict, str]:
+def judge(reference: Refusal | None, outcomes: Sequence[RankOutcome], *, infinite: bool = False) -> tuple[Verdict, str]:
     """The verdict on a case from torch's own refusal, if any, and every rank's outcome; ``infinite``: of its inputs."""
     refusals = {outcome.refusal for outcome in outcomes}
     if len(refusals) > 1:
@@ -177,7 +177,7 @@ def _judge_results(reference: Refusal | None, differences: Sequence[str], infini
 
 
 def names_a_way_out(text: str) -> bool:
-    """Whether a message says what to do instead: one of its clauses, behind the first, is an imperative.
+    """Return True if a message says what to do instead: one of its clauses, behind the first, is an imperative.
 
     >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")
     (True, False)
@@ -190,7 +190,7 @@ def _by_rank(texts: Sequence[str]) -> str:
     return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: RankOutcome) -> str:
     if outcome.refusal is None:
         return "computes"
     return f"raises {outcome.refusal.kind}: {outcome.refusal.text.splitlines()[0] if outcome.refusal.text else ''}"

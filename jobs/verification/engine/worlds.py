@@ -9,7 +9,7 @@ from torch import nn
 
 from distconv.distribution import default_axes
 from distconv.grid import ProcessGrid
-from distconv.jobs.verification.engine.layouts import Layout
+from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.parallel import parallelize
 from distconv.placement import gather, scatter
 from distconv.tensor import DistTensor
@@ -38,10 +38,10 @@ def _random_like(y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (torch.complex(dense, dense.flip(0) if dense.dim() else dense) if y.is_complex() else dense).to(y.dtype)
 
 
-class World:
+class ReferenceBackend:
     """One process: plain torch. Cases leave what is to be compared in ``results``."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CaseLayout) -> None:
         self.layout, self.results = layout, dict[str, torch.Tensor]()
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
@@ -114,10 +114,10 @@ class World:
             self.record(name, tensor)
 
 
-class Ranks(World):
+class DistributedBackend(ReferenceBackend):
     """The ranks of ``grid``, inputs split as ``layout`` says; ``fails`` says whether something failed on any rank."""
 
-    def __init__(self, grid: ProcessGrid, layout: Layout, fails: Callable[[bool], bool]) -> None:
+    def __init__(self, grid: ProcessGrid, layout: CaseLayout, fails: Callable[[bool], bool]) -> None:
         super().__init__(layout)
         self.grid, self._fails = grid, fails
 

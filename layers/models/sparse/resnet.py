@@ -14,7 +14,7 @@ from torch import nn
 from .layers import DENSE, SPARSE, Layers, convolution_block, initialise
 
 
-class BasicBlock(nn.Module):
+class SparseBasicBlock(nn.Module):
     """Two convolutions and a shortcut, which is projected where channels or resolution change."""
 
     def __init__(self, layers: Layers, in_channels: int, channels: int, stride: int) -> None:
@@ -41,7 +41,7 @@ class VoxelResNet(nn.Module):
         for stage, factor in enumerate((1, 2, 4, 8)):
             for block in range(2):
                 stride = 2 if stage and not block else 1
-                self.features.append(BasicBlock(layers, channels, factor * width, stride))
+                self.features.append(SparseBasicBlock(layers, channels, factor * width, stride))
                 channels = factor * width
         self.pool = layers.global_max()
         self.classifier = nn.Linear(channels, classes)

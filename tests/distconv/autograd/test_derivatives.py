@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import distconv as dc
-from distconv.autograd.derivatives import first_order, gradients
+from distconv.autograd.derivatives import differentiable_gradients, first_order_only
 from tests.distconv.layouts import grid_over, grids, normal
 
 FEW_RANKS = pytest.mark.ranks(2, 3, 4)
@@ -211,7 +211,7 @@ class Cube(torch.autograd.Function):
         return x**3
 
     @staticmethod
-    @first_order("a cube")
+    @first_order_only("a cube")
     def backward(ctx, grad):
         return grad * 3 * ctx.saved_tensors[0] ** 2
 
@@ -226,10 +226,12 @@ def test_a_backward_pass_that_is_marked_refuses_to_be_differentiated():
 def test_each_input_counts_by_itself_though_another_was_computed_from_it():
     x = normal(3).requires_grad_()
     y = 2 * x
-    by_x, by_z, by_y = gradients(lambda a, b, c: a * c**2, (x, None, y), (True, True, True), torch.ones(3).double())
+    by_x, by_z, by_y = differentiable_gradients(
+        lambda a, b, c: a * c**2, (x, None, y), (True, True, True), torch.ones(3).double()
+    )
     assert by_z is None
     torch.testing.assert_close(by_x, 4 * x**2)  # y^2, and nothing by way of y
     torch.testing.assert_close(by_y, 4 * x**2)  # 2 x y
     (second,) = torch.autograd.grad(by_x.sum(), x)
     torch.testing.assert_close(second, 8 * x)  # now by way of y
-    assert gradients(lambda a, b: a * b, (x, y), (False, True), torch.ones(3).double())[0] is None
+    assert differentiable_gradients(lambda a, b: a * b, (x, y), (False, True), torch.ones(3).double())[0] is None

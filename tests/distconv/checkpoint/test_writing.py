@@ -14,7 +14,7 @@ import distconv as dc
 from distconv import checkpoint
 from distconv.checkpoint import writing
 from distconv.checkpoint.manifest import MANIFEST, read
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from distconv.distribution import Distribution
 from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors, warned
 from tests.distconv.layouts import grid_over, normal
@@ -167,7 +167,7 @@ def test_every_rank_writes_its_own_blocks_and_sends_none(comm: Any, shared_tmp_p
         "nowhere": dc.scatter(whole, Distribution(half, (None, None, None))),
         "plain": whole,
     }
-    with counted() as traffic:
+    with count_traffic() as traffic:
         folder = checkpoint.save(shared_tmp_path, 1, given, VALUES, comm)
     assert not traffic.sent
     assert not traffic.reduced

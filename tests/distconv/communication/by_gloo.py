@@ -19,9 +19,9 @@ def by_gloo(comm: MPI.Intracomm) -> Iterator[tuple[Channel, MPI.Intracomm]]:
     """The channel, and the duplicate of ``comm`` whose ranks have it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTCONV_TRANSPORT", "torch")
-        patch.setattr(device_transport, "by_torch", lambda: True)
-        before, own = nccl.channels(), comm.Dup()
-        channel = device_transport.offer(own, torch.zeros(1)).channel
+        patch.setattr(device_transport, "needs_process_groups", lambda: True)
+        before, own = nccl.open_channels(), comm.Dup()
+        channel = device_transport.choose_transport(own, torch.zeros(1)).channel
         assert channel is not None
         assert channel.name == "gloo"
         try:

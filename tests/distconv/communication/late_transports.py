@@ -23,15 +23,15 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
     """The GPU, and a duplicate of ``comm`` whose ranks send by ``transport``."""
     with pytest.MonkeyPatch.context() as patch, late_gpu(order) as gpu:
         patch.setenv("DISTCONV_TRANSPORT", transport)
-        patch.setattr(device_transport, "by_torch", lambda: False)
+        patch.setattr(device_transport, "needs_process_groups", lambda: False)
         patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-        patch.setattr(nccl, "available", lambda: True)
+        patch.setattr(nccl, "is_available", lambda: True)
         groups = late_groups(comm)
         patch.setattr(nccl, "_group", lambda store, name, comm, device: next(groups))
-        before, own = nccl.channels(), comm.Dup()
-        chosen = device_transport.offer(own, gpu.tensor(torch.zeros(1)))
+        before, own = nccl.open_channels(), comm.Dup()
+        chosen = device_transport.choose_transport(own, gpu.tensor(torch.zeros(1)))
         assert (chosen.channel is not None) == (transport == "nccl" and comm.size > 1)
-        assert chosen.by_mpi.messages == (transport == "cuda-aware" and comm.size > 1)
+        assert chosen.mpi_support.messages == (transport == "cuda-aware" and comm.size > 1)
         del chosen
         try:
             yield gpu, own
@@ -46,7 +46,7 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
 
 def since(before: list[nccl.Channel]) -> list[nccl.Channel]:
     """The channels that were not there ``before``."""
-    return [channel for channel in nccl.channels() if channel not in before]
+    return [channel for channel in nccl.open_channels() if channel not in before]
 
 
 def late_groups(comm: MPI.Intracomm) -> Iterator[LateGroup]:

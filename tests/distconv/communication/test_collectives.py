@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import distconv as dc
 from distconv.communication import collectives, gradient_reduction
 from distconv.communication.transfer import transfer_plan
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.communication.drawn_layouts import FEW, layouts, needs, shapes
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, twenty_layouts
 
@@ -83,7 +83,7 @@ def test_assembling_and_accumulating_are_adjoint(comm, data):
     layout = data.draw(needs(comm, shape))
     whole = normal(*shape)
     x = cut(whole, layout.base).requires_grad_()
-    found = collectives.assemble(x, transfer_plan(layout.base, layout, shape))
+    found = collectives.gather_region(x, transfer_plan(layout.base, layout, shape))
     y = normal(*found.shape, seed=comm.rank + 1)
     found.backward(y)
     # Replicas of x each assemble by themselves, so both sides count every replica alike.
@@ -97,7 +97,7 @@ def test_assembling_and_accumulating_are_adjoint(comm, data):
 def test_the_sum_over_an_axis_has_the_identity_as_adjoint(comm):
     for grid in grids(comm, "nh"):
         x = torch.full((3,), float(comm.rank), dtype=torch.float64, requires_grad=True)
-        total = collectives.sum_over(x, grid, ("h",))
+        total = collectives.allreduce_sum(x, grid, ("h",))
         assert torch.equal(total, torch.full((3,), float(sum(grid.comm("h").allgather(comm.rank)))).double())
         total.backward(torch.tensor([1.0, 2.0, 3.0]).double())
         assert x.grad.tolist() == [1.0, 2.0, 3.0]
@@ -106,7 +106,7 @@ def test_the_sum_over_an_axis_has_the_identity_as_adjoint(comm):
 def test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(comm):
     for grid in grids(comm, "nhw"):
         w = torch.ones(2, dtype=torch.float64, requires_grad=True)
-        collectives.enter(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
+        collectives.with_grad_allreduce(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
         expected = sum(rank + 1.0 for rank in grid.comm(("h", "w")).allgather(comm.rank))
         assert w.grad.tolist() == [expected] * 2
 
@@ -121,7 +121,10 @@ def test_no_result_is_the_memory_of_what_went_in(comm):
     local = cut(whole, src)
     collectives.redistribute(local, src, dst, shape).zero_()
     assert torch.equal(local, whole)
-    for made in (collectives.sum_over(local, grid, ("h",)), collectives.enter(local, grid, ("h",)).clone()):
+    for made in (
+        collectives.allreduce_sum(local, grid, ("h",)),
+        collectives.with_grad_allreduce(local, grid, ("h",)).clone(),
+    ):
         made.zero_()
         assert torch.equal(local, whole)
 
@@ -141,8 +144,10 @@ def test_two_that_enter_at_once_get_what_each_would_get_by_itself(comm, use, slo
     for grid in grids(comm, "nh"):
         pair = [torch.zeros(5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
         for leaf in pair if marked else ():
-            gradient_reduction.mark(leaf, "a weight")
-        use(*collectives.enter_both(*pair, grid, ("n", None))).backward(torch.full((5,), comm.rank + 1.0).double())
+            gradient_reduction.defer_grad_reduction(leaf, "a weight")
+        use(*collectives.both_with_grad_allreduce(*pair, grid, ("n", None))).backward(
+            torch.full((5,), comm.rank + 1.0).double()
+        )
         total = sum(rank + 1.0 for rank in grid.comm("n").allgather(comm.rank))
         for leaf, slope in zip(pair, slopes, strict=True):
             assert (leaf.grad is None) if slope is None else leaf.grad.tolist() == [slope * total] * 5
@@ -154,8 +159,8 @@ def test_of_two_that_enter_at_once_the_frozen_one_costs_no_message(comm):
     frozen, weight = torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64, requires_grad=True)
     for pair, slope in ((frozen, weight), 2.0), ((weight, frozen), 5.0):
         weight.grad = None
-        one, other = collectives.enter_both(*pair, grid, ("n",))
-        with counted() as traffic:
+        one, other = collectives.both_with_grad_allreduce(*pair, grid, ("n",))
+        with count_traffic() as traffic:
             (5 * one + 2 * other).backward(torch.ones(3, dtype=torch.float64))
         assert weight.grad.tolist() == [slope * comm.size] * 3
         assert frozen.grad is None
@@ -167,10 +172,12 @@ def test_of_two_that_enter_at_once_the_frozen_one_costs_no_message(comm):
 def test_a_gradient_that_is_to_be_differentiated_is_summed_at_once(comm):
     grid = grid_over(comm, n=comm.size)
     weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    gradient_reduction.mark(weight, "weight")
+    gradient_reduction.defer_grad_reduction(weight, "weight")
     total = comm.size * (comm.size + 1) / 2
     # The sum over ranks of (rank + 1) w^3.
-    loss = collectives.sum_over((comm.rank + 1) * collectives.enter(weight, grid, ("n",)) ** 3, grid, ("n",))
+    loss = collectives.allreduce_sum(
+        (comm.rank + 1) * collectives.with_grad_allreduce(weight, grid, ("n",)) ** 3, grid, ("n",)
+    )
     assert loss.item() == 8 * total
     loss.backward(create_graph=True)
     assert weight.grad.item() == 12 * total

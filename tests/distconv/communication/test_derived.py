@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.communication.derived import FEW, Derived
+from distconv.communication.derived import COLLECT_ABOVE, CommunicatorRegistry
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def test_a_grid_that_is_dropped_gives_its_communicators_back(parent):
     for _ in range(5):
         grid = dc.ProcessGrid(parent, h=parent.size)
         grid.comm("h"), grid.reversed_comm("h"), grid.flat
-        first = len(Derived.of(parent))
+        first = len(CommunicatorRegistry.get(parent))
         del grid
         gc.collect()
-    assert len(Derived.of(parent)) == first <= 5
+    assert len(CommunicatorRegistry.get(parent)) == first <= 5
     dc.ProcessGrid(parent, n=parent.size).free()
-    assert len(Derived.of(parent)) == 0
+    assert len(CommunicatorRegistry.get(parent)) == 0
 
 
 @pytest.mark.ranks(at_least=2)
@@ -42,12 +42,12 @@ def test_what_one_rank_still_uses_is_freed_on_none(parent):
     del grids, kept
     gc.collect()
     after = dc.ProcessGrid(parent, h=parent.size)
-    assert len(Derived.of(parent)) == 2
+    assert len(CommunicatorRegistry.get(parent)) == 2
     assert alone is None or alone.size == parent.size
     del alone, after
     gc.collect()
     dc.ProcessGrid(parent, h=parent.size).free()
-    assert len(Derived.of(parent)) == 0
+    assert len(CommunicatorRegistry.get(parent)) == 0
 
 
 def test_what_is_derived_from_a_grid_s_world_outlives_the_grid(parent):
@@ -86,18 +86,18 @@ def test_grids_are_made_and_dropped_without_end(parent, count):
         dist = dc.Distribution(grid, ("h", None))
         grid.cached(lambda dist: dist.replicate())(dist)
         assert grid.comm("h").size == grid.shape["h"]
-        most = max(most, len(Derived.of(parent)))
+        most = max(most, len(CommunicatorRegistry.get(parent)))
         if number == count // 3:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert most <= FEW + 3
+    assert most <= COLLECT_ABOVE + 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 8192  # KiB
 
 
 def test_the_communicator_for_comparisons_is_freed_with_the_one_it_is_for(parent):
     grid = dc.ProcessGrid(parent, n=parent.size)
     along = grid.comm("n")
-    compared = Derived.of(along).common(along)
-    assert Derived.of(along).common(along) is compared
+    compared = CommunicatorRegistry.get(along).shared_duplicate(along)
+    assert CommunicatorRegistry.get(along).shared_duplicate(along) is compared
     compared.Barrier()
     grid.free()
     assert not compared

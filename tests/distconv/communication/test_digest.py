@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.communication.digest import checksum, difference, different, digest
+from distconv.communication.digest import checksum, describe_difference, digest, find_differing
 from tests.distconv.layouts import normal
 
 
@@ -25,12 +25,12 @@ def test_a_digest_is_of_the_values_not_of_their_order_in_memory():
 @pytest.mark.ranks(2, 3, 4)
 def test_what_differs_is_named_with_its_ranks_on_all(comm):
     tensors = {"same": normal(3, 4), "nan": torch.tensor([torch.nan]), "other": normal(3, 4, seed=int(comm.rank == 1))}
-    assert list(different(comm, tensors, "test")) == ["other"]
-    text = difference(comm, tensors, comm.rank)
+    assert list(find_differing(comm, tensors, "test")) == ["other"]
+    text = describe_difference(comm, tensors, comm.rank)
     others = ", ".join(str(rank) for rank in range(comm.size) if rank != 1)
     assert text.startswith("1 of 3 parameters and buffers are no longer the same on all ranks, the first is 'other': ")
     assert f"one on rank {others}, another one on rank 1" in text
-    assert not difference(comm, {"same": tensors["same"]}, comm.rank)
+    assert not describe_difference(comm, {"same": tensors["same"]}, comm.rank)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)

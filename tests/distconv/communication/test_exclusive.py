@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import distconv as dc
 from distconv.communication import collectives, gradient_reduction
-from distconv.communication.exclusive import holders, is_exclusive
+from distconv.communication.exclusive import count_references, is_uniquely_owned
 from tests.distconv.capture.trained import compare, network
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 
@@ -30,8 +30,8 @@ class Watched(Function):
 
     @staticmethod
     def backward(ctx, share):
-        held = holders(share)
-        ctx.found.append(is_exclusive(share, held))
+        held = count_references(share)
+        ctx.found.append(is_uniquely_owned(share, held))
         return None, None
 
 
@@ -149,7 +149,7 @@ def test_the_second_of_two_may_have_what_the_first_has_let_go():
 @pytest.fixture(params=[0, 100])
 def alone(request, monkeypatch):
     """All shares have sums of their own, or those of 100 bytes."""
-    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", request.param)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("alone")
@@ -159,8 +159,8 @@ def test_memory_that_others_see_stays_what_it_was(comm):
     grid = grid_over(comm, n=comm.size)
     leaves = [torch.nn.Parameter(normal(6, 6, seed=seed)) for seed in (1, 2)]
     for number, leaf in enumerate(leaves):
-        gradient_reduction.mark(leaf, str(number))
-    entered = [collectives.enter(leaf, grid, ("n",)) for leaf in leaves]
+        gradient_reduction.defer_grad_reduction(leaf, str(number))
+    entered = [collectives.with_grad_allreduce(leaf, grid, ("n",)) for leaf in leaves]
     seen = []
     if comm.rank == comm.size - 1:
         entered[0].register_hook(lambda grad: seen.append((grad, grad.clone())) and None)
@@ -187,7 +187,7 @@ def test_captured_steps_sum_where_eager_ones_do(comm):
 def test_a_large_share_is_summed_without_a_copy(comm, monkeypatch):
     """The sum is in the memory that the weight's gradient came in, and the gradient is that."""
     came, summed = {}, {}
-    defer, start = gradient_reduction.defer, gradient_reduction.Reduction
+    defer, start = gradient_reduction.enqueue_contribution, gradient_reduction.Reduction
 
     def deferring(leaf, share, *args, **options):
         came[leaf] = share.data_ptr()
@@ -197,7 +197,7 @@ def test_a_large_share_is_summed_without_a_copy(comm, monkeypatch):
         summed[what] = tensor.data_ptr()
         return start(group, tensor, what, op)
 
-    monkeypatch.setattr(gradient_reduction, "defer", deferring)
+    monkeypatch.setattr(gradient_reduction, "enqueue_contribution", deferring)
     monkeypatch.setattr(gradient_reduction, "Reduction", starting)
     grid = grid_over(comm, n=2)
     torch.manual_seed(0)
@@ -212,7 +212,7 @@ def test_a_large_share_is_summed_without_a_copy(comm, monkeypatch):
 @pytest.mark.ranks(2)
 def test_large_weights_are_compared_as_others_are(comm, monkeypatch):
     """Those of a bucket whose other weights are small."""
-    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", 100)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", 100)
     grid = grid_over(comm, n=2)
     torch.manual_seed(0)
     model = dc.parallelize(torch.nn.Linear(8, 12), grid)
@@ -238,7 +238,7 @@ def _accumulated(grid, dtype):
 @pytest.mark.ranks(2, 3)
 def test_accumulated_shares(comm, monkeypatch):
     grid = grid_over(comm, n=comm.size)
-    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", 0)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", 0)
     for ours, theirs in zip(_accumulated(grid, torch.float64), _accumulated(None, torch.float64), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -248,7 +248,7 @@ def test_accumulated_shares(comm, monkeypatch):
 def test_half_precision_is_rounded_once_either_way(comm, monkeypatch, dtype):
     grid, found = grid_over(comm, n=comm.size), []
     for alone_bytes in (0, 1 << 20):
-        monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", alone_bytes)
+        monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
         found.append(_accumulated(grid, dtype))
     for alone, packed in zip(*found, strict=True):
         assert alone.dtype == dtype

@@ -119,7 +119,7 @@ def test_backward_to_some_parameters_leaves_the_others_alone(comm):
 @pytest.mark.parametrize("alone_bytes", [0, 100, 1 << 20])
 def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch, alone_bytes):
     monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
-    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", alone_bytes)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
     grid = grid_over(comm, h=comm.size)
     model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
     classify(reference, IMAGES, LABELS).backward()
@@ -140,7 +140,7 @@ class Breaking(torch.autograd.Function):
 @pytest.mark.parametrize(("bucket_bytes", "alone_bytes"), [(100, 1 << 20), (4 << 20, 1 << 20), (4 << 20, 0)])
 def test_a_backward_that_fails_leaves_nothing_behind(comm, monkeypatch, bucket_bytes, alone_bytes):
     monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", bucket_bytes)
-    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", alone_bytes)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
     grid = grid_over(comm, h=comm.size)
     model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
     x = dc.scatter(IMAGES, grid)
@@ -278,9 +278,9 @@ def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
 
 def test_what_is_kept_is_no_memory_of_others(comm):
     leaf, share = torch.nn.Parameter(torch.zeros(3)), torch.full((3,), comm.rank + 1.0)
-    gradient_reduction.mark(leaf, "leaf")
+    gradient_reduction.defer_grad_reduction(leaf, "leaf")
     with dc.no_sync():
-        gradient_reduction.defer(leaf, share, comm, exclusive=False)
+        gradient_reduction.enqueue_contribution(leaf, share, comm, uniquely_owned=False)
         share.zero_()
     assert torch.equal(leaf.grad, torch.full((3,), comm.size * (comm.size + 1.0) / 2))
 

@@ -17,8 +17,8 @@ def test_a_box_that_is_contiguous_is_sent_and_received_where_it_lies():
     rows, column = plan.pack([x])
     assert rows.data_ptr() == x[1].data_ptr()
     assert column.tolist() == x[:, 1].tolist()
-    assert plan.room([x]).messages[0].data_ptr() == x[1].data_ptr()
-    assert plan.room_for_sums(x).messages[0].data_ptr() != x[1].data_ptr()
+    assert plan.allocate_for_unpack([x]).messages[0].data_ptr() == x[1].data_ptr()
+    assert plan.allocate_for_add(x).messages[0].data_ptr() != x[1].data_ptr()
 
 
 def test_messages_hold_their_boxes_in_order_and_put_them_back():
@@ -28,7 +28,7 @@ def test_messages_hold_their_boxes_in_order_and_put_them_back():
     assert both.tolist() == [*x[:2].flatten().tolist(), y[1, 1].item()]
     assert left.tolist() == x[:, :2].flatten().tolist()
     into = [torch.zeros(4, 5, dtype=x.dtype), torch.zeros(3, 3, dtype=x.dtype)]
-    room = plan.room(into)
+    room = plan.allocate_for_unpack(into)
     for message, values in zip(room.messages, (both, left), strict=True):
         message.copy_(values)
     plan.unpack(room, into)
@@ -41,7 +41,7 @@ def test_messages_hold_their_boxes_in_order_and_put_them_back():
 def test_what_boxes_have_in_common_is_added_for_each():
     plan = Packing([[TOP], [LEFT]])
     total = torch.zeros(4, 5)
-    room = plan.room_for_sums(total)
+    room = plan.allocate_for_add(total)
     for message, value in zip(room.messages, (1.0, 10.0), strict=True):
         message.fill_(value)
     plan.add(room, [total])
@@ -52,4 +52,4 @@ def test_what_boxes_have_in_common_is_added_for_each():
 def test_a_rank_that_sends_nothing_has_no_buffer():
     plan = Packing([])
     assert plan.pack([]) == []
-    assert plan.room([]).buffer is None
+    assert plan.allocate_for_unpack([]).buffer is None

@@ -54,12 +54,12 @@ def delivered(src, dst, shape, sources, targets):
     messages = {}
     for rank in everyone:
         for peer in routes[rank].sends:
-            messages[rank, peer.rank] = [held[rank][piece.src] for piece in peer.pieces]
+            messages[rank, peer.rank] = [held[rank][piece.src] for piece in peer.boxes]
     arrived = []
     for rank in targets:
-        block = torch.full(routes[rank].part_shapes[0], -1.0, dtype=torch.float64)
+        block = torch.full(routes[rank].destination_shapes[0], -1.0, dtype=torch.float64)
         for peer in routes[rank].receives:
-            for piece, values in zip(peer.pieces, messages.pop((peer.rank, rank)), strict=True):
+            for piece, values in zip(peer.boxes, messages.pop((peer.rank, rank)), strict=True):
                 assert (block[piece.dst] == -1).all(), "an element arrives twice"
                 block[piece.dst] = values
         for piece in routes[rank].own:

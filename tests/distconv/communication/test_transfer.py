@@ -25,7 +25,7 @@ def test_the_needed_box_arrives_whatever_each_rank_needs(comm, data):
     shape = data.draw(shapes)
     layout = data.draw(needs(comm, shape))
     whole = counting(*shape)
-    found = collectives.assemble(cut(whole, layout.base), transfer_plan(layout.base, layout, shape))
+    found = collectives.gather_region(cut(whole, layout.base), transfer_plan(layout.base, layout, shape))
     box = needed_box(layout, shape)
     if box is None:
         assert found.numel() == 0
@@ -41,7 +41,7 @@ def test_ghost_slabs_cover_what_is_needed_and_not_owned_once(comm, data):
     whole = counting(*shape)
     plan = transfer_plan(layout.base, layout, shape, ghosts=True)
     parts = plan.start(cut(whole, layout.base)).finish()
-    for part, box in zip(parts, plan.parts, strict=True):
+    for part, box in zip(parts, plan.destinations, strict=True):
         assert torch.equal(part, whole[tuple(slice(*i) for i in box)])
     found = sorted(float(value) for part in parts for value in part.flatten())
     box = needed_box(layout, shape)
@@ -80,7 +80,7 @@ def test_a_halo_of_two_dimensions_brings_the_corners(comm):
         )
         for d, e, p in ((0, 6, 2), (1, 9, comm.size // 2))
     ]
-    found = collectives.assemble(cut(whole, base), transfer_plan(base, Needs(base, tuple(wide)), (6, 9)))
+    found = collectives.gather_region(cut(whole, base), transfer_plan(base, Needs(base, tuple(wide)), (6, 9)))
     rows, columns = base.box(None, (6, 9))
     expected = whole[max(0, rows.start - 1) : rows.stop + 1, max(0, columns.start - 1) : columns.stop + 1]
     assert torch.equal(found, expected)
@@ -91,14 +91,14 @@ def test_a_halo_may_span_several_ranks(comm):
     base = dc.Distribution(grid_over(comm, w=comm.size), ("w",))
     everything = Needs(base, ((0, (Interval(-5, 99),) * comm.size),))
     whole = counting(comm.size)
-    found = collectives.assemble(cut(whole, base), transfer_plan(base, everything, (comm.size,)))
+    found = collectives.gather_region(cut(whole, base), transfer_plan(base, everything, (comm.size,)))
     assert torch.equal(found, whole)
 
 
 def test_a_replica_is_its_own_source(comm):
     grid = grid_over(comm, n=comm.size)
     plan = transfer_plan(dc.Distribution(grid, (None, None)), dc.Distribution(grid, ("n", None)), (9, 2))
-    assert plan.silent
+    assert plan.is_local
 
 
 def test_a_plan_is_built_once(comm):

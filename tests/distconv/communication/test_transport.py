@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import distconv as dc
 from distconv.communication import transport
 from distconv.communication.transfer import transfer_plan
-from distconv.communication.transport import Exchange, Reduction, allreduce, counted
+from distconv.communication.transport import Exchange, Reduction, allreduce, count_traffic
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
 from tests.distconv.communication.late_transports import CASES, by
@@ -23,7 +23,7 @@ def ring(comm, sent, received):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     exchange = Exchange(comm, [(after, sent)], [(before, received)], "a ring")
     exchange.wait()
-    assert [buffer.data_ptr() for buffer in exchange.received] == [received.data_ptr()]
+    assert [buffer.data_ptr() for buffer in exchange.received_buffers] == [received.data_ptr()]
 
 
 @pytest.mark.fault(21)
@@ -39,7 +39,7 @@ def test_a_message_arrives_whole_in_pieces_of_any_length(comm, monkeypatch, chun
 @pytest.mark.ranks(2)
 def test_messages_that_nothing_was_sent_for_can_be_given_up(comm):
     exchange = Exchange(comm, [], [(1 - comm.rank, torch.zeros(3))], "nothing")
-    assert not exchange.done()
+    assert not exchange.is_done()
     comm.Barrier()
     exchange.cancel()
     comm.Barrier()
@@ -132,7 +132,7 @@ def _fails_under_way(comm, after, before, numel):
 def test_bytes_are_counted_by_purpose_and_only_inside(comm):
     ones = torch.ones(5, dtype=torch.float64)
     allreduce(comm, ones.clone(), "before")
-    with counted() as traffic:
+    with count_traffic() as traffic:
         allreduce(comm, ones.clone(), "a sum")
         if comm.size > 1:
             ring(comm, ones, torch.zeros_like(ones))
@@ -225,7 +225,7 @@ def test_what_was_sent_and_forgotten_arrives(late):
     total = allreduce(comm, gpu.tensor(torch.ones(3)), "a sum")
     assert total.cpu().tolist() == [2] * 3
     gpu.synchronize()
-    transport._abandoned[:] = [each for each in transport._abandoned if not each.done()]
+    transport._abandoned[:] = [each for each in transport._abandoned if not each.is_done()]
     assert not transport._abandoned
 
 
@@ -235,7 +235,7 @@ def test_who_asks_whether_a_message_is_there_may_use_it_when_it_is(late):
     gpu, comm = late
     into = gpu.tensor(torch.zeros(300, 300, dtype=torch.float64))
     exchange = Exchange(comm, [(1 - comm.rank, gpu.tensor(large(comm.rank)))], [(1 - comm.rank, into)], "a message")
-    while not exchange.done():
+    while not exchange.is_done():
         gpu.synchronize()
     exchange.wait()
     assert torch.equal(into.cpu(), large(1 - comm.rank))

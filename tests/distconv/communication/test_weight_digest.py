@@ -11,7 +11,13 @@ from torch import nn
 
 import distconv as dc
 from distconv.communication import agreement, gradient_reduction
-from distconv.communication.weight_digest import TURNS, WHOLE, alike, part, riders
+from distconv.communication.weight_digest import (
+    ROUNDS,
+    UNSPLIT_ELEMENTS,
+    checksum_payload,
+    is_same_on_all_ranks,
+    select_chunk,
+)
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64]
@@ -19,20 +25,20 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64]
 
 def summed(weights: list[torch.Tensor], turn: int = 0) -> list[float]:
     """What ranks with these weights find, each of them in float32 as NCCL and MPI add."""
-    rode = [riders([weight], turn, len(weights)) for weight in weights]
+    rode = [checksum_payload([weight], turn, len(weights)) for weight in weights]
     return torch.stack(rode).sum(0).tolist()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 64, 1000])
 def test_the_same_weights_are_alike_and_one_that_differs_is_found(ranks):
     weight = torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(ranks))
-    assert alike(summed([weight] * ranks), ranks)
+    assert is_same_on_all_ranks(summed([weight] * ranks), ranks)
     for place, value in ((0, torch.inf), (44, weight.view(-1)[44].nextafter(torch.tensor(9.0))), (7, torch.nan)):
         other = weight.clone()
         other.view(-1)[place] = value
         for rank in {0, 1, ranks - 1}:
             copies = [other if each == rank else weight for each in range(ranks)]
-            assert not alike(summed(copies), ranks)
+            assert not is_same_on_all_ranks(summed(copies), ranks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,7 +46,7 @@ def test_the_same_weights_are_alike_and_one_that_differs_is_found(ranks):
 def test_constants_that_differ_are_found(dtype, numel):
     for one, other in itertools.combinations((0.0, 0.5, 1.0, 2.0, -1.0), 2):
         weights = [torch.full((numel,), value).to(dtype) for value in (one, other)]
-        assert not alike(summed(weights), 2), (one, other)
+        assert not is_same_on_all_ranks(summed(weights), 2), (one, other)
 
 
 def test_what_rides_is_summed_exactly_whatever_its_order_is():
@@ -52,16 +58,18 @@ def test_what_rides_is_summed_exactly_whatever_its_order_is():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("numel", [1, 3, 8, WHOLE, WHOLE + 1, 5 * WHOLE + 3])
+@pytest.mark.parametrize("numel", [1, 3, 8, UNSPLIT_ELEMENTS, UNSPLIT_ELEMENTS + 1, 5 * UNSPLIT_ELEMENTS + 3])
 def test_every_element_has_its_turn(dtype, numel):
     weight = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(dtype)
     for place in {0, numel // 2, numel - 1}:
         other = weight.clone()
         other[place] = -other[place]
-        turns = [turn for turn in range(TURNS) if not torch.equal(part(weight, turn), part(other, turn))]
-        assert len(turns) == (TURNS if numel <= WHOLE else 1)
-        for turn in range(TURNS):
-            assert alike(summed([weight, other], turn), 2) == (turn not in turns)
+        turns = [
+            turn for turn in range(ROUNDS) if not torch.equal(select_chunk(weight, turn), select_chunk(other, turn))
+        ]
+        assert len(turns) == (ROUNDS if numel <= UNSPLIT_ELEMENTS else 1)
+        for turn in range(ROUNDS):
+            assert is_same_on_all_ranks(summed([weight, other], turn), 2) == (turn not in turns)
 
 
 def training(comm, dtype=torch.float64, **axes):
@@ -129,7 +137,7 @@ def test_ranks_may_have_had_other_passes_with_others_before(comm):
     pair = comm.Split(comm.rank < 2)
     for ranks in [pair] * (comm.rank < 2) + [comm]:
         grid = dc.ProcessGrid(ranks, n=ranks.size)
-        model = dc.parallelize(nn.Linear(100, 3 * WHOLE // 100).double(), grid, broadcast=True)
+        model = dc.parallelize(nn.Linear(100, 3 * UNSPLIT_ELEMENTS // 100).double(), grid, broadcast=True)
         for _ in range(2):
             model(dc.scatter(normal(6, 100), grid)).sum().backward()
         grid.free()
@@ -142,7 +150,7 @@ def test_weights_that_are_the_same_pass_and_gradients_are_as_without(comm, monke
     for level in ("plan", "off"):
         monkeypatch.setattr(agreement, "level", level)
         model, optimizer, backward = training(comm, n=2)
-        for _ in range(TURNS + 2):
+        for _ in range(ROUNDS + 2):
             backward()
             optimizer.step()
         found.append([p.grad for p in model.parameters()])
@@ -154,9 +162,9 @@ def test_weights_that_are_the_same_pass_and_gradients_are_as_without(comm, monke
 def test_what_rides_again_and_again_is_of_the_weights_as_they_are(comm, dense):
     """A replay asks the same object in each step, whose weights have changed meanwhile, in their memory."""
     weights = [torch.rand(5000), torch.rand(3, 4), torch.rand(6, 4)[:, ::2] if not dense else torch.rand(6, 2)]
-    again = gradient_reduction._Riders(comm, True)
-    for _ in range(2 * TURNS):
-        found, expected = again(*weights), gradient_reduction._Riders(comm, False)(*weights)
+    again = gradient_reduction._ChecksumPayload(comm, True)
+    for _ in range(2 * ROUNDS):
+        found, expected = again(*weights), gradient_reduction._ChecksumPayload(comm, False)(*weights)
         assert torch.equal(found, expected)
         for weight in weights:
             weight.add_(torch.rand(weight.shape))

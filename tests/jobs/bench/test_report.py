@@ -10,7 +10,7 @@ import pytest
 
 from distconv import cli
 from distconv.jobs.bench import report
-from distconv.jobs.bench.report import Comparison, comparison_head, comparison_row
+from distconv.jobs.bench.report import TimeComparison, comparison_head, comparison_row
 from tests.jobs.bench.command import outcome
 
 
@@ -38,7 +38,7 @@ def test_every_benchmark_takes_a_file_and_refuses_one_it_cannot_write(
 
 
 def test_a_line_has_a_value_under_each_head() -> None:
-    found = Comparison("FP", [0.001, 0.003], 0.004)
+    found = TimeComparison("FP", [0.001, 0.003], 0.004)
     assert comparison_row(found).split() == ["FP", "2.000", "1.414", "4.000", "2.000"]
     assert len(comparison_row(found)) == len(comparison_head("ms"))
     assert found.figures() == {"mean_s": 0.002, "deviation_s": pytest.approx(2e-6**0.5), "predicted_s": 0.004}

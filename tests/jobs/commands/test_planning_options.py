@@ -14,7 +14,7 @@ import torch
 
 from distconv.jobs.commands import explore, make_mesh, make_pointcloud, plan, plan_pointcloud, profile, simulate
 from distconv.jobs.planning import report
-from distconv.jobs.planning.options import Ranks, traced
+from distconv.jobs.planning.options import RankOption, traced
 from distconv.perfmodel import Machine
 from distconv.perfmodel.strategy.selection import select
 from tests.jobs.command_lines import Line, pairs, parsed
@@ -318,6 +318,7 @@ def test_mesh_samples_are_made_as_the_options_say(line: Line, monkeypatch: pytes
     tau = parsed("data mesh").tau
     expected = {"size": 128, "samples": 48, "heldout": None, "seed": 0, "tau": tau, "threshold": 0.4}
     call.named.pop("comm")
+    assert callable(call.named.pop("on_first_sample"))
     assert call.given == (Path("new/mesh.h5"),) and call.named == expected | dict(line.expected)
 
 
@@ -352,8 +353,8 @@ def test_clouds_are_made_as_the_options_say(line: Line, monkeypatch: pytest.Monk
 
 def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
     needed = "--model unet --input 18,16,12 --machine x --batch 4 --ranks".split()
-    assert parsed("plan", *needed, "6").ranks == Ranks(6, at_most=False)
-    assert parsed("plan", *needed, "at-most:6").ranks == Ranks(6, at_most=True)
+    assert parsed("plan", *needed, "6").ranks == RankOption(6, at_most=False)
+    assert parsed("plan", *needed, "at-most:6").ranks == RankOption(6, at_most=True)
 
 
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from distconv.jobs.commands import predict
 from distconv.jobs.prediction.network import Trained
-from distconv.jobs.prediction.samples import Prediction
+from distconv.jobs.prediction.samples import PredictionRun
 from tests.jobs.command_lines import Line, pairs, parsed
 
 
@@ -73,7 +73,7 @@ def test_what_predicts_follows_from_each_pair_of_options(
     monkeypatch.setattr(predict, "ProcessGrid", grid)
     monkeypatch.setattr(predict, "build", lambda of, comm, channels, options: note(channels=channels) and "network")
     monkeypatch.setattr(predict, "on_grid", on_grid)
-    monkeypatch.setattr(predict, "Prediction", Predicted)
+    monkeypatch.setattr(predict, "PredictionRun", Predicted)
     monkeypatch.setattr(
         predict, "score", lambda path, inputs, grid, ignore: note(scores=SimpleNamespace(results=ignore))
     )
@@ -98,6 +98,6 @@ def test_an_output_is_not_gone_on_with_by_other_options(words: str) -> None:
         options = parsed("predict", "run", "--data", "x.h5", "--out", "out", *more)
         of: Any = SimpleNamespace(digest="digest")
         inputs: Any = SimpleNamespace(shape=(2, 1, 9, 8), name="image")
-        return Prediction(options, of, inputs, *[None] * 3)._note  # type: ignore[arg-type]
+        return PredictionRun(options, of, inputs, *[None] * 3)._note  # type: ignore[arg-type]
 
     assert note() == note("--batch", "3") and note(*words.split()) != note()

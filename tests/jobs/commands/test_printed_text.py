@@ -13,8 +13,8 @@ from distconv import cli
 from distconv.jobs.commands import profile
 from distconv.perfmodel import Layer, Machine, Profile
 from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.measure_links import LinkProfile as Links
 from distconv.perfmodel.machine.measure_links import NetworkProfile
-from distconv.perfmodel.machine.measure_links import Profile as Links
 from distconv.perfmodel.profiles.layer_timing import Timing
 from tests.jobs.approved import assert_approved
 from tests.jobs.planning.planned_files import MACHINE

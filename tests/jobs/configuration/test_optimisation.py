@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.configuration.optimisation import Schedule, make, optimizer_name, scheduler_name
+from distconv.jobs.configuration.optimisation import RateSchedule, make, optimizer_name, scheduler_name
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -33,7 +33,7 @@ def test_each_step_has_the_numbers_of_torch(name: str, arguments: dict[str, Any]
         expected.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
         optimizer.step()
         scheduler.step()
-    schedule = Schedule(adamw).begin(name, arguments, steps=9, peak=0.02)
+    schedule = RateSchedule(adamw).begin(name, arguments, steps=9, peak=0.02)
     for step in (*range(9), 4, 1, 8):
         found = schedule.at(step)
         assert (found["lr"], found["betas"]) == expected[step]
@@ -55,4 +55,4 @@ def test_arguments_that_they_do_not_take_are_one_line() -> None:
     with pytest.raises(DistconvError, match=r"--optimizer sgd: .*'speed'"):
         make("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
     with pytest.raises(DistconvError, match=r"--scheduler StepLR: .*step_size"):
-        Schedule(adamw).begin("StepLR", {}, steps=3, peak=1.0)
+        RateSchedule(adamw).begin("StepLR", {}, steps=3, peak=1.0)

@@ -16,7 +16,7 @@ from distconv import checkpoint, cli
 from distconv.cli import Parser
 from distconv.jobs.configuration.options_file import add_config_arguments, mapping, text_of
 from distconv.jobs.training.options import add_training_arguments
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.training import TrainingSettings
 from tests.jobs.images import image_files
 from tests.jobs.mesh import mesh_files
 from tests.jobs.pointcloud.cloud_files import write_ours
@@ -27,7 +27,7 @@ from tests.jobs.sequence.sound_files import write_file
 def parser() -> argparse.ArgumentParser:
     made = Parser(prog="distconv train", allow_abbrev=False)
     made.add_argument("--no-augment", dest="augment", action="store_false")
-    add_training_arguments(made, Settings(), out="runs/x")
+    add_training_arguments(made, TrainingSettings(), out="runs/x")
     return made
 
 

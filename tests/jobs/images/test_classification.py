@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import DataError
-from distconv.jobs.images.classification import Settings, Trainer
+from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import Score
 from distconv.jobs.training.model_factory import ModelError
@@ -39,25 +39,27 @@ GRIDS = {
 @pytest.mark.parametrize(
     ("settings", "write"),
     [
-        (Settings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop"), image_files.write_mnist),
+        (ImageSettings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop"), image_files.write_mnist),
         (
-            Settings("resnet20", 4, batch=9, steps=4, lr=0.02, weight_decay=1e-3, dtype="float64", augment="crop,flip"),
+            ImageSettings(
+                "resnet20", 4, batch=9, steps=4, lr=0.02, weight_decay=1e-3, dtype="float64", augment="crop,flip"
+            ),
             image_files.write_cifar,
         ),
     ],
     ids=["lenet5", "resnet20"],
 )
 def test_losses_on_any_grid_equal_those_of_plain_torch(
-    comm: Any, shared_tmp_path: Path, settings: Settings, write: Any
+    comm: Any, shared_tmp_path: Path, settings: ImageSettings, write: Any
 ) -> None:
     folder = written(comm, shared_tmp_path, write)
-    alone = Trainer(settings, ImageSamples(folder, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
+    alone = ImageTrainer(settings, ImageSamples(folder, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
     # The reference sees ordinary tensors. All epochs end with a smaller batch.
     expected = [alone.step(*(tensor.local for tensor in batch.tensors)) for batch in alone.batches()]
     score = alone.evaluate("test")
     samples = ImageSamples(folder, comm)
     for text in GRIDS[comm.size]:
-        trainer = Trainer(settings, samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
+        trainer = ImageTrainer(settings, samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
         losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
         assert losses == pytest.approx(expected, rel=1e-10), text
         found = trainer.evaluate("test")
@@ -70,10 +72,10 @@ def test_losses_on_any_grid_equal_those_of_plain_torch(
 @on_ranks
 def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
-    settings = Settings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop")
-    trainer = Trainer(settings, samples, grid_of(comm))
+    settings = ImageSettings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop")
+    trainer = ImageTrainer(settings, samples, grid_of(comm))
     expected = [trainer.step(*batch.tensors) for batch in trainer.batches()]
-    first = Trainer(settings, samples, dc.Plan.load(planned(comm, shared_tmp_path), comm))
+    first = ImageTrainer(settings, samples, dc.Plan.load(planned(comm, shared_tmp_path), comm))
     losses = []
     for batch in first.batches():
         losses.append(first.step(*batch.tensors))
@@ -81,7 +83,7 @@ def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(co
             first.save(str(shared_tmp_path / "saved"))
     assert losses == pytest.approx(expected, rel=1e-10)
     assert first.evaluate("test").correct == trainer.evaluate("test").correct
-    second = Trainer(settings, samples, grid_of(comm))
+    second = ImageTrainer(settings, samples, grid_of(comm))
     assert second.resume(str(shared_tmp_path / "saved"))
     assert [second.step(*batch.tensors) for batch in second.batches()] == pytest.approx(expected[4:], rel=1e-10)
 
@@ -92,17 +94,19 @@ def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
     losses = {}
     for precision in ("full", "bf16"):
-        trainer = Trainer(Settings("lenet5", batch=16, steps=5, lr=0.1, precision=precision), samples, grid_of(comm))
+        trainer = ImageTrainer(
+            ImageSettings("lenet5", batch=16, steps=5, lr=0.1, precision=precision), samples, grid_of(comm)
+        )
         losses[precision] = [trainer.step(*batch.tensors) for batch in trainer.batches()]
     assert losses["bf16"] == pytest.approx(losses["full"], rel=1e-2)
     assert all(half != full for half, full in zip(losses["bf16"], losses["full"], strict=True))
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.model.parameters() if p.grad is not None)
     trainer.save(str(shared_tmp_path / "saved"))
-    full = Trainer(Settings("lenet5", batch=16, steps=5, lr=0.1), samples, grid_of(comm))
+    full = ImageTrainer(ImageSettings("lenet5", batch=16, steps=5, lr=0.1), samples, grid_of(comm))
     with pytest.raises(dc.CheckpointError, match="precision was 'bf16' and is 'full'"):
         full.resume(str(shared_tmp_path / "saved"))
     with pytest.raises(dc.DistconvError, match="--precision bf16 needs --dtype float32, not float64"):
-        Trainer(Settings("lenet5", precision="bf16", dtype="float64"), samples, grid_of(comm))
+        ImageTrainer(ImageSettings("lenet5", precision="bf16", dtype="float64"), samples, grid_of(comm))
 
 
 @pytest.mark.long
@@ -110,16 +114,16 @@ def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
     folder = written(comm, shared_tmp_path, image_files.write_cifar)
-    settings = Settings("vgg11_bn", 2, batch=9, epochs=2, optimizer=optimizer, lr=0.01, augment="crop,flip")
+    settings = ImageSettings("vgg11_bn", 2, batch=9, epochs=2, optimizer=optimizer, lr=0.01, augment="crop,flip")
     samples = ImageSamples(folder, comm)
-    first = Trainer(settings, samples, grid_of(comm))
+    first = ImageTrainer(settings, samples, grid_of(comm))
     losses = []
     for batch in first.batches():
         losses.append((batch.samples, first.step(*batch.tensors)))
         if first.step_count == 4:  # in the middle of the second epoch
             first.save(str(folder / "saved"))
             first.evaluate("test")
-    second = Trainer(settings, samples, grid_of(comm))
+    second = ImageTrainer(settings, samples, grid_of(comm))
     torch.rand(3)  # dropout must go on with the random numbers of the checkpoint
     assert second.resume(str(folder / "saved"))
     assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
@@ -136,7 +140,7 @@ def test_every_sample_counts_once(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(folder, comm)
     scores = []
     for text in (ONE_GRID[comm.size], f"n={comm.size}", f"r={comm.size}", f"d={comm.size}"):
-        trainer = Trainer(Settings(batch=8), samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
+        trainer = ImageTrainer(ImageSettings(batch=8), samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
         scores.append(trainer.evaluate("test"))
     assert {score.samples for score in scores} == {21}
     assert len({score.correct for score in scores}) == 1
@@ -157,7 +161,7 @@ def test_images_that_are_not_finite_are_found_in_the_evaluation(comm: Any, share
             file["test/image"] = images
 
     folder = written(comm, shared_tmp_path, write)
-    trainer = Trainer(Settings(batch=4), ImageSamples(folder / "x.h5", comm), grid_of(comm))
+    trainer = ImageTrainer(ImageSettings(batch=4), ImageSamples(folder / "x.h5", comm), grid_of(comm))
     with pytest.raises(DataError, match=r"the loss on samples 4 to 5 of 'test' is nan; look for NaN") as caught:
         trainer.evaluate("test")
     common(comm, caught.value)
@@ -170,7 +174,9 @@ def test_an_accuracy_is_a_share_of_the_samples() -> None:
 
 def test_images_come_in_another_order_in_each_epoch_of_a_training(tmp_path: Path) -> None:
     image_files.write_mnist(tmp_path)
-    trainer = Trainer(Settings(batch=40), ImageSamples(tmp_path, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
+    trainer = ImageTrainer(
+        ImageSettings(batch=40), ImageSamples(tmp_path, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF)
+    )
     (first,), (second,) = trainer.loader.epoch(0), trainer.loader.epoch(1)
     (tested,) = trainer.batches_of("test").epoch(0)
     assert sorted(first.samples) == sorted(second.samples) == list(range(40))
@@ -182,7 +188,9 @@ def test_an_evaluation_depends_on_no_other_images_and_changes_nothing(tmp_path: 
     """Of a network with batch norm and dropout, whose training would."""
     image_files.write_cifar(tmp_path)
     samples = ImageSamples(tmp_path, MPI.COMM_SELF)
-    trainer = Trainer(Settings("vgg11_bn", 2, batch=2, dtype="float64"), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer = ImageTrainer(
+        ImageSettings("vgg11_bn", 2, batch=2, dtype="float64"), samples, dc.ProcessGrid(MPI.COMM_SELF)
+    )
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     by_twos = torch.cat([logits for _, logits in trainer.predictions("test")])
     trainer.settings = replace(trainer.settings, batch=7)
@@ -195,6 +203,6 @@ def test_an_evaluation_depends_on_no_other_images_and_changes_nothing(tmp_path: 
 def test_a_classifier_has_an_answer_for_each_class(tmp_path: Path, classes: int, fine: bool) -> None:
     image_files.write_mnist(tmp_path)
     samples = ImageSamples(tmp_path, MPI.COMM_SELF)
-    trainer = Trainer(Settings(), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer = ImageTrainer(ImageSettings(), samples, dc.ProcessGrid(MPI.COMM_SELF))
     with nullcontext() if fine else pytest.raises(ModelError, match=r"gives .*, 9.* with at least 10 classes"):
         trainer.loss(torch.zeros(2, classes), torch.tensor([0, 1]))

@@ -9,9 +9,9 @@ import numpy as np
 
 def test_pictures_of_any_channels_can_be_drawn_without_metrics(tmp_path: Path) -> None:
     from distconv.jobs.images.picture import PICTURE
-    from distconv.jobs.training.picture import Example
+    from distconv.jobs.training.picture import ClassifiedExample
 
     random = np.random.default_rng(0)
-    examples = [Example(random.random((channels, 5, 6)), 1, channels) for channels in (1, 2, 3)]
-    PICTURE.draw(tmp_path / "x.png", [*examples, Example(np.zeros((1, 2, 2)), 0, 0)], [], "title")
+    examples = [ClassifiedExample(random.random((channels, 5, 6)), 1, channels) for channels in (1, 2, 3)]
+    PICTURE.draw(tmp_path / "x.png", [*examples, ClassifiedExample(np.zeros((1, 2, 2)), 0, 0)], [], "title")
     assert (tmp_path / "x.png").stat().st_size > 1000

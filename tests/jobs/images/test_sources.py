@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from distconv.distribution import Interval
-from distconv.jobs.images.sources import Arrays, Part
+from distconv.jobs.images.sources import Arrays, ShiftedImages
 
 IMAGES = np.arange(1, 1 + 3 * 2 * 5 * 4, dtype=np.uint8).reshape(3, 2, 5, 4)
 SOURCE = Arrays(Path("x"), MPI.COMM_SELF, image=IMAGES)
@@ -28,7 +28,7 @@ def moved(image: np.ndarray, down: int, right: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 6])
 def test_a_box_of_a_moved_image_is_cut_out_of_the_whole_moved_image(shift: int) -> None:
-    part = Part(SOURCE, 3, shift=shift, seed=1)
+    part = ShiftedImages(SOURCE, 3, shift=shift, seed=1)
     for sample in range(3):
         whole = moved(IMAGES[sample], *part.moves(sample)) if shift else IMAGES[sample]
         for (top, bottom), (left, right) in product(combinations(range(6), 2), combinations(range(5), 2)):
@@ -37,7 +37,7 @@ def test_a_box_of_a_moved_image_is_cut_out_of_the_whole_moved_image(shift: int) 
 
 
 def test_moves_follow_from_seed_epoch_and_sample_and_reach_every_way() -> None:
-    part, again, other = (Part(SOURCE, 3, shift=2, seed=seed) for seed in (1, 1, 2))
+    part, again, other = (ShiftedImages(SOURCE, 3, shift=2, seed=seed) for seed in (1, 1, 2))
     moves = [part.moves(sample) for sample in range(200)]
     assert moves == [again.moves(sample) for sample in range(200)]
     assert moves != [other.moves(sample) for sample in range(200)]
@@ -47,6 +47,6 @@ def test_moves_follow_from_seed_epoch_and_sample_and_reach_every_way() -> None:
 
 
 def test_a_part_has_fewer_samples_and_is_otherwise_its_source() -> None:
-    part = Part(SOURCE, 2)
+    part = ShiftedImages(SOURCE, 2)
     assert part.shape("image") == (2, 2, 5, 4)
     assert part.chunks("image") == SOURCE.chunks("image") == (1, 2, 5, 4)

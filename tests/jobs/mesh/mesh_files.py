@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distconv.jobs.mesh.segmentation import Settings
+from distconv.jobs.mesh.segmentation import MeshSettings
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 
 SIZE = 32
@@ -15,7 +15,7 @@ SIZE = 32
 
 GRIDS = {1: {"n": 1}, 2: {"h": 2}, 4: {"n": 2, "w": 2}}
 on_ranks = pytest.mark.ranks(*GRIDS)
-SMALL = Settings("unet", 2, batch=4, epochs=3, dtype="float64")
+SMALL = MeshSettings("unet", 2, batch=4, epochs=3, dtype="float64")
 
 
 def written(path: Path, comm: Any, **options: Any) -> Path:

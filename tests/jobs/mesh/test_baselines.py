@@ -15,7 +15,7 @@ from distconv.jobs.mesh import baselines
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.scores import judge
-from distconv.jobs.mesh.segmentation import Trainer
+from distconv.jobs.mesh.segmentation import MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
@@ -26,7 +26,7 @@ def test_scores_do_not_depend_on_the_grid(comm: Any, shared_tmp_path: Path) -> N
     found = []
     for ranks, axes in ((comm, GRIDS[comm.size]), (MPI.COMM_SELF, {})):
         samples = MeshSamples(path, ranks, extrapolated=True)
-        trainer = Trainer(SMALL, samples, dc.ProcessGrid(ranks, **axes))
+        trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(ranks, **axes))
         verdicts = [*baselines.constant_answers(samples), baselines.best_channel(samples)]
         verdicts += baselines.extrapolation(samples, 0.4)
         verdicts.append(judge("unet", trainer.scores("train"), trainer.scores("heldout")))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.mesh.dataset import CHANNELS, Recipe, flip, generate, transpose
+from distconv.jobs.mesh.dataset import CHANNELS, MeshRecipe, flip, generate, transpose
 from tests.jobs.mesh.mesh_files import SIZE
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
@@ -63,7 +63,7 @@ def test_flipping_twice_gives_the_sample_back_and_batches_flip_as_one() -> None:
 
 
 def test_a_third_as_many_are_held_out_unless_said(tmp_path: Path) -> None:
-    made = Recipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0)
+    made = MeshRecipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0)
     figures = dict.fromkeys(
         ("runs", "candidates", "inversions", "steps", "rejection_rate", "positive_fraction", "positive_fraction_train",
          "positive_fraction_heldout"), 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.mesh.dataset import Recipe, generate
+from distconv.jobs.mesh.dataset import MeshRecipe, generate
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_senseless_arguments_are_refused(change: dict[str, Any], message: str, t
 
 
 def test_the_recipe_of_a_run_does_not_contain_the_number_of_samples() -> None:
-    assert Recipe(64, 1, 0, 0.1, 0.4, 0).of_a_run() == Recipe(64, 9, 3, 0.1, 0.4, 0).of_a_run()
+    assert MeshRecipe(64, 1, 0, 0.1, 0.4, 0).of_a_run() == MeshRecipe(64, 9, 3, 0.1, 0.4, 0).of_a_run()

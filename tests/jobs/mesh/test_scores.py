@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.scores import Histogram, Threshold, Verdict, gains, headline, table
+from distconv.jobs.mesh.scores import Histogram, PredictorScore, Threshold, gains, headline, table
 
 
 def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
@@ -66,10 +66,10 @@ def test_recall_and_precision_are_those_of_brute_force(above: bool) -> None:
 def test_the_headline_names_gains_over_what_has_a_threshold_to_choose() -> None:
     curve = [(0.5, 0.5)]
     verdicts = [
-        Verdict("always", ">= 0", 0.2, 0.2, {}),
-        Verdict("one channel", ">= 1", 0.5, 0.5, {}, curve),
-        Verdict("one cell", ">= 0.5", 0.7, 0.65, {}, curve),
-        Verdict("net", ">= 0.5", 0.8, 0.75, {}, curve),
+        PredictorScore("always", ">= 0", 0.2, 0.2, {}),
+        PredictorScore("one channel", ">= 1", 0.5, 0.5, {}, curve),
+        PredictorScore("one cell", ">= 0.5", 0.7, 0.65, {}, curve),
+        PredictorScore("net", ">= 0.5", 0.8, 0.75, {}, curve),
     ]
     assert headline(verdicts) == "held-out F1 of net: 0.750 (+0.100 against one cell, +0.250 against one channel)"
     assert headline(verdicts[-1:]) == "held-out F1 of net: 0.750"
@@ -78,8 +78,8 @@ def test_the_headline_names_gains_over_what_has_a_threshold_to_choose() -> None:
 
 def test_the_table_is_aligned() -> None:
     verdicts = [
-        Verdict("a", ">= 0.5", 0.5, 0.25, {"shear": 1.0}),
-        Verdict("longer", "< 10", 0.125, 0.5, {"shear": 0.0}),
+        PredictorScore("a", ">= 0.5", 0.5, 0.25, {"shear": 1.0}),
+        PredictorScore("longer", "< 10", 0.125, 0.5, {"shear": 0.0}),
     ]
     lines = table(verdicts).splitlines()
     assert len({len(line) for line in lines}) == 1

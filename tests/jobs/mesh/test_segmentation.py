@@ -14,7 +14,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.errors import DistconvError
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.segmentation import Settings, Trainer
+from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
@@ -26,15 +26,15 @@ from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
     path = written(shared_tmp_path / "mesh.h5", comm)
-    settings = Settings("unet", 2, batch=4, epochs=5, dtype="float64", optimizer=optimizer)
+    settings = MeshSettings("unet", 2, batch=4, epochs=5, dtype="float64", optimizer=optimizer)
     samples, grid = MeshSamples(path, comm), dc.ProcessGrid(comm, **GRIDS[comm.size])
-    first = Trainer(settings, samples, grid)
+    first = MeshTrainer(settings, samples, grid)
     losses = []
     for batch in first.batches():
         losses.append((batch.samples, first.step(*batch.tensors)))
         if first.step_count == 3:  # in the middle of the second epoch
             first.save(str(shared_tmp_path / "saved"))
-    second = Trainer(settings, samples, grid)
+    second = MeshTrainer(settings, samples, grid)
     assert second.resume(str(shared_tmp_path / "saved"))
     assert (second.step_count, second.epoch) == (3, 1)
     assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[3:]
@@ -58,7 +58,7 @@ def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, share
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
     found = []
     for place in (dc.ProcessGrid(comm, **GRIDS[comm.size]), dc.Plan(PLANS[comm.size])):
-        trainer = Trainer(SMALL, samples, place)
+        trainer = MeshTrainer(SMALL, samples, place)
         losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
         found.append((losses, trainer.scores("heldout").counts))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)
@@ -70,7 +70,7 @@ def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, share
 @on_ranks
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
-    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     with torch.no_grad():
         trainer.model.predict.bias.fill_(torch.inf)
     before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, sh
 @pytest.mark.ranks(2, 4)
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
-    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     if comm.rank == 1:
         loss = trainer.loss
         trainer.loss = lambda *batch: loss(*batch) * torch.nan  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all(comm: Any, shared_tmp_p
 @pytest.mark.ranks(1, 2)
 def test_weights_that_are_not_finite_are_not_saved(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
-    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     saved = str(shared_tmp_path / "saved")
     trainer.save(saved)
     trainer.step_count = 1
@@ -118,7 +118,7 @@ def test_cells_count_for_the_family_of_their_sample(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "x.h5", (16, 16), train=7, heldout=1)
     samples = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF)
     samples.families["train"] = ["b", "b", "b", "b", "a", "a", "b"]
-    found = Trainer(Settings("perceptron", 2, batch=3), samples, dc.ProcessGrid(MPI.COMM_SELF)).scores("train")
+    found = MeshTrainer(MeshSettings("perceptron", 2, batch=3), samples, dc.ProcessGrid(MPI.COMM_SELF)).scores("train")
     assert found.families == ("a", "b")
     assert found.counts.sum((1, 2)).tolist() == [2 * 256, 5 * 256]
     with h5py.File(tmp_path / "x.h5") as file:

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
 
-from distconv.jobs.planning.halo_picture import Halo, Side, draw_halo, largest_halo
+from distconv.jobs.planning.halo_picture import Halo, HaloSide, draw_halo, largest_halo
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.plan import Plan
@@ -24,7 +24,7 @@ def test_the_layer_that_needs_most_is_shown_with_the_rows_of_its_neighbours():
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 1, 7, padding=3))
     found = halo_of(model, (2, 2, 20, 12), {"h": 4})
     assert (found.layer, found.elements) == ("0.1", 3 * 12 * (3 + 3))
-    assert found.sides == (Side("h", 20, 4, 1, 3, 3), Side("w", 12, 1))
+    assert found.sides == (HaloSide("h", 20, 4, 1, 3, 3), HaloSide("w", 12, 1))
     assert list(found.sides[0].block(1)) == [5, 6, 7, 8, 9]
 
 
@@ -51,7 +51,7 @@ def rectangle(patch):
 
 def test_the_diagram_has_each_block_the_halo_around_one_and_its_rows():
     # 21 rows and 12 columns over 2 x 3: blocks of 11 and 10 rows, and of 4 columns. A kernel of 5 needs 2 on each side.
-    shown = Halo("conv", (Side("h", 21, 2, 0, 0, 2), Side("w", 12, 3, 1, 2, 1)), 12345)
+    shown = Halo("conv", (HaloSide("h", 21, 2, 0, 0, 2), HaloSide("w", 12, 3, 1, 2, 1)), 12345)
     axis = Figure().add_subplot()
     draw_halo(axis, shown)
     *blocks, halo, block = axis.patches
@@ -70,7 +70,7 @@ def test_the_diagram_has_each_block_the_halo_around_one_and_its_rows():
 
 
 def test_a_halo_is_drawn_as_wide_as_can_be_seen_and_an_axis_that_is_not_split_is_not_named():
-    shown = Halo("conv", (Side("h", 2000, 2, 1, 1, 0), Side("w", 12, 1)), 12)
+    shown = Halo("conv", (HaloSide("h", 2000, 2, 1, 1, 0), HaloSide("w", 12, 1)), 12)
     axis = Figure().add_subplot()
     draw_halo(axis, shown)
     halo, block = axis.patches[-2:]

@@ -53,6 +53,20 @@ def test_a_plan_has_the_kind_of_each_rank_stage_by_stage() -> None:
     assert "sparsepipe: stages of " in said and "pipedream: stages of " in said and "exact: " not in said
 
 
+def test_the_cut_is_printed_with_its_devices_and_how_much_longer_other_cuts_take() -> None:
+    # By hand as above: 2 and 4 layers take 4 s, and all six on both, taken for equal, 6 s.
+    setting = over({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
+    equal, exact = setting.cut("pipedream"), setting.cut("exact")
+    begins = ", ".join(stage[0] for stage in equal.stages[1:]) or "no cut"
+    assert list(lines(setting, "sparsepipe", setting.cut("sparsepipe"))) == [
+        "pipedream, stages of 1-1 devices: 4000.000 ms a mini-batch in the full pipeline",
+        "stage 0, the input to c: on 1 x old",
+        "stage 1, c to the output: on 1 x new",
+        f"pipedream: stages of {'-'.join(map(str, equal.replicas))} devices ({begins}) 6000.000 ms, 1.50 times as long",
+        f"exact: stages of {'-'.join(map(str, exact.replicas))} devices (e) 4000.000 ms, 1.00 times as long",
+    ]
+
+
 def test_kinds_of_different_networks_are_refused_with_both() -> None:
     profiles = {"old": equal_layers(1.0), "new": Profile([Layer("z", 1.0, 1.0, 0, 0)])}
     with pytest.raises(DistconvError, match=r"layers on new \(1 of them.* not those on old \(6"):

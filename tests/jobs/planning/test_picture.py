@@ -12,7 +12,7 @@ from torch import nn
 
 from distconv.errors import DataError
 from distconv.jobs.planning import picture
-from distconv.jobs.planning.halo_picture import Halo, Side
+from distconv.jobs.planning.halo_picture import Halo, HaloSide
 from distconv.jobs.planning.strong_scaling import Point, Scaling
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
@@ -115,7 +115,9 @@ def test_the_picture_of_a_plan_shows_its_parts_and_times(monkeypatch: pytest.Mon
 
 def test_a_halo_is_drawn_beside_the_scaling_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     without, _ = drawn_plan(monkeypatch, None)
-    with_halo, _ = drawn_plan(monkeypatch, Halo("conv", (Side("h", 8, 2, 0, 0, 1), Side("w", 8, 2, 0, 0, 1)), 9))
+    with_halo, _ = drawn_plan(
+        monkeypatch, Halo("conv", (HaloSide("h", 8, 2, 0, 0, 1), HaloSide("w", 8, 2, 0, 0, 1)), 9)
+    )
     titles = [axis.get_title() for axis in with_halo.axes]
     assert len(without.axes) == 4 and len(with_halo.axes) == 5 and titles[3].startswith("largest halo: conv")
 
@@ -157,3 +159,10 @@ def test_hollow_markers_are_explained_where_there_is_a_limit(memory: float) -> N
     axis = Figure().add_subplot()
     picture.draw_scaling(axis, Scaling({"planned": {1: Point(4.0, 3.0), 2: Point(2.5, 2.0)}}), memory)
     assert axis.get_title() == "strong scaling" + (" (hollow: does not fit)" if memory == 1.0 else "")
+
+
+def test_ideal_times_begin_where_the_plans_do() -> None:
+    axis = Figure().add_subplot()
+    picture.draw_scaling(axis, Scaling({"planned": {2: Point(4.0, 1.0), 4: Point(3.0, 1.0), 8: Point(2.5, 1.0)}}), 9.0)
+    (ideal,) = (line for line in axis.lines if line.get_label() == "ideal")
+    assert list(ideal.get_ydata()) == pytest.approx([4000, 2000, 1000])

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from distconv.jobs.planning import pipeline_overheads
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.perfmodel import Machine
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Overlap
 
 
@@ -46,7 +46,7 @@ def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
     machine = Machine.load("localhost")
     found = measured_overheads(machine, torch.nn.Linear(4, 4), torch.zeros(2, 4), comm)
     assert (found.pass_s, found.message_s) == (4.0, message_s)
-    summed = machine.allreduce(Group(ranks, min(ranks, machine.ranks_per_node)), 80) if ranks > 1 else 0.0
+    summed = machine.allreduce(RankGroup(ranks, min(ranks, machine.ranks_per_node)), 80) if ranks > 1 else 0.0
     assert found.join_s == pytest.approx(0.0 if ranks == 1 else 9.0 - 0.05 * 80 - summed)
 
 

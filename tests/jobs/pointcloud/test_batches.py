@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import Recipe, collated, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, collated, voxel_batch
 from distconv.jobs.pointcloud.sampling import drawn
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.pointcloud.voxels import majority, unit_cube, voxelise
 
 SHAPES = Shapes(12, 600, seed=1)
-RECIPE = Recipe(16, points=300, keep=0.5, offsets=True, seed=9)
+RECIPE = VoxelRecipe(16, points=300, keep=0.5, offsets=True, seed=9)
 
 
 def test_a_batch_is_its_clouds_with_their_index_before_the_coordinates() -> None:
@@ -40,13 +40,13 @@ def test_a_cloud_is_the_same_in_any_batch_and_another_in_another_epoch() -> None
 
 
 def test_all_voxels_know_their_part() -> None:
-    batch = voxel_batch(SHAPES, [6, 0], Recipe(8, points=600), 0)
+    batch = voxel_batch(SHAPES, [6, 0], VoxelRecipe(8, points=600), 0)
     assert batch.part is not None and batch.part.shape == (len(batch.coords),)
     assert set(batch.part[batch.coords[:, 0] == 1].tolist()) <= {0, SHAPES.part_names.index("ball")}
 
 
 def test_parts_are_those_of_the_points_that_were_drawn() -> None:
-    batch = voxel_batch(SHAPES, [6], Recipe(8, points=200), 0)
+    batch = voxel_batch(SHAPES, [6], VoxelRecipe(8, points=200), 0)
     cloud, taken = SHAPES[6], drawn(600, 200, seed=0, epoch=0, sample=6)
     voxels = voxelise(unit_cube(torch.from_numpy(cloud.points))[taken], 8)
     assert cloud.part is not None and batch.part is not None
@@ -55,7 +55,7 @@ def test_parts_are_those_of_the_points_that_were_drawn() -> None:
 
 
 def test_clouds_of_which_nothing_is_kept_have_no_voxels() -> None:
-    batch = voxel_batch(SHAPES, [3, 4], Recipe(8, keep=0.0), 0)
+    batch = voxel_batch(SHAPES, [3, 4], VoxelRecipe(8, keep=0.0), 0)
     assert (batch.coords.shape, batch.features.shape, batch.labels.tolist()) == ((0, 4), (0, 1), [3, 4])
 
 

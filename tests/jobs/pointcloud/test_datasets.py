@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.datasets import PointClouds
 from tests.jobs.pointcloud.cloud_files import write_ours, write_quantised
 
@@ -59,7 +59,7 @@ def test_ranks_make_the_same_voxels_of_the_same_clouds(comm: Any, shared_tmp_pat
     try_on_rank_0(comm, lambda: write_ours(path), DataError)
     clouds = PointClouds(path, comm)
     order = [3, 0, 4] if comm.rank else [0, 4, 3]
-    batch = voxel_batch(clouds.groups["train"], order, Recipe(8, points=20), 1)
+    batch = voxel_batch(clouds.groups["train"], order, VoxelRecipe(8, points=20), 1)
     mine = batch.coords[batch.coords[:, 0] == order.index(4), 1:].tolist()
     assert comm.allgather(mine) == [mine] * comm.size
     clouds.close()
@@ -159,7 +159,7 @@ def test_modelnet10_holds_what_its_authors_say(comm: Any) -> None:
     train, test = clouds.groups["train"], clouds.groups["test"]
     assert np.bincount(train.labels).tolist() == [106, 515, 889, 200, 200, 465, 200, 680, 392, 344]
     assert np.bincount(test.labels).tolist() == [50, 100, 100, 86, 86, 100, 86, 100, 100, 100]
-    batch = voxel_batch(test, range(0, 908, 40), Recipe(32), 0)
+    batch = voxel_batch(test, range(0, 908, 40), VoxelRecipe(32), 0)
     filled = len(batch.coords) / len(batch.labels)
     assert 600 < filled < 1000  # its description says about 814
     clouds.close()

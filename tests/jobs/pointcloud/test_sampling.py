@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.off import Mesh
+from distconv.jobs.pointcloud.off import TriangleMesh
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS, chosen_triangles, drawn, points_on, surface_points
 from distconv.jobs.pointcloud.surfaces import ball
 
-FAN = Mesh(
+FAN = TriangleMesh(
     np.array([(0.0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 4), (9, 9, 9)]),
     np.array([(0, 1, 2), (0, 0, 1), (0, 2, 3), (0, 3, 1)]),
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distconv.jobs.pointcloud import surfaces
-from distconv.jobs.pointcloud.off import Mesh
+from distconv.jobs.pointcloud.off import TriangleMesh
 
 SLANT = np.sqrt(5)
 TURN = np.hypot(2 * np.pi, 1.0)
@@ -24,7 +24,7 @@ TURN = np.hypot(2 * np.pi, 1.0)
     ],
     ids=["ball", "ring", "rod", "cone", "block", "spring"],
 )
-def test_area_and_extents_are_those_of_the_solid(mesh: Mesh, area: float, extents: tuple[float, ...]) -> None:
+def test_area_and_extents_are_those_of_the_solid(mesh: TriangleMesh, area: float, extents: tuple[float, ...]) -> None:
     assert mesh.areas.sum() == pytest.approx(area, rel=0.04)
     assert np.ptp(mesh.vertices, axis=0) == pytest.approx(extents, rel=0.02)
 

@@ -13,7 +13,7 @@ import torch
 import distconv as dc
 from distconv.errors import CheckpointError
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.segmentation import Trainer
+from distconv.jobs.mesh.segmentation import MeshTrainer
 from distconv.jobs.prediction import network
 from distconv.jobs.prediction.network import build, on_grid, trained
 from distconv.jobs.training.model_factory import ModelError
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ranks(1, 2)
 
 def test_a_run_is_known_by_its_folder_and_gives_its_network(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
-    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, h=comm.size))
+    trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(comm, h=comm.size))
     trainer.step(*next(iter(trainer.loader.epoch(0))).tensors)
     trainer.save(str(shared_tmp_path / "run" / "checkpoints"))
     places = [shared_tmp_path / "run", shared_tmp_path / "run" / "checkpoints"]
@@ -75,7 +75,7 @@ def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
 ) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
     settings = replace(SMALL, ema=0.5, batch_norm=batch_norm)
-    trainer = Trainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
+    trainer = MeshTrainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
     for batch in trainer.loader.epoch(0):
         trainer.step(*batch.tensors)
     trainer.save(str(shared_tmp_path / "run"))

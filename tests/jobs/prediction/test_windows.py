@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.data import BoxFunction, Field, Loader
-from distconv.jobs.prediction.windows import Blend, Windows, begins, weights
+from distconv.jobs.prediction.windows import Blend, WindowSource, begins, weights
 from tests.jobs.prediction.nets import volume_net
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -23,7 +23,7 @@ GRIDS = {1: ["n=1"], 2: ["d=2", "n=2"], 4: ["d=2,h=2", "n=2,w=2", "h=4"]}
 
 def of_windows(comm: Any, net: nn.Module, window: Any, overlap: float, batch: int, grid: Any, dtype: Any) -> Any:
     source = BoxFunction({"x": X.shape}, lambda name, box: X[box], comm)
-    windows = Windows(source, "x", window, overlap)
+    windows = WindowSource(source, "x", window, overlap)
     loader = Loader(windows, [Field("x", "ncdhw", dtype)], grid, batch, shuffle=False)
     model, found, blend = dc.parallelize(net, grid), [], None
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distconv.jobs.segmentation.picture import Example, draw
+from distconv.jobs.segmentation.picture import SegmentationExample, draw
 
 LINES: list[dict[str, Any]] = [
     {"step": 1, "loss": 1.0},
@@ -21,5 +21,7 @@ LINES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("ignore", [None, 2])
 def test_a_picture_is_drawn_without_warnings(tmp_path: Path, ignore: int | None) -> None:
     maps = np.random.default_rng(0).integers(0, 3, (3, 8, 12))
-    draw(tmp_path / "x.png", [Example("sample 0", *maps)] * 2, LINES, classes=2, ignore=ignore, title="title")
+    draw(
+        tmp_path / "x.png", [SegmentationExample("sample 0", *maps)] * 2, LINES, classes=2, ignore=ignore, title="title"
+    )
     assert (tmp_path / "x.png").stat().st_size > 10000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from distconv.jobs.segmentation.scores import Confusion, Scores, counts_here
+from distconv.jobs.segmentation.scores import Confusion, SegmentationScores, counts_here
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_of_one_class_scores_are_those_of_the_places_with_1() -> None:
 
 
 def test_nothing_is_said_of_a_class_that_is_nowhere() -> None:
-    scores = Scores(4, 3, (0.5, float("nan")), (0.25, float("nan")))
+    scores = SegmentationScores(4, 3, (0.5, float("nan")), (0.25, float("nan")))
     assert scores.results == {
         "accuracy": 0.75,
         "mean_dice": 0.5,
@@ -52,7 +52,7 @@ def test_nothing_is_said_of_a_class_that_is_nowhere() -> None:
         "iou": [0.25, None],
     }
     assert str(scores) == "accuracy 75.00 % (3 of 4), Dice (F1): 0.5000, -; IoU: 0.2500, -"
-    assert Scores(0, 0, (float("nan"),), (float("nan"),)).results["accuracy"] is None
+    assert SegmentationScores(0, 0, (float("nan"),), (float("nan"),)).results["accuracy"] is None
 
 
 def test_labels_that_are_no_whole_numbers_are_wrong() -> None:

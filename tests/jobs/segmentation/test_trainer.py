@@ -13,7 +13,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.errors import CheckpointError, DataError, DistconvError
 from distconv.jobs.segmentation.samples import open_samples
-from distconv.jobs.segmentation.trainer import Settings, Trainer, class_weights
+from distconv.jobs.segmentation.trainer import SegmentationSettings, SegmentationTrainer, class_weights
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, net, written
@@ -23,7 +23,7 @@ CROPS = {2: "h=6,w=7", 3: "d=4,h=5,w=5"}
 VOLUME_GRIDS = {1: {"n": 1}, 2: {"d": 2}, 3: {"h": 3}, 4: {"d": 2, "h": 2}}
 
 
-def settings(dimensions: int = 2, **more: Any) -> Settings:
+def settings(dimensions: int = 2, **more: Any) -> SegmentationSettings:
     given = {
         "model": NETS[dimensions],
         "crop": CROPS[dimensions],
@@ -31,7 +31,7 @@ def settings(dimensions: int = 2, **more: Any) -> Settings:
         "loss": "cross-entropy+dice",
     }
     given |= {"class_weights": "balanced", "ignore_label": 255, "dtype": "float64", "epochs": 2}
-    return Settings(**{**given, **more})
+    return SegmentationSettings(**{**given, **more})
 
 
 @pytest.mark.long
@@ -43,7 +43,7 @@ def test_a_grid_trains_and_scores_as_one_process(comm: Any, shared_tmp_path: Pat
     found = []
     for where, axes in ((MPI.COMM_SELF, {}), (comm, grids[comm.size])):
         samples = open_samples(path, where, ignore=255)
-        trainer = Trainer(settings(dimensions), samples, dc.ProcessGrid(where, **axes))
+        trainer = SegmentationTrainer(settings(dimensions), samples, dc.ProcessGrid(where, **axes))
         losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
         found.append((losses, *trainer.evaluate("test")))
         samples.close()
@@ -58,12 +58,12 @@ def test_a_grid_trains_and_scores_as_one_process(comm: Any, shared_tmp_path: Pat
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
     grid, saved = dc.ProcessGrid(comm, **GRIDS[comm.size]), str(shared_tmp_path / "saved")
-    first, losses = Trainer(settings(), samples, grid), []
+    first, losses = SegmentationTrainer(settings(), samples, grid), []
     for batch in first.batches():
         losses.append((batch.samples, first.step(*batch.tensors)))
         if first.step_count == 4:  # in the middle of the second epoch
             first.save(saved)
-    second = Trainer(settings(), samples, grid)
+    second = SegmentationTrainer(settings(), samples, grid)
     assert second.resume(saved)
     assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
     pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
@@ -71,7 +71,7 @@ def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_pa
     image, label = arrays()
     other = open_samples(written(shared_tmp_path / "b.h5", comm, train=(image + 1, label)), comm, ignore=255)
     with pytest.raises(CheckpointError) as caught:
-        Trainer(settings(), other, grid).resume(saved)
+        SegmentationTrainer(settings(), other, grid).resume(saved)
     assert "was made with other data: mean was" in common(comm, caught.value)
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_the_samples_is_refused(
 ) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
     with pytest.raises(kind) as caught:
-        Trainer(settings(**changed), samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+        SegmentationTrainer(settings(**changed), samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     assert reason in common(comm, caught.value)
     samples.close()
 
@@ -116,7 +116,7 @@ def narrow(in_channels: int, classes: int) -> torch.nn.Module:
 def test_a_network_that_gives_something_else_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
     of = settings(model="tests.jobs.segmentation.test_trainer:narrow")
-    trainer = Trainer(of, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    trainer = SegmentationTrainer(of, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     with pytest.raises(ModelError) as caught:
         trainer.step(*next(trainer.batches()).tensors)
     assert "gives (2, 2, 6, 7) for labels (2, 6, 7); a segmentation network gives" in common(comm, caught.value)
@@ -127,8 +127,8 @@ def test_one_channel_and_the_default_network(comm: Any, shared_tmp_path: Path) -
     image, label = arrays(classes=2)
     path = written(shared_tmp_path / "a.h5", comm, train=(image, label))
     samples = open_samples(path, comm, classes=1, ignore=255)
-    of = Settings(width=2, batch=5, steps=1, ignore_label=255, dtype="float64")
-    trainer = Trainer(of, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    of = SegmentationSettings(width=2, batch=5, steps=1, ignore_label=255, dtype="float64")
+    trainer = SegmentationTrainer(of, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
     assert (trainer.settings.model, trainer.notes["classes"]) == ("unet", 1)
     trainer.step(*next(trainer.batches()).tensors)
     scores, loss = trainer.evaluate("train")

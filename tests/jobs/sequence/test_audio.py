@@ -13,7 +13,7 @@ import scipy.io.wavfile
 
 import distconv as dc
 from distconv.jobs.sequence.audio import Clips, Sounds, recordings
-from distconv.jobs.sequence.mfcc import Recipe, mfcc
+from distconv.jobs.sequence.mfcc import CoefficientRecipe, mfcc
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import RATE, tones, write_file, write_folder
 
@@ -120,9 +120,9 @@ def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):
 @pytest.mark.ranks(1, 2, 3)
 def test_ranks_share_the_coefficients(comm):
     sounds, labels = tones()
-    found = Sounds(Clips(sounds, labels), RATE, Recipe(), comm)
+    found = Sounds(Clips(sounds, labels), RATE, CoefficientRecipe(), comm)
     for index, sound in enumerate(sounds):
-        assert np.array_equal(found[index], mfcc(sound, RATE, Recipe()))
+        assert np.array_equal(found[index], mfcc(sound, RATE, CoefficientRecipe()))
 
 
 @pytest.mark.ranks(2)

@@ -9,7 +9,7 @@ import pytest
 import scipy.fft
 
 import distconv as dc
-from distconv.jobs.sequence.mfcc import Recipe, mfcc
+from distconv.jobs.sequence.mfcc import CoefficientRecipe, mfcc
 
 RATE = 8000
 
@@ -38,7 +38,7 @@ def by_hand(sound, coefficients=13, filters=23, window=200, hop=80, size=256, ra
 def test_coefficients_are_those_of_their_definition():
     random = np.random.default_rng(0)
     sound = (3000 * random.normal(size=2000).cumsum() / 20).astype(np.int16)
-    found = mfcc(sound, RATE, Recipe())
+    found = mfcc(sound, RATE, CoefficientRecipe())
     assert found.shape == (25, 12) and found.dtype == np.float32
     np.testing.assert_allclose(found, by_hand(sound), rtol=0, atol=2e-3)
 
@@ -48,33 +48,37 @@ def test_a_window_and_a_hop_of_so_many_samples_are_that_many(coefficients, windo
     """BPPSA's S, M and L, at the rate of IRMAS."""
     rate = 44100
     sound = (3000 * np.random.default_rng(2).normal(size=rate // 2).cumsum() / 50).astype(np.int16)
-    found = mfcc(sound, rate, Recipe(coefficients, window / 44.1, hop / 44.1))
-    assert np.array_equal(found, mfcc(sound, rate, Recipe(coefficients, round(window / 44.1, 2), round(hop / 44.1, 4))))
+    found = mfcc(sound, rate, CoefficientRecipe(coefficients, window / 44.1, hop / 44.1))
+    assert np.array_equal(
+        found, mfcc(sound, rate, CoefficientRecipe(coefficients, round(window / 44.1, 2), round(hop / 44.1, 4)))
+    )
     np.testing.assert_allclose(found, by_hand(sound, coefficients, 23, window, hop, window, rate), rtol=0, atol=5e-3)
 
 
 def test_channels_are_taken_together_or_apart():
     left, right = (1000 * np.random.default_rng(3).normal(size=(2, 1000))).astype(np.int16)
     both = np.stack([left, right], 1)
-    assert np.array_equal(mfcc(both, RATE, Recipe()), mfcc((left.astype(float) + right) / 2, RATE, Recipe()))
-    apart = mfcc(both, RATE, Recipe(stereo=True))
-    assert apart.shape == (13, Recipe(stereo=True).values(2)) == (13, 24)
+    assert np.array_equal(
+        mfcc(both, RATE, CoefficientRecipe()), mfcc((left.astype(float) + right) / 2, RATE, CoefficientRecipe())
+    )
+    apart = mfcc(both, RATE, CoefficientRecipe(stereo=True))
+    assert apart.shape == (13, CoefficientRecipe(stereo=True).values(2)) == (13, 24)
     for index, channel in enumerate((left, right)):
-        assert np.array_equal(apart[:, 12 * index : 12 * (index + 1)], mfcc(channel, RATE, Recipe()))
+        assert np.array_equal(apart[:, 12 * index : 12 * (index + 1)], mfcc(channel, RATE, CoefficientRecipe()))
 
 
 def test_every_coefficient_has_mean_0_and_variance_1_over_time_and_repeats():
     sound = (1000 * np.random.default_rng(1).normal(size=4000)).astype(np.int16)
-    found = mfcc(sound, RATE, Recipe(7, hop_ms=5))
+    found = mfcc(sound, RATE, CoefficientRecipe(7, hop_ms=5))
     assert found.shape == (100, 6)
     np.testing.assert_allclose(found.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(found.std(0), 1, atol=1e-4)
-    assert np.array_equal(found, mfcc(sound, RATE, Recipe(7, hop_ms=5)))
+    assert np.array_equal(found, mfcc(sound, RATE, CoefficientRecipe(7, hop_ms=5)))
 
 
 @pytest.mark.parametrize("samples", [40, 100])
 def test_silence_and_the_shortest_sounds_have_finite_coefficients(samples):
-    found = mfcc(np.zeros(samples, np.int16), RATE, Recipe())
+    found = mfcc(np.zeros(samples, np.int16), RATE, CoefficientRecipe())
     assert len(found) == 1 and np.isfinite(found).all()
 
 
@@ -84,4 +88,4 @@ def test_without_the_library_it_says_how_to_install_it(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(dc.DataError, match=r"need kaldi-native-fbank.*pip install kaldi-native-fbank"):
-        mfcc(np.zeros(100), RATE, Recipe())
+        mfcc(np.zeros(100), RATE, CoefficientRecipe())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceSamples
 from tests.distconv.one_rank_alone import Case, Rank, check
 from tests.jobs.sequence.sound_files import write_file, write_folder
@@ -23,7 +23,7 @@ def opened(
 
     def call(r: Rank) -> object:
         r.pick(usual, other)(Path(name))
-        return SequenceSamples(Path(name), r.comm, length=8, recipe=Recipe())
+        return SequenceSamples(Path(name), r.comm, length=8, recipe=CoefficientRecipe())
 
     return call
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distconv.jobs.sequence.picture import PICTURE
-from distconv.jobs.training.picture import Example
+from distconv.jobs.training.picture import ClassifiedExample
 
 LINES = [{"step": 1, "loss": 2.0}, {"step": 1, "evaluation": "test", "loss": 1.0, "accuracy": 0.5}]
 
@@ -14,5 +14,10 @@ LINES = [{"step": 1, "loss": 2.0}, {"step": 1, "evaluation": "test", "loss": 1.0
 @pytest.mark.parametrize("shape", [(60, 1), (3, 1), (9, 4), (1, 4)])
 def test_bits_and_coefficients_are_drawn(tmp_path, shape):
     values = np.ones(shape, np.float32)
-    PICTURE.draw(tmp_path / "a.png", [Example(values, "a", "a"), *[Example(values, "a", "b")] * 5], LINES, "title")
+    PICTURE.draw(
+        tmp_path / "a.png",
+        [ClassifiedExample(values, "a", "a"), *[ClassifiedExample(values, "a", "b")] * 5],
+        LINES,
+        "title",
+    )
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

@@ -10,7 +10,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.jobs.sequence import samples as module
 from distconv.jobs.sequence.bitstreams import CLASSES, Bitstreams
-from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceLoader, SequenceSamples
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
@@ -25,7 +25,7 @@ class Unequal:
 
 
 def loader(comm, grid, **options):
-    source = SequenceSamples(None, comm, length=5, recipe=Recipe())
+    source = SequenceSamples(None, comm, length=5, recipe=CoefficientRecipe())
     source.groups = {"train": Unequal()}
     return SequenceLoader(source, "train", grid, options.pop("batch", 3), dtype=torch.float64, **options)
 
@@ -66,7 +66,7 @@ def test_a_path_without_sounds_is_refused_on_all_ranks(comm, shared_tmp_path):
         comm,
         dc.DataError,
         "no sound to train on",
-        lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=Recipe()),
+        lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=CoefficientRecipe()),
     )
 
 
@@ -81,7 +81,7 @@ def test_groups_of_bitstreams_differ_and_repeat():
     train, test = Bitstreams(10, 50), Bitstreams(10, 50, module.TEST)
     assert not np.array_equal(train[3], test[3])
     assert np.array_equal(train[3], Bitstreams(20, 50)[3])
-    groups = SequenceSamples(None, MPI.COMM_SELF, length=50, recipe=Recipe()).groups
+    groups = SequenceSamples(None, MPI.COMM_SELF, length=50, recipe=CoefficientRecipe()).groups
     assert np.array_equal(groups["train"][3], train[3]) and np.array_equal(groups["test"][3], test[3])
 
 

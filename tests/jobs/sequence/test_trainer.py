@@ -7,13 +7,13 @@ import torch
 
 import distconv as dc
 from distconv.jobs.sequence import samples
-from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceSamples
-from distconv.jobs.sequence.trainer import Network, Settings, Trainer
+from distconv.jobs.sequence.trainer import SequenceNetwork, SequenceSettings, SequenceTrainer
 from distconv.layers.recurrent import ScanGRU
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
-SETTINGS = Settings(width=4, batch=6, steps=4, dtype="float64", length=9)
+SETTINGS = SequenceSettings(width=4, batch=6, steps=4, dtype="float64", length=9)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,9 @@ def few_streams(monkeypatch):
 
 
 def trained(comm, grid, **options):
-    trainer = Trainer(SETTINGS, SequenceSamples(None, comm, length=9, recipe=Recipe()), grid, **options)
+    trainer = SequenceTrainer(
+        SETTINGS, SequenceSamples(None, comm, length=9, recipe=CoefficientRecipe()), grid, **options
+    )
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
     return trainer
@@ -56,7 +58,7 @@ def test_an_axis_that_cuts_nothing_is_refused(comm):
 def test_an_answer_is_the_state_behind_the_last_step_of_each_sequence():
     """As torch's own layer has it that sees one sequence at a time, without what pads it and without the mark."""
     torch.manual_seed(0)
-    network, plain = Network(ScanGRU(2, 5, batch_first=True), 3).double(), torch.nn.GRU(2, 5, batch_first=True)
+    network, plain = SequenceNetwork(ScanGRU(2, 5, batch_first=True), 3).double(), torch.nn.GRU(2, 5, batch_first=True)
     plain.double().load_state_dict(network.recurrent.state_dict())
     lengths, x = (4, 1, 6), torch.randn(3, 6, 3, dtype=torch.float64)
     x[..., 2] = 0

@@ -13,7 +13,7 @@ import pytest
 import distconv as dc
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError, DistconvError
-from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
+from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.accumulation import Accumulated, accumulated
 from distconv.jobs.training.pipelines.options import Pipelining
@@ -58,12 +58,12 @@ def test_batches_are_those_of_the_whole_in_parts() -> None:
 @pytest.mark.parametrize("split", ["n", "h"])
 def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path: Path, split: str) -> None:
     folder, found = written(comm, shared_tmp_path), []
-    settings = Settings(
+    settings = ImageSettings(
         "lenet5", batch=12, steps=5, lr=0.01, dtype="float64", clip_norm=1.0
     )  # 40 images: 12, 12, 12, 4
     for count in (1, 3):
         samples = ImageSamples(folder, comm)
-        trainer = Trainer(replace(settings, accumulate=count), samples, dc.ProcessGrid(comm, **{split: comm.size}))
+        trainer = ImageTrainer(replace(settings, accumulate=count), samples, dc.ProcessGrid(comm, **{split: comm.size}))
         losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
         found.append((losses, [parameter.detach().clone() for parameter in trainer.model.parameters()]))
     (losses, weights), (of_parts, weights_of_parts) = found
@@ -75,10 +75,10 @@ def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path:
 def test_what_cannot_be_accumulated_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
     with pytest.raises(DistconvError, match=r"--batch 12 cannot be taken in 5 equal parts"):
-        Trainer(Settings("lenet5", batch=12, accumulate=5), samples, grid_of(comm))
-    trainer = Trainer(Settings("lenet5", batch=12, accumulate=2), samples, grid_of(comm))
+        ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=5), samples, grid_of(comm))
+    trainer = ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=2), samples, grid_of(comm))
     with pytest.raises(DistconvError, match="--capture on: steps of several parts"):
         trainer.capture("on")
     for more in ({"accumulate": 2}, {"ema": 0.9}):
         with pytest.raises(DistconvError, match="--accumulate and --ema are not for pipelines"):
-            PipelineTrainer(Settings("lenet5", batch=12, **more), samples, PIPELINING)
+            ImagePipelineTrainer(ImageSettings("lenet5", batch=12, **more), samples, PIPELINING)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.training.classifier import majority_vote, score
+from distconv.jobs.training.classifier import Classifier, majority_vote, score
 
 
 def test_a_majority_vote_answers_what_is_most_frequent_in_training() -> None:
@@ -31,3 +33,12 @@ def test_a_batch_whose_loss_is_infinite_is_named() -> None:
     batch = (4, 7), torch.tensor([0, 1]), torch.tensor([[0.0, math.inf], [0.0, 0.0]])
     with pytest.raises(DataError, match=r"x\.h5: the loss on samples 4 to 7 of 'train' is "):
         score("x.h5", "train", [batch])
+
+
+def test_logits_are_checked_before_each_loss_and_in_each_prediction() -> None:
+    checked: list[torch.Tensor] = []
+    trainer: Any = SimpleNamespace(check_logits=checked.append, evaluated=lambda inputs: inputs + 1)
+    logits, labels = torch.zeros(2, 3), torch.tensor([0, 2])
+    assert Classifier.loss(trainer, logits, labels).item() == pytest.approx(math.log(3))
+    assert Classifier._logits(trainer, logits).tolist() == [[1.0] * 3] * 2
+    assert [each.tolist() for each in checked] == [logits.tolist(), (logits + 1).tolist()]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 import distconv as dc
-from distconv.jobs.training.job import Job, Outcome, capture_of, train
-from distconv.jobs.training.settings import Settings
+from distconv.jobs.training.job import Job, JobOutcome, capture_of, train
+from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options as options_of_runs
@@ -20,7 +20,7 @@ from tests.jobs.training.test_run import options as options_of_runs
 ONE_GRID = {1: {"n": 1}, 2: {"n": 1, "w": 2}}
 
 
-class Told(Outcome):
+class Told(JobOutcome):
     results: ClassVar[dict[str, Any]] = {"worth": 7}
     title = "worth 7"
 
@@ -39,7 +39,7 @@ class Known(StandIn):
 
     where, placement = "a grid", {}
 
-    def __init__(self, settings: Settings, samples: Any, place: Any, device: str, *, method: str) -> None:
+    def __init__(self, settings: TrainingSettings, samples: Any, place: Any, device: str, *, method: str) -> None:
         super().__init__(place.world)
         self.settings, self.samples, self.device = settings, samples, device
         samples.events.append(("made", place.shape, method))
@@ -67,11 +67,13 @@ def job(events: list[Any], **more: Any) -> Job:
     def opened(options: Any, comm: Any) -> Any:
         return SimpleNamespace(events=events, close=lambda: events.append("samples closed"))
 
-    return Judged(settings=Settings, samples=opened, trainer=Known, trainer_options=["method"], extents=str, **more)
+    return Judged(
+        settings=TrainingSettings, samples=opened, trainer=Known, trainer_options=["method"], extents=str, **more
+    )
 
 
 def given(folder: Path, **values: Any) -> Namespace:
-    settings = vars(Settings(model="net", batch=1))
+    settings = vars(TrainingSettings(model="net", batch=1))
     return Namespace(
         print_config=False,
         init_from=None,

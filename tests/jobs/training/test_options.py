@@ -10,7 +10,7 @@ import torch
 
 import distconv as dc
 from distconv.jobs.training import options
-from distconv.jobs.training.settings import Settings
+from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
 
 
@@ -41,7 +41,7 @@ def test_without_a_grid_as_many_ranks_as_divide_the_batch_lie_along_n(ranks: int
 
 
 @dataclass(frozen=True)
-class More(Settings):
+class More(TrainingSettings):
     """Settings of a job of its own."""
 
     colour: str = "red"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from distconv.jobs.training.picture import Example, Picture, draw_accuracies, draw_losses, name_example
+from distconv.jobs.training.picture import ClassifiedExample, Picture, draw_accuracies, draw_losses, name_example
 
 LINES: list[dict[str, Any]] = [
     {"step": 1, "loss": 0.9},
@@ -63,7 +63,7 @@ def test_examples_fill_rows_below_the_curves(tmp_path: Path) -> None:
     places: list[Any] = []
     picture = Picture(4, row_inches=1.0, curves=1.0, show=lambda axis, _: places.append(axis.get_subplotspec()))
     lines = [{"step": 1, "loss": 0.5}, {"step": 1, "evaluation": "test", "loss": 0.5, "accuracy": 0.5}]
-    picture.draw(tmp_path / "x.png", [Example(np.zeros(1), 1, 2)] * 5, lines, "a title")
+    picture.draw(tmp_path / "x.png", [ClassifiedExample(np.zeros(1), 1, 2)] * 5, lines, "a title")
     found = [(place.rowspan.start, place.colspan.start) for place in places]
     assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"

@@ -13,7 +13,7 @@ import torch
 
 import distconv as dc
 from distconv import checkpoint
-from distconv.jobs.images.classification import Settings, Trainer
+from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
@@ -22,9 +22,9 @@ from tests.jobs.images.image_files import write_cifar, written
 on_ranks = pytest.mark.ranks(1, 2, 4)
 
 
-def trainer_on(comm: Any, folder: Path, optimizer: str = "sgd") -> Trainer:
-    settings = Settings("lenet5", batch=16, steps=8, optimizer=optimizer, lr=0.01, dtype="float64", augment="crop")
-    return Trainer(settings, ImageSamples(folder, comm), grid_of(comm))
+def trainer_on(comm: Any, folder: Path, optimizer: str = "sgd") -> ImageTrainer:
+    settings = ImageSettings("lenet5", batch=16, steps=8, optimizer=optimizer, lr=0.01, dtype="float64", augment="crop")
+    return ImageTrainer(settings, ImageSamples(folder, comm), grid_of(comm))
 
 
 @pytest.mark.long
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, sha
     trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
     trainer.save(saved)
     settings, others = trainer.settings, {int: 7, float: 0.375, str: "other", bool: True, type(None): 7, dict: {"a": 1}}
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(ImageSettings):
         value = getattr(settings, field.name)
         other = others[type(value)]
         trainer.settings = dataclasses.replace(settings, **{field.name: other})
@@ -114,10 +114,10 @@ def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, sha
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("split", ["h", "c"])
 def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_path: Path, split: str) -> None:
-    settings = Settings("resnet20", width=4, batch=8, steps=4, lr=0.01, dtype="float64", ema=0.75)
+    settings = ImageSettings("resnet20", width=4, batch=8, steps=4, lr=0.01, dtype="float64", ema=0.75)
     samples, saved = ImageSamples(written(comm, shared_tmp_path, write_cifar), comm), str(shared_tmp_path / "saved")
     grid = dc.ProcessGrid(comm, **{split: comm.size})
-    first, losses = Trainer(settings, samples, grid), []
+    first, losses = ImageTrainer(settings, samples, grid), []
     averages: dict[str, torch.Tensor] = {}
     for batch in first.batches():
         losses.append(first.step(*batch.tensors))
@@ -130,12 +130,12 @@ def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_p
     assert first.average is not None
     for name, weight in first.average.module.state_dict().items():
         assert (weight - averages[name]).abs().max() < 1e-12, name
-    second = Trainer(settings, samples, grid)
+    second = ImageTrainer(settings, samples, grid)
     assert second.resume(saved)
     assert [second.step(*batch.tensors) for batch in second.batches()] == losses[2:]
     pairs = zip(second.evaluated.state_dict().values(), first.evaluated.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-    plain = Trainer(dataclasses.replace(settings, ema=None), samples, grid)
+    plain = ImageTrainer(dataclasses.replace(settings, ema=None), samples, grid)
     plain.model.load_state_dict(averages)
     expected = plain.evaluate("test")
     found = first.evaluate("test")
@@ -143,6 +143,6 @@ def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_p
     assert found.loss != pytest.approx(_without_average(first).evaluate("test").loss, rel=1e-3)
 
 
-def _without_average(trainer: Trainer) -> Trainer:
+def _without_average(trainer: ImageTrainer) -> ImageTrainer:
     trainer.average = None
     return trainer

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from distconv.jobs.training.report import Metrics, announcement, conclude, peak_memory_bytes, picture, times
-from distconv.jobs.training.settings import Settings
+from distconv.jobs.training.settings import TrainingSettings
 from tests.jobs.training.stand_in import StandIn
 
 LINES = """\
@@ -75,7 +75,7 @@ def test_times_are_a_line() -> None:
 @pytest.mark.ranks(1, 2)
 def test_a_summary_has_the_last_loss_and_the_peak_of_each_rank(comm: Any, shared_tmp_path: Path, capsys: Any) -> None:
     trainer: Any = StandIn(comm)
-    trainer.settings, trainer.placement = Settings(model="x"), {"grid": "h=2"}
+    trainer.settings, trainer.placement = TrainingSettings(model="x"), {"grid": "h=2"}
     with Metrics(shared_tmp_path, trainer) as metrics:
         for step, loss in ((1, 0.5), (2, 0.25)):
             metrics.write(step=step, loss=loss)
@@ -100,8 +100,8 @@ def test_peak_memory_is_in_bytes() -> None:
 
 def test_an_announcement_says_what_is_trained_and_from_where() -> None:
     trainer: Any = SimpleNamespace(
-        settings=Settings(model="x", batch=4, dtype="float64"), parameter_count=7, loader=SimpleNamespace(samples=10),
-        step_count=2, steps=6, where="grid h=2", comm=SimpleNamespace(size=2),
+        settings=TrainingSettings(model="x", batch=4, dtype="float64"), parameter_count=7,
+        loader=SimpleNamespace(samples=10), step_count=2, steps=6, where="grid h=2", comm=SimpleNamespace(size=2),
     )  # fmt: skip
     said = "x (7 parameters, float64) on 10 samples of 3 x 3, batch 4, {}6 steps, grid h=2 over 2 ranks"
     assert announcement(trainer, "3 x 3", resumed=False) == said.format("")

@@ -15,7 +15,7 @@ import pytest
 
 from distconv import cli
 from distconv.errors import DataError
-from distconv.jobs.images.classification import Trainer
+from distconv.jobs.images.classification import ImageTrainer
 from distconv.jobs.training import training
 from distconv.jobs.training.picture import Picture
 from distconv.jobs.training.report import Metrics
@@ -306,15 +306,15 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm.Barrier()
     undisturbed = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
     comm.Barrier()
-    step = Trainer.step
+    step = ImageTrainer.step
 
-    def signalled(self: Trainer, *batch: Any) -> float:
+    def signalled(self: ImageTrainer, *batch: Any) -> float:
         if self.step_count == 3 and comm.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return step(self, *batch)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Trainer, "step", signalled)
+        patch.setattr(ImageTrainer, "step", signalled)
         cli.main(command(comm, data, "--epochs", "2", "--overwrite"))
     comm.Barrier()
     assert [each.name for each in (data / "out" / CHECKPOINTS).glob("step-*")] == ["step-000004"]

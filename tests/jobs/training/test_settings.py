@@ -41,7 +41,7 @@ def test_the_learning_rate_by_hand() -> None:
 )
 def test_two_steps_of_the_optimizers_by_hand(optimizer: str, expected: list[float]) -> None:
     weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    settings = common.Settings(optimizer=optimizer, lr=0.1, momentum=0.5, weight_decay=0.2)
+    settings = common.TrainingSettings(optimizer=optimizer, lr=0.1, momentum=0.5, weight_decay=0.2)
     taken = make_optimizer(settings, [weight])
     found = []
     for _ in range(2):
@@ -55,13 +55,13 @@ def test_decay_is_part_of_the_gradient_of_adam() -> None:
     # With a gradient of -0.2 and decay 0.2 * 2, the weight falls by the rate; without decay it would rise.
     weight = torch.nn.Parameter(torch.tensor([2.0]))
     weight.grad = torch.full_like(weight, -0.2)
-    make_optimizer(common.Settings(optimizer="adam", lr=0.1, weight_decay=0.2), [weight]).step()
+    make_optimizer(common.TrainingSettings(optimizer="adam", lr=0.1, weight_decay=0.2), [weight]).step()
     assert weight.item() == pytest.approx(1.9, abs=1e-5)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_training_samples_are_shuffled_and_whole_batches_if_asked_for(drop_last: bool) -> None:
-    settings = common.Settings(dtype="float64", drop_last=drop_last)
+    settings = common.TrainingSettings(dtype="float64", drop_last=drop_last)
     read = {"dtype": torch.float64, "device": "cpu"}
     assert settings.evaluating("cpu") == read
     assert settings.loading("cpu") == {**read, "shuffle": True, "drop_last": drop_last}
@@ -81,7 +81,7 @@ def test_training_samples_are_shuffled_and_whole_batches_if_asked_for(drop_last:
     ],
 )
 def test_an_optimizer_has_the_numbers_of_the_settings(given: dict[str, Any], kind: type, expected: Any) -> None:
-    settings = common.Settings(lr=0.3, momentum=0.4, weight_decay=0.2, **given)
+    settings = common.TrainingSettings(lr=0.3, momentum=0.4, weight_decay=0.2, **given)
     made = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
     assert type(made) is kind
     assert {name: made.param_groups[0][name] for name in expected} == expected

@@ -28,7 +28,9 @@ class Line(training.Trainer):
 def line(**settings: Any) -> Line:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
-    made = common.Settings(**{"dtype": "float64", "lr": 0.1, "momentum": 0.5, "warm_up": 0.5, "steps": 4} | settings)
+    made = common.TrainingSettings(
+        **{"dtype": "float64", "lr": 0.1, "momentum": 0.5, "warm_up": 0.5, "steps": 4} | settings
+    )
     return Line(made, model, dc.ProcessGrid(MPI.COMM_SELF), MPI.COMM_SELF, "cpu")
 
 

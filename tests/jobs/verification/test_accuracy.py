@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
+from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 
 ROWS = [
-    Row("net", "n=2", "2 rank(s)", 0.011, [0.02, 0.01, 0.05]),
-    Row("net", "h=2, planned", "2 rank(s)", 0.015, [0.02, 0.02, 0.02]),
-    Row("net", "c=2", "2 rank(s)", 0.030, [0.03, 0.04, 0.05]),
+    AccuracyRow("net", "n=2", "2 rank(s)", 0.011, [0.02, 0.01, 0.05]),
+    AccuracyRow("net", "h=2, planned", "2 rank(s)", 0.015, [0.02, 0.02, 0.02]),
+    AccuracyRow("net", "c=2", "2 rank(s)", 0.030, [0.03, 0.04, 0.05]),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import distconv as dc
-from distconv.jobs.mesh.segmentation import Settings
+from distconv.jobs.mesh.segmentation import MeshSettings
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from distconv.jobs.verification import exactness
 
@@ -22,9 +22,9 @@ GRIDS = {
 STEPS = 20
 
 
-def settings(model: str, optimizer: str) -> Settings:
+def settings(model: str, optimizer: str) -> MeshSettings:
     width = {"unet": 4, "mesh1k": 8}[model]
-    return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
+    return MeshSettings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
 
 
 @pytest.mark.long

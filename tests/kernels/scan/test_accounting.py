@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distconv.kernels.scan import Identity, Step, backpropagate, critical, recorded
+from distconv.kernels.scan import Identity, Step, backpropagate, critical_path, record_steps
 from tests.kernels.scan.chains import csr, normal, stack
 
 
 def recorded_steps(jacobians, method, depth=None, samples=2, width=4):
-    with recorded() as steps:
+    with record_steps() as steps:
         backpropagate(normal(samples, width), jacobians, method, depth=depth)
     return steps
 
@@ -62,5 +62,5 @@ def test_the_critical_path_has_the_largest_step_of_each_level_and_all_linear_one
         Step("linear", 0, "mv", 1),
         Step("down-sweep", 0, "mv", 7, 2),
     ]
-    path = critical(steps)
+    path = critical_path(steps)
     assert [(step.flops, step.count) for step in path] == [(9, 1), (2, 1), (3, 4), (1, 1), (7, 1)]

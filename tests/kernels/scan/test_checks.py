@@ -6,7 +6,7 @@ import pytest
 
 from distconv.errors import ScanError
 from distconv.kernels.scan import Identity, backpropagate
-from distconv.kernels.scan.checks import problem
+from distconv.kernels.scan.checks import build_problem
 from tests.kernels.scan.chains import block, normal, stack
 
 WRONG = {
@@ -74,13 +74,13 @@ def test_jacobians_are_stacked_if_those_of_all_ranks_are_that_have_any(comm):
     last = comm.size - 1
     gradient = normal(2, 4) if comm.rank == 0 else None
     for of_last, stacked, n in ((stack(2), True, 2 * comm.size), (list(stack(2)), False, 2 * comm.size)):
-        _, whole = problem(gradient, of_last if comm.rank == last else stack(2), None, comm)
+        _, whole = build_problem(gradient, of_last if comm.rank == last else stack(2), None, comm)
         assert (whole.stacked, whole.n, whole.active) == (stacked, n, [*range(comm.size)])
-    _, whole = problem(gradient, [] if comm.rank == last else stack(2), None, comm)
+    _, whole = build_problem(gradient, [] if comm.rank == last else stack(2), None, comm)
     assert (whole.stacked, whole.active) == (True, [*range(last)] or [0])
     # Widths go on behind a rank without any.
     matrices = [normal(3, 4), normal(5, 3)] if comm.rank == 0 else []
-    assert problem(gradient, matrices, None, comm)[1].widths == [5] * comm.size
+    assert build_problem(gradient, matrices, None, comm)[1].widths == [5] * comm.size
 
 
 @pytest.mark.ranks(at_least=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.communication.transport import counted
-from distconv.kernels.scan import Identity, Problem, Size, backpropagate, recorded
+from distconv.communication.transport import count_traffic
+from distconv.kernels.scan import Identity, Problem, Size, backpropagate, record_steps
 from distconv.kernels.scan.elements import Affine
 from distconv.kernels.scan.ranks import WHAT, ScanRank
 from tests.kernels.scan.chains import block, close, csr, dense_of, mixed, normal, one_after_another, stack
@@ -61,7 +61,7 @@ def test_ranks_may_have_nothing_or_identities_alone(comm, method, depth):
 @pytest.mark.ranks(4, 8)
 def test_a_rank_sends_one_product_and_one_vector_and_multiplies_no_matrices_downwards(comm):
     n, width = 3 * comm.size, 4
-    with recorded() as steps, counted() as traffic:
+    with record_steps() as steps, count_traffic() as traffic:
         backpropagate(normal(1, width), stack(n, 1)[block(n, comm)], "blelloch", comm)
     assert not [step for step in steps if "down" in step.phase and step.kind == "mm"]
     over = [step for step in steps if step.phase == "up-sweep over ranks"]
@@ -73,7 +73,7 @@ def test_a_rank_sends_one_product_and_one_vector_and_multiplies_no_matrices_down
 @pytest.mark.ranks(at_least=2)
 def test_a_map_arrives_as_it_was_with_its_shift(comm):
     problem = Problem((2, 4), "torch.float64 on cpu", ((Size(4, 4),),) * comm.size, stacked=False)
-    seat, shift = ScanRank(comm, problem, problem.like()), normal(2, 4, seed=2)
+    seat, shift = ScanRank(comm, problem, problem.empty_tensor()), normal(2, 4, seed=2)
     dense = normal(2, 4, 4, seed=1)
     for matrix in (dense, dense.transpose(1, 2), dense[:1], csr(dense[0]), csr(dense[1], 2), Identity()):
         # The identity has no rows to say how long a shift is; it takes none.

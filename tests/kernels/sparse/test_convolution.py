@@ -7,7 +7,7 @@ import torch
 
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.sparse import KernelMap, box_offsets, kernel_map, sparse_convolution
-from tests.kernels.sparse.test_kernel_map import kernel_maps, random_sites, sorted_rows
+from tests.kernels.sparse.test_kernel_map import kernel_maps, random_sites, sorting_order
 
 
 def normal(*shape, seed=0):
@@ -17,7 +17,7 @@ def normal(*shape, seed=0):
 def random_map(same):
     inputs = random_sites(1, 2)
     outputs = inputs if same else random_sites(2, 2, sites=20, reach=3)
-    return kernel_map(inputs, outputs, box_offsets((3, 3), (1, 1)), 1, sorted_rows(inputs))
+    return kernel_map(inputs, outputs, box_offsets((3, 3), (1, 1)), 1, sorting_order(inputs))
 
 
 @pytest.fixture(params=[kernel_maps.GROUP_PAIRS, 30], ids=["one group", "groups"])

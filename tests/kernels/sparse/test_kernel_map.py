@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from distconv.kernels.sparse import box_offsets, coarsened, kernel_map, sorted_rows
+from distconv.kernels.sparse import box_offsets, coarsen, kernel_map, sorting_order
 
 kernel_maps = importlib.import_module("distconv.kernels.sparse.kernel_map")
 
@@ -44,7 +44,7 @@ def test_a_map_has_the_pairs_that_a_dictionary_finds(same, dimension, unit):
     inputs = random_sites(1, dimension)
     outputs = inputs if same else random_sites(2, dimension, sites=30, reach=7)
     offsets = box_offsets((3, 2, 3, 1)[:dimension], (1, 0, 1, 0)[:dimension])
-    found = kernel_map(inputs, outputs, offsets, unit, sorted_rows(inputs))
+    found = kernel_map(inputs, outputs, offsets, unit, sorting_order(inputs))
     for k, offset in enumerate(offsets):
         assert pairs_of(found, k) == by_dictionary(inputs, outputs, offset, unit)
         assert all(len(rows.unique()) == len(rows) for rows in found.pairs[k])
@@ -53,10 +53,10 @@ def test_a_map_has_the_pairs_that_a_dictionary_finds(same, dimension, unit):
 
 
 def test_sorted_sites_need_no_order():
-    inputs = coarsened(random_sites(3, 3), 1)
+    inputs = coarsen(random_sites(3, 3), 1)
     offsets = box_offsets((3, 3, 3), (1, 1, 1))
     for ordered, plain in zip(
-        kernel_map(inputs, inputs, offsets, 1, sorted_rows(inputs)).pairs,
+        kernel_map(inputs, inputs, offsets, 1, sorting_order(inputs)).pairs,
         kernel_map(inputs, inputs, offsets).pairs,
         strict=True,
     ):
@@ -66,7 +66,7 @@ def test_sorted_sites_need_no_order():
 def test_the_identity_is_that_of_a_submanifold_alone():
     inputs = random_sites(4, 2)
     offsets = ((1, 0), (0, 0))
-    order = sorted_rows(inputs)
+    order = sorting_order(inputs)
     assert kernel_map(inputs, inputs, offsets, 1, order).identity == 1
     assert kernel_map(inputs, inputs.clone(), offsets, 1, order).identity is None
     assert kernel_map(inputs, inputs, offsets[:1], 1, order).identity is None
@@ -76,7 +76,7 @@ def test_the_identity_is_that_of_a_submanifold_alone():
 
 def test_the_transposed_map_swaps_pairs_in_the_same_memory():
     inputs, outputs = random_sites(5, 3), random_sites(6, 3, sites=20)
-    found = kernel_map(inputs, outputs, ((0, 0, 0), (0, 0, 1)), 1, sorted_rows(inputs))
+    found = kernel_map(inputs, outputs, ((0, 0, 0), (0, 0, 1)), 1, sorting_order(inputs))
     back = found.transposed()
     assert (back.in_sites, back.out_sites, back.bytes) == (found.out_sites, found.in_sites, found.bytes)
     for (a, b), (c, d) in zip(found.pairs, back.pairs, strict=True):
@@ -104,7 +104,7 @@ def test_maps_between_sets_far_apart_are_empty():
 
 def test_offsets_come_in_groups_of_as_many_pairs_as_are_worked_on_together(monkeypatch):
     inputs = random_sites(7, 2)
-    found = kernel_map(inputs, inputs, box_offsets((3, 3), (1, 1)), 1, sorted_rows(inputs))
+    found = kernel_map(inputs, inputs, box_offsets((3, 3), (1, 1)), 1, sorting_order(inputs))
     sizes = [len(outputs) for _, outputs in found.pairs]
     most = max(sizes) + 3
     monkeypatch.setattr(kernel_maps, "GROUP_PAIRS", most)

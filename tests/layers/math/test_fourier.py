@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
@@ -76,10 +76,10 @@ def test_a_transform_and_its_inverse_move_a_tensor_there_and_home(comm):
     for axes, dims in ((dict(h=comm.size), (2, 3)), (dict(w=comm.size), (2, 3)), (dict(h=comm.size), (1, 2))):
         grid = grid_over(comm, **axes)
         x = dc.scatter(normal(2, 12, 12, 12), grid, dims="nchw" if dims == (2, 3) else "nhwc")
-        with counted() as traffic:
+        with count_traffic() as traffic:
             spectrum = FFT.rfft2(x, dim=dims)
         assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size
-        with counted() as traffic:
+        with count_traffic() as traffic:
             home = FFT.irfft2(spectrum * 2, dim=dims)
         assert home.dist == x.dist
         assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size

@@ -120,3 +120,20 @@ def test_a_model_over_ranks_equals_one_process(comm: Any, name: str, size: tuple
 def _seeded(name: str) -> nn.Module:
     torch.manual_seed(3)
     return MODELS[name](width=3).double()
+
+
+def test_samples_are_those_of_the_data_sets() -> None:
+    """ImageNet, CIFAR-10, MNIST; CosmoFlow's and the mesh-tangling volumes and images of the papers."""
+    found = {}
+    for name, model in MODELS.items():
+        found.setdefault((model.sample, model.predicts), []).append(name)
+    assert found == {
+        ((1, 28, 28), "class"): ["lenet5"],
+        ((3, 32, 32), "class"): "alexnet vgg11 vgg11_bn vgg16 vgg16_bn resnet20 resnet56 resnet110".split(),
+        ((3, 224, 224), "class"): ["resnet50"],
+        ((4, 128, 128, 128), "values"): ["cosmoflow"],
+        ((18, 1024, 1024), "cells"): ["mesh1k"],
+        ((18, 2048, 2048), "cells"): ["mesh2k"],
+        ((18, 512, 512), "cells"): ["unet"],
+        ((1, 128, 128, 128), "cells"): ["unet3d"],
+    }

@@ -9,7 +9,7 @@ import pytest
 
 import distconv as dc
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.training import TrainingSettings
 from distconv.jobs.verification import exactness
 from distconv.layers.models import MODELS
 
@@ -31,9 +31,9 @@ class Case:
     lr: float = 1e-2
     in_channels: int = 3
 
-    def settings(self) -> Settings:
+    def settings(self) -> TrainingSettings:
         """Three steps of SGD with momentum."""
-        return Settings(
+        return TrainingSettings(
             self.model, self.width, batch=BATCH, steps=STEPS, optimizer="sgd", lr=self.lr, dtype="float64", seed=4
         )
 

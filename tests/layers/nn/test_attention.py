@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close, same_as_one_process, whole
 from tests.layers.spread import TABLE, spread
@@ -116,7 +116,7 @@ def test_samples_that_divide_stay_where_they_are_attended_to(comm):
     grid = grid_over(comm, n=comm.size)
     module = dc.parallelize(nn.MultiheadAttention(8, 2, batch_first=True).double(), grid)
     x = dc.scatter(normal(8, 6, 8), grid, dims="nhc")
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y, _ = module(x, x, x, need_weights=False)
     assert y.dist == x.dist and not sum(traffic.sent.values())
 
@@ -164,9 +164,9 @@ def test_every_rank_attends_in_autocasts_dtype(comm):
 def test_keys_and_values_are_gathered_and_their_gradients_scattered_once(comm):
     x = dc.scatter(normal(2, 3, 12, 5), grid_over(comm, h=comm.size))
     query, key, value = (t.detach().requires_grad_() for t in (x, x * 2, x + 1))
-    with counted() as forward:
+    with count_traffic() as forward:
         y = F.scaled_dot_product_attention(query, key, value).sum()
-    with counted() as backward:
+    with count_traffic() as backward:
         y.backward()
     for traffic in forward, backward:
         # Each of the others needs, or adds to, what this rank has of keys and values: no way needs less.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.costs import ROW, C, Cost, H, N, W, check_bytes, check_kept
 from tests.layers.in_turn import check_in_turn
@@ -187,7 +187,7 @@ def test_a_backward_pass_sends_what_the_forward_pass_sent_and_sums_each_weight_o
     layer = dc.parallelize(nn.Conv2d(C, 3, 3, padding=1).double(), grid, broadcast=True)
     x = dc.scatter(normal(N, C, H, W), dc.Distribution(grid, (None, None, "h", None))).requires_grad_()
     y = layer(x)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y.sum().backward()
     assert comm.allreduce(sum(traffic.sent.values())) == 2 * (comm.size - 1) * ROW
     weights = sum(8 * p.numel() for p in layer.parameters())

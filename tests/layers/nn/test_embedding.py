@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import close, same_as_one_process
 
@@ -70,7 +70,7 @@ def test_an_embedding_stays_split_and_sends_nothing_but_its_gradient(comm):
     split = dc.parallelize(copy.deepcopy(model), grid_over(comm, n=comm.size))
     i = indices(8, 6)
     given = dc.scatter(i, grid_over(comm, n=comm.size), dims="n-")
-    with counted() as traffic:
+    with count_traffic() as traffic:
         found = split(given)
     assert found.dist.axes == ("n", None, None) and not traffic.sent
     found.square().sum().backward()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 EMPTY_SOMEWHERE = pytest.mark.ranks(2, 3, 4)
@@ -24,21 +24,21 @@ def split_where_little_is(comm, dtype, channels=1):
 
 def test_a_block_is_filled_up_where_it_has_less():
     block = torch.ones(2, 0, 3)
-    assert at_least(block, (1, 2, 4)).shape == (2, 2, 4)
-    assert at_least(block, (2, 0, 3)) is block
-    filled = at_least(torch.ones(1, 2), (2, 3))
+    assert pad_to_minimum_shape(block, (1, 2, 4)).shape == (2, 2, 4)
+    assert pad_to_minimum_shape(block, (2, 0, 3)) is block
+    filled = pad_to_minimum_shape(torch.ones(1, 2), (2, 3))
     assert filled.tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 def test_nothing_is_kept_of_what_is_computed_on_zeros():
     y = torch.full((2, 3), torch.nan)
-    assert nothing_of(y, (0, 5)).shape == (0, 5)
-    assert torch.equal(nothing_of(y, (2, 1)), torch.zeros(2, 1))
+    assert connected_zeros(y, (0, 5)).shape == (0, 5)
+    assert torch.equal(connected_zeros(y, (2, 1)), torch.zeros(2, 1))
 
 
 def test_the_graph_is_that_of_a_block_with_elements():
     x, w = torch.zeros(0, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True)
-    y = like_other_ranks(torch.matmul, (0, 2), x, w)
+    y = run_like_other_ranks(torch.matmul, (0, 2), x, w)
     assert y.shape == (0, 2)
     dx, dw = torch.autograd.grad(y.sum(), [x, w], create_graph=True)
     assert dx.shape == x.shape

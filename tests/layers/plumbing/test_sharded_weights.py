@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.communication.collectives import share_out
+from distconv.communication.collectives import reduce_scatter_region
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import block_range
@@ -99,7 +99,7 @@ def test_the_sum_of_shares_is_the_adjoint_of_gathering(comm):
     share = normal(3, boxes[comm.rank].extent, seed=comm.rank).requires_grad_()
     own = block_range(7, comm.size, comm.rank)
     y = normal(3, 7, seed=50)[:, own.start : own.stop]
-    total = share_out(share, plan)
+    total = reduce_scatter_region(share, plan)
     total.backward(y)
     left, right = (comm.allreduce(float((a.detach() * b).sum())) for a, b in ((total, y), (share, share.grad)))
     assert left == pytest.approx(right, rel=1e-12)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from distconv.layers.recurrent import backward
-from distconv.layers.recurrent.backward import Steps, gradients, product
-from distconv.layers.recurrent.cells import CELLS, Weights
+from distconv.layers.recurrent.backward import ForwardSteps, gradients, product
+from distconv.layers.recurrent.cells import CELLS, CellWeights
 from distconv.layers.recurrent.methods import Method
 from tests.distconv.layouts import normal
 from tests.layers.recurrent.modules import SMALL
@@ -18,7 +18,7 @@ def steps_of(name, count=11, batch=2, inputs=3, hidden=4):
     shapes = [(cell.gates * hidden, inputs), (cell.gates * hidden, hidden), *[(cell.gates * hidden,)] * 2]
     weights = [normal(*shape, seed=i) / 2 for i, shape in enumerate(shapes)]
     x, start = normal(count, batch, inputs, seed=8), normal(batch, hidden, seed=9)
-    return Steps(cell, Weights(*weights), x, start, cell.states(x, start, weights))
+    return ForwardSteps(cell, CellWeights(*weights), x, start, cell.states(x, start, weights))
 
 
 def in_blocks(monkeypatch, sweep, scan):
@@ -61,7 +61,7 @@ def test_the_product_of_all_steps_is_one_map(monkeypatch, name, size):
 
 def test_no_steps_are_the_identity():
     matrix, shift = product(steps_of("gru", count=1), normal(1, 2, 4))
-    empty = Steps(CELLS["gru"], steps_of("gru").weights, normal(0, 2, 3), normal(2, 4), normal(0, 2, 4))
+    empty = ForwardSteps(CELLS["gru"], steps_of("gru").weights, normal(0, 2, 3), normal(2, 4), normal(0, 2, 4))
     matrix, shift = product(empty, normal(0, 2, 4))
     assert torch.equal(matrix, torch.eye(4, dtype=torch.float64).repeat(2, 1, 1))
     assert not shift.any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.layers.recurrent.cells import CELLS, Weights
+from distconv.layers.recurrent.cells import CELLS, CellWeights
 from tests.distconv.layouts import normal
 
 STEPS, BATCH, INPUTS, HIDDEN = 4, 2, 3, 5
@@ -24,7 +24,7 @@ def test_jacobians_are_those_of_the_steps(name, bias):
     start = normal(BATCH, HIDDEN, seed=6)
     states = cell.states(x, start, weights)
     before = torch.cat([start[None], states[:-1]])
-    found = cell.derivatives(x, before, states, Weights(*weights)).jacobians(weights[1])
+    found = cell.derivatives(x, before, states, CellWeights(*weights)).jacobians(weights[1])
     for t in range(STEPS):
         for b in range(BATCH):
             step = lambda h, t=t, b=b: cell.states(x[t : t + 1, b : b + 1], h[None], weights)[0, 0]  # noqa: E731
@@ -36,6 +36,6 @@ def test_factors_of_the_last_step_first():
     cell = CELLS["gru"]
     weights, x, start = weights_of(cell, True), normal(3, 1, INPUTS), normal(1, HIDDEN)
     states = cell.states(x, start, weights)
-    factors = cell.derivatives(x, torch.cat([start[None], states[:-1]]), states, Weights(*weights))
+    factors = cell.derivatives(x, torch.cat([start[None], states[:-1]]), states, CellWeights(*weights))
     assert torch.equal(factors.reversed().jacobians(weights[1]), factors.jacobians(weights[1]).flip(0))
     assert torch.equal(factors.reversed().input, factors.input.flip(0))

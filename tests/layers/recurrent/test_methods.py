@@ -9,9 +9,9 @@ import torch
 
 import distconv as dc
 from distconv.kernels import recurrence
-from distconv.layers.recurrent.methods import Method, Problem, fastest, method_named, predict
+from distconv.layers.recurrent.methods import BackwardProblem, Method, fastest, method_named, predict
 
-SMALL = Problem(1000, 1, 20, 1, 1, torch.device("cpu"), torch.float32)
+SMALL = BackwardProblem(1000, 1, 20, 1, 1, torch.device("cpu"), torch.float32)
 
 
 def test_the_compiled_loop_is_chosen_wherever_it_is():

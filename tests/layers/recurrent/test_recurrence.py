@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from distconv.layers.recurrent import recurrence
 from distconv.layers.recurrent.cells import CELLS
 from distconv.layers.recurrent.methods import Method
@@ -50,7 +50,7 @@ def test_states_alone_cross_ranks(comm):
     grid = grid_over(comm, w=comm.size)
     weights = [normal(3 * HIDDEN, n).requires_grad_() for n in (3, HIDDEN)]
     ranks = TimeRanks(grid, "w", -(-STEPS // comm.size), False)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y = Recurrence(CELLS["gru"], Method.SEQUENTIAL, ranks)(
             normal(STEPS, BATCH, 3)[block_of(comm)], normal(BATCH, HIDDEN), weights
         )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from distconv.errors import ShapeError
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -100,9 +100,9 @@ def test_the_traffic_is_the_halo(comm: Any) -> None:
         return F.avg_pool2d(x, (5, 3), stride=1) * 15
 
     leaf = dc.scatter(x, grid).requires_grad_()
-    with counted() as forward:
+    with count_traffic() as forward:
         y = box_sum(leaf)
-    with counted() as backward:
+    with count_traffic() as backward:
         y.sum().backward()
     row = 2 * 3 * 10 * 8  # bytes
     borders = 2 * (comm.size - 1)  # each is crossed both ways, by two rows

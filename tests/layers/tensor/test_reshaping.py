@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.communication.transport import counted
+from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere
 from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
 from tests.layers.spread import TABLE, spread
@@ -93,7 +93,7 @@ def test_merged_dimensions_keep_the_split_of_the_first(comm):
 def test_equal_blocks_amid_others_are_dealt_out_and_put_together_again(comm, shape):
     """(3, 4, 5) with the 4 split: flat elements come in periods of 20, of which each rank has equal blocks."""
     x = dc.scatter(counting(3, 4, 5), grid_over(comm, h=comm.size), dims=(None, "h", None))
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y = x.reshape(shape)
         z = y.reshape(3, 4, 5)
     assert torch.equal(y.gather(), counting(3, 4, 5).reshape(shape)) and torch.equal(z.gather(), counting(3, 4, 5))

@@ -12,9 +12,9 @@ from distconv.distribution import Distribution, block_range, default_axes
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
 from distconv.perfmodel.cost import block_geometry
-from distconv.perfmodel.cost.block_geometry import Parts
-from distconv.perfmodel.graph.graph import Window
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.cost.block_geometry import AxisParts
+from distconv.perfmodel.graph.graph import KernelWindow
+from distconv.perfmodel.machine.links import RankGroup
 
 SHAPES = [(4, 3, 9, 7), (7, 8, 5, 6), (2, 6, 16, 16), (5, 12), (3, 4, 6, 7, 8)]
 
@@ -46,7 +46,7 @@ def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
             target = Distribution(grid_b, default_axes(None, len(shape)))
             most = max(_missing(shape, source, target, rank) for rank in range(comm.size))
             moved = block_geometry.redistribution(
-                shape, Parts.of(a, comm.size, comm.size), Parts.of(b, comm.size, comm.size)
+                shape, AxisParts.of(a, comm.size, comm.size), AxisParts.of(b, comm.size, comm.size)
             )
             assert moved.near == most and moved.far == 0, (shape, a, b)
 
@@ -55,8 +55,8 @@ def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
 def test_elements_come_from_the_own_node_where_it_has_them(comm):
     shape = (4, 3, 12, 12)
     for a, b in itertools.product(_grids(comm.size, ["n", "h", "w"]), repeat=2):
-        alone = block_geometry.redistribution(shape, Parts.of(a, comm.size, 1), Parts.of(b, comm.size, 1))
-        pairs = block_geometry.redistribution(shape, Parts.of(a, comm.size, 2), Parts.of(b, comm.size, 2))
+        alone = block_geometry.redistribution(shape, AxisParts.of(a, comm.size, 1), AxisParts.of(b, comm.size, 1))
+        pairs = block_geometry.redistribution(shape, AxisParts.of(a, comm.size, 2), AxisParts.of(b, comm.size, 2))
         assert alone.near == 0
         assert pairs.near + pairs.far <= alone.far and pairs.far <= alone.far
 
@@ -69,7 +69,7 @@ def test_halos_are_what_ranks_need_beyond_what_they_own(comm, kernel, stride):
         out = (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         if out < comm.size:
             continue
-        window = Window((kernel,), (stride,), (padding,), (dilation,))
+        window = KernelWindow((kernel,), (stride,), (padding,), (dilation,))
         grid = dc.ProcessGrid(comm, w=comm.size)
         dist = Distribution(grid, ("n", "c", "w"))
         needs = window_needs(dist, (1, 1, out), Geometry((kernel,), (stride,), (padding,), (dilation,)))
@@ -85,7 +85,7 @@ def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_outp
     for kernel, stride, padding, dilation in itertools.product([2, 3, 4], [1, 2, 3], [0, 1], [1, 2]):
         extent, parts = 12, 3
         out = (extent - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
-        window = Window((kernel,), (stride,), (padding,), (dilation,), True)
+        window = KernelWindow((kernel,), (stride,), (padding,), (dilation,), True)
         most = 0
         for index in range(parts):
             own = block_range(extent, parts, index)
@@ -100,7 +100,7 @@ def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_outp
 def test_groups_and_strides_are_those_of_process_grids(comm):
     for axes in _grids(comm.size, ["n", "c", "h", "w"]):
         grid = dc.ProcessGrid(comm, r=comm.size // math.prod(axes.values()), **axes)
-        parts = Parts.of(axes, comm.size, 2)
+        parts = AxisParts.of(axes, comm.size, 2)
         for axis, number in axes.items():
             if number > 1:
                 here = grid.coords[axis]
@@ -110,16 +110,16 @@ def test_groups_and_strides_are_those_of_process_grids(comm):
 
 
 def test_groups_know_how_many_of_them_share_a_node():
-    parts = Parts.of({"n": 4, "h": 2, "w": 2}, 16, 4)
-    assert parts.group(("w",)) == Group(2, 2)
-    assert parts.group(("h", "w")) == Group(4, 4)
-    assert parts.group(("n",)) == Group(4, 1)
-    assert parts.group(("n", "h", "w")) == Group(16, 4)
+    parts = AxisParts.of({"n": 4, "h": 2, "w": 2}, 16, 4)
+    assert parts.group(("w",)) == RankGroup(2, 2)
+    assert parts.group(("h", "w")) == RankGroup(4, 4)
+    assert parts.group(("n",)) == RankGroup(4, 1)
+    assert parts.group(("n", "h", "w")) == RankGroup(16, 4)
 
 
 def test_neighbours_on_other_nodes_are_counted():
-    assert Parts.of({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
-    assert Parts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
-    assert Parts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
-    assert Parts.of({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
-    assert Parts.of({"h": 8}, 8, 4).far_neighbours("h") == 1
+    assert AxisParts.of({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
+    assert AxisParts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
+    assert AxisParts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
+    assert AxisParts.of({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
+    assert AxisParts.of({"h": 8}, 8, 4).far_neighbours("h") == 1

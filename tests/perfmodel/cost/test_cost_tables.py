@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from distconv.perfmodel.cost.cost_tables import Kind, makespan, one, peak
+from distconv.perfmodel.cost.cost_tables import CostKind, makespan, one, peak
 from tests.perfmodel.strategy.problems import close, plain_memory, plain_time, random_problem
 
 
@@ -33,13 +33,19 @@ def test_changes_are_differences_of_values():
 
 def test_allreduces_run_one_after_the_other_behind_what_is_computed():
     # Computing ends at 1 and 3; the first allreduce lasts from 1 to 6, so that the second begins at 6.
-    steps = [(Kind.COMPUTE, 1.0), (Kind.ALLREDUCE, 5.0), (Kind.COMPUTE, 2.0), (Kind.ALLREDUCE, 1.0)]
+    steps = [(CostKind.COMPUTE, 1.0), (CostKind.ALLREDUCE, 5.0), (CostKind.COMPUTE, 2.0), (CostKind.ALLREDUCE, 1.0)]
     assert makespan(steps, max) == 7
-    assert makespan([*steps, (Kind.COMPUTE, 9.0)], max) == 12
+    assert makespan([*steps, (CostKind.COMPUTE, 9.0)], max) == 12
 
 
 def test_what_is_released_makes_room():
-    steps = [(Kind.RESIDENT, 10.0), (Kind.KEEP, 4.0), (Kind.TRANSIENT, 3.0), (Kind.RELEASE, 4.0), (Kind.KEEP, 1.0)]
-    assert peak([*steps, (Kind.TRANSIENT, 5.0)], max) == 10 + 4 + 3
-    assert peak([*steps, (Kind.TRANSIENT, 7.0)], max) == 10 + 1 + 7
-    assert peak([(Kind.KEEP, 2.0), (Kind.TRANSIENT, 1.0), (Kind.KEEP, 3.0)], max) == 5
+    steps = [
+        (CostKind.RESIDENT, 10.0),
+        (CostKind.KEEP, 4.0),
+        (CostKind.TRANSIENT, 3.0),
+        (CostKind.RELEASE, 4.0),
+        (CostKind.KEEP, 1.0),
+    ]
+    assert peak([*steps, (CostKind.TRANSIENT, 5.0)], max) == 10 + 4 + 3
+    assert peak([*steps, (CostKind.TRANSIENT, 7.0)], max) == 10 + 1 + 7
+    assert peak([(CostKind.KEEP, 2.0), (CostKind.TRANSIENT, 1.0), (CostKind.KEEP, 3.0)], max) == 5

@@ -10,18 +10,18 @@ from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings, SettingsError
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model, evaluate
-from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.graph.tracing import trace
 from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plain
 
 
 def _by_hand(graph, plan, here, ranks, settings):
     """The step of a chain: operation after operation, allreduces one at a time behind what follows (V-B)."""
-    costs = Costs(here, ranks, settings)
-    grids = {name: Parts.of(parts, ranks, here.ranks_per_node) for name, parts in plan.items()}
+    costs = OperationCosts(here, ranks, settings)
+    grids = {name: AxisParts.of(parts, ranks, here.ranks_per_node) for name, parts in plan.items()}
     clock = end = 0.0
     for op in graph.operations:
         cost = costs.operation(op, grids[op.layer])

@@ -9,11 +9,11 @@ import pytest
 from torch import nn
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
-from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.block_geometry import AxisParts
+from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
 from tests.perfmodel.networks import FLOPS, KERNEL, plain
 
@@ -27,7 +27,7 @@ def test_a_convolution_costs_what_the_paper_says():
     graph = trace(convolution(5), (3, 4, 32, 16))
     here = plain(ranks_per_node=9)
     # 9 ranks: those in the middle have all eight neighbours.
-    cost = Costs(here, 9, Settings()).operation(graph.operations[1], Parts.of({"h": 3, "w": 3}, 9, 9))
+    cost = OperationCosts(here, 9, Settings()).operation(graph.operations[1], AxisParts.of({"h": 3, "w": 3}, 9, 9))
     height, width = math.ceil(32 / 3), math.ceil(16 / 3)
     flops = 2 * 3 * 8 * height * width * 4 * 25
     assert cost.fp == pytest.approx(KERNEL + flops / FLOPS, rel=1e-12)
@@ -41,19 +41,19 @@ def test_a_convolution_costs_what_the_paper_says():
     assert cost.halo_backward == pytest.approx(halo, rel=1e-12)
     assert cost.forward == pytest.approx(cost.fp + halo, rel=1e-12)
     assert cost.backward == pytest.approx(cost.bpx + cost.bpw + halo, rel=1e-12)
-    assert cost.bpa == here.allreduce(Group(9, 9), 8 * 4 * 25 * 4)
+    assert cost.bpa == here.allreduce(RankGroup(9, 9), 8 * 4 * 25 * 4)
 
 
 def test_sample_parallelism_needs_the_allreduce_alone():
     graph = trace(convolution(), (8, 4, 16, 16))
-    cost = Costs(plain(), 4, Settings()).operation(graph.operations[1], Parts.of({"n": 4}, 4, 4))
+    cost = OperationCosts(plain(), 4, Settings()).operation(graph.operations[1], AxisParts.of({"n": 4}, 4, 4))
     assert cost.halo_forward == cost.halo_backward == cost.sync_forward == cost.sync_backward == 0
     assert cost.bpa > 0
 
 
 def test_the_first_layer_has_no_gradient_of_its_input_and_replicas_reduce_nothing():
     graph = trace(convolution(), (8, 4, 16, 16))
-    cost = Costs(plain(), 4, Settings()).operation(graph.operations[0], Parts.of({"r": 4}, 4, 4))
+    cost = OperationCosts(plain(), 4, Settings()).operation(graph.operations[0], AxisParts.of({"r": 4}, 4, 4))
     assert cost.bpx == 0 and cost.bpw > 0 and cost.bpa == 0
 
 
@@ -63,22 +63,24 @@ def test_gathering_what_a_flatten_mixes_costs_an_exchange():
     here = plain()
     roofline = replace(here.compute[0].roofline, exchange_s=0.5)
     slow = replace(here, compute=(replace(here.compute[0], roofline=roofline),))
-    costs = [Costs(each, 2, Settings()).operation(flatten, Parts.of({"h": 2}, 2, 2)) for each in (here, slow)]
+    costs = [
+        OperationCosts(each, 2, Settings()).operation(flatten, AxisParts.of({"h": 2}, 2, 2)) for each in (here, slow)
+    ]
     assert costs[0].sync_forward > 0
     assert costs[1].sync_forward - costs[0].sync_forward == pytest.approx(0.5)
 
 
 def test_uneven_blocks_cost_what_the_largest_costs():
     graph = trace(convolution(1), (1, 4, 7, 8))
-    cost = Costs(plain(), 2, Settings()).operation(graph.operations[1], Parts.of({"h": 2}, 2, 2))
+    cost = OperationCosts(plain(), 2, Settings()).operation(graph.operations[1], AxisParts.of({"h": 2}, 2, 2))
     assert cost.fp == pytest.approx(KERNEL + 2 * 8 * 4 * 8 * 4 / FLOPS, rel=1e-12)
 
 
 def test_neighbours_on_another_node_are_further_away():
     graph = trace(convolution(), (1, 4, 64, 64))
     op = graph.operations[1]
-    together = Costs(plain(ranks_per_node=8), 8, Settings()).operation(op, Parts.of({"h": 8}, 8, 8))
-    apart = Costs(plain(ranks_per_node=2), 8, Settings()).operation(op, Parts.of({"h": 8}, 8, 2))
+    together = OperationCosts(plain(ranks_per_node=8), 8, Settings()).operation(op, AxisParts.of({"h": 8}, 8, 8))
+    apart = OperationCosts(plain(ranks_per_node=2), 8, Settings()).operation(op, AxisParts.of({"h": 8}, 8, 2))
     row = 4 * 4 * 64
     assert apart.halo_forward - together.halo_forward == pytest.approx(2e-4 + row * (1e-5 - 1e-6), rel=1e-9)
 
@@ -88,7 +90,7 @@ def middle_of_four(here: Machine, kernel_s: float):
     graph = trace(convolution(), (1, 4, 64, 64))
     roofline = replace(here.compute[0].roofline, kernel_s=kernel_s)
     here = replace(here, compute=(replace(here.compute[0], roofline=roofline),))
-    cost = Costs(here, 4, Settings()).operation(graph.operations[1], Parts.of({"h": 4}, 4, 4))
+    cost = OperationCosts(here, 4, Settings()).operation(graph.operations[1], AxisParts.of({"h": 4}, 4, 4))
     return cost, 2 * 8 * 4 * 9 * 16 * 64 / FLOPS, 2 * (1e-4 + 4 * 4 * 64 / 1e6)
 
 
@@ -128,8 +130,8 @@ def test_packing_costs_the_bytes_that_it_reads_and_writes_on_both_sides():
 def test_only_convolutions_hide_their_exchange():
     """Pooling has its halo before it starts."""
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), nn.MaxPool2d(3, 1, 1)), (1, 4, 64, 64))
-    op, parts = graph.operations[1], Parts.of({"h": 4}, 4, 4)
-    cost = Costs(plain(halo=True), 4, Settings()).operation(op, parts)
+    op, parts = graph.operations[1], AxisParts.of({"h": 4}, 4, 4)
+    cost = OperationCosts(plain(halo=True), 4, Settings()).operation(op, parts)
     assert cost.halo_forward > 0
     assert cost.forward == pytest.approx(cost.fp + cost.halo_forward, rel=1e-12)
     assert cost.backward == pytest.approx(cost.bpx + cost.halo_backward, rel=1e-12)
@@ -137,12 +139,12 @@ def test_only_convolutions_hide_their_exchange():
 
 def test_measured_times_come_before_the_roofline():
     graph = trace(convolution(), (2, 4, 8, 8))
-    costs = Costs(plain(), 1, Settings())
-    op, alone = graph.operations[1], Parts(1, 4)
+    costs = OperationCosts(plain(), 1, Settings())
+    op, alone = graph.operations[1], AxisParts(1, 4)
     key = local_call(op, alone).key
     here = plain()
     table = Compute(1, here.compute[0].roofline, {f"{key} forward": 0.25, f"{key} weight": 0.5})
-    measured = Costs(
+    measured = OperationCosts(
         Machine(
             name=here.name,
             ranks_per_node=4,
@@ -165,12 +167,12 @@ def test_exchanges_and_redistributions_have_a_fixed_cost():
     slow = replace(
         here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, exchange_s=0.5)),)
     )
-    op, two = graph.operations[1], Parts.of({"h": 2}, 2, 4)
-    costs = [Costs(machine, 2, Settings()) for machine in (here, slow)]
+    op, two = graph.operations[1], AxisParts.of({"h": 2}, 2, 4)
+    costs = [OperationCosts(machine, 2, Settings()) for machine in (here, slow)]
     halos = [cost.operation(op, two).halo_forward for cost in costs]
-    moves = [cost.shuffle(op.x, Parts.of({"n": 2}, 2, 4), two) for cost in costs]
+    moves = [cost.shuffle(op.x, AxisParts.of({"n": 2}, 2, 4), two) for cost in costs]
     assert halos[1] - halos[0] == pytest.approx(0.5) and moves[1] - moves[0] == pytest.approx(0.5)
-    assert costs[1].operation(op, Parts.of({"n": 2}, 2, 4)).halo_forward == 0
+    assert costs[1].operation(op, AxisParts.of({"n": 2}, 2, 4)).halo_forward == 0
 
 
 def test_each_gradient_that_is_summed_over_ranks_has_a_fixed_cost():
@@ -182,18 +184,20 @@ def test_each_gradient_that_is_summed_over_ranks_has_a_fixed_cost():
     )
 
     def more(parts):
-        costs = [Costs(machine, 2, Settings()) for machine in (here, slow)]
+        costs = [OperationCosts(machine, 2, Settings()) for machine in (here, slow)]
         return [costs[1].operation(op, parts).bpa - costs[0].operation(op, parts).bpa for op in operations]
 
-    assert more(Parts.of({"h": 2}, 2, 4)) == pytest.approx([0.5, 1.0, 0.5])
-    assert more(Parts.of({"c": 2}, 2, 4)) == pytest.approx([0.0, 1.0, 0.0])  # filters are split, whole vectors are not
-    assert more(Parts.of({}, 1, 4)) == [0.0, 0.0, 0.0]
+    assert more(AxisParts.of({"h": 2}, 2, 4)) == pytest.approx([0.5, 1.0, 0.5])
+    assert more(AxisParts.of({"c": 2}, 2, 4)) == pytest.approx(
+        [0.0, 1.0, 0.0]
+    )  # filters are split, whole vectors are not
+    assert more(AxisParts.of({}, 1, 4)) == [0.0, 0.0, 0.0]
 
 
 def test_a_mean_over_everything_waits_for_all_ranks_however_they_split_it():
     graph = trace(convolution(), (4, 4, 16, 16), loss=lambda y: y.pow(2).mean())
-    mean, costs = graph.operations[-1], Costs(plain(), 2, Settings())
-    waits = [costs.operation(mean, Parts.of({axis: 2}, 2, 2)).sync_forward for axis in "nhc"]
+    mean, costs = graph.operations[-1], OperationCosts(plain(), 2, Settings())
+    waits = [costs.operation(mean, AxisParts.of({axis: 2}, 2, 2)).sync_forward for axis in "nhc"]
     assert mean.kind == "mean" and waits[0] > 0 and waits == [waits[0]] * 3
 
 
@@ -201,9 +205,9 @@ def test_a_mean_over_everything_waits_for_all_ranks_however_they_split_it():
 def test_an_update_reads_weights_gradients_and_state_and_writes_weights_and_state(slots):
     roofline = Roofline(FLOPS, 1e6, KERNEL)
     here = replace(plain(), compute=(Compute(1, roofline),))
-    cost = Costs(here, 4, Settings(optimizer_slots=slots))
+    cost = OperationCosts(here, 4, Settings(optimizer_slots=slots))
     weights = 4 * 8 * 4 * 3 * 3
-    found = cost.operation(trace(convolution(), (8, 4, 16, 16)).operations[1], Parts.of({"n": 4}, 4, 4)).update
+    found = cost.operation(trace(convolution(), (8, 4, 16, 16)).operations[1], AxisParts.of({"n": 4}, 4, 4)).update
     assert found == pytest.approx(KERNEL + (3 + 2 * slots) * weights / 1e6, rel=1e-12)
 
 
@@ -211,8 +215,8 @@ def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
     # From halves of four samples to halves of eight rows: a rank keeps 2 x 4 x 4 x 8 elements and receives as many.
     here, moved, kept = plain(), 256, 256
     here = replace(here, compute=(Compute(1, Roofline(FLOPS, 1e7, KERNEL, exchange_s=2e-5)),))
-    costs = Costs(here, 2, Settings())
-    source, target = Parts.of({"n": 2}, 2, 4), Parts.of({"h": 2}, 2, 4)
+    costs = OperationCosts(here, 2, Settings())
+    source, target = AxisParts.of({"n": 2}, 2, 4), AxisParts.of({"h": 2}, 2, 4)
     value = trace(convolution(), (4, 4, 8, 8)).operations[0].x
     for size in (4, 8, 2, 4):
         copied = 2 * moved * size + kept * size  # packed and put in place; what is kept is copied once
@@ -223,22 +227,24 @@ def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
 def test_a_shuffle_between_nodes_goes_over_the_network():
     here, moved = plain(ranks_per_node=1), 256
     value = trace(convolution(), (4, 4, 8, 8)).operations[0].x
-    found = Costs(here, 2, Settings()).shuffle(value, Parts.of({"n": 2}, 2, 1), Parts.of({"h": 2}, 2, 1))
+    found = OperationCosts(here, 2, Settings()).shuffle(
+        value, AxisParts.of({"n": 2}, 2, 1), AxisParts.of({"h": 2}, 2, 1)
+    )
     assert found == pytest.approx(3e-4 + 4 * moved / 1e5 + 2 * KERNEL, rel=1e-12)
 
 
 def test_filters_that_are_split_are_summed_over_samples_alone():
     op = trace(convolution(), (4, 4, 16, 16)).operations[1]
-    assert Costs(plain(), 4, Settings()).operation(op, Parts.of({"c": 4}, 4, 4)).bpa == 0
+    assert OperationCosts(plain(), 4, Settings()).operation(op, AxisParts.of({"c": 4}, 4, 4)).bpa == 0
     # Half of the filters on each of two ranks, each with all four channels, summed over the two halves of the samples.
-    both = Costs(plain(), 4, Settings()).operation(op, Parts.of({"n": 2, "c": 2}, 4, 4))
-    assert both.bpa == plain().allreduce(Group(2, 2), 4 * 4 * 4 * 3 * 3)
+    both = OperationCosts(plain(), 4, Settings()).operation(op, AxisParts.of({"n": 2, "c": 2}, 4, 4))
+    assert both.bpa == plain().allreduce(RankGroup(2, 2), 4 * 4 * 4 * 3 * 3)
 
 
 def test_a_share_of_a_measured_time_takes_its_share_and_a_kernel_for_each_further_piece():
-    op, parts = trace(convolution(), (1, 4, 64, 64)).operations[1], Parts.of({"h": 4}, 4, 4)
+    op, parts = trace(convolution(), (1, 4, 64, 64)).operations[1], AxisParts.of({"h": 4}, 4, 4)
     call = local_call(op, parts)
     here = replace(plain(), compute=(replace(plain().compute[0], table={f"{call.key} forward": 0.5}),))
-    costs = Costs(here, 4, Settings())
+    costs = OperationCosts(here, 4, Settings())
     assert costs.compute(call, "forward") == 0.5
     assert costs.compute(call, "forward", 0.25, 3) == pytest.approx(0.25 * 0.5 + 2 * KERNEL, rel=1e-12)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from distconv.perfmodel.exploration.candidate_stages import Overheads, Setting, whole
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Overheads, whole
 from distconv.perfmodel.exploration.explore import explore
-from distconv.perfmodel.machine.links import Group, Link
+from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.stages.devices import Device
 from tests.perfmodel.exploration.equal_layers import LATENCY, equal_layers, machine_of
 
@@ -70,7 +70,7 @@ def test_overheads_of_passes_messages_and_updates_count_once_each():
 
 @pytest.mark.parametrize(("replicas", "share"), [(1, 0.0), (2, 0.5), (4, 1.0)])
 def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, share):
-    setting = Setting(equal_layers(8), machine_of(1e12), [Device("any", 4)], 1)
+    setting = ExplorationContext(equal_layers(8), machine_of(1e12), [Device("any", 4)], 1)
     plain, joined = (
         replace(setting, overheads=each).stages("gpipe", replicas, 4) for each in (NO_OVERHEADS, Overheads(join_s=0.25))
     )
@@ -79,7 +79,7 @@ def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, sh
 
 
 def stages_of(layers, devices, replicas=1):
-    setting = Setting(equal_layers(layers), machine_of(1e12), devices, 1)
+    setting = ExplorationContext(equal_layers(layers), machine_of(1e12), devices, 1)
     return setting.stages("gpipe", replicas, 4)
 
 
@@ -117,7 +117,7 @@ NO_OVERHEADS = Overheads()
 
 
 def three_stages(overheads=NO_OVERHEADS, replicas=1, parameters=8.0):
-    setting = Setting(
+    setting = ExplorationContext(
         equal_layers(6, parameters=parameters), machine_of(1e9), [Device("gpu", 3 * replicas, None)], 1,
         overheads=overheads,
     )  # fmt: skip
@@ -135,9 +135,9 @@ def test_a_message_occupies_who_takes_it_forward_the_next_stage_and_backward_the
 def test_an_allreduce_hides_behind_the_backward_passes_of_the_stages_before_it():
     # Two replicas sum 2e9 bytes of each stage in as many seconds; only the last stage has passes of others behind it.
     stages = three_stages(replicas=2, parameters=1e9)
-    summed = stages.setting.machine.allreduce(Group(2, 2), 2e9)
+    summed = stages.setting.machine.allreduce(RankGroup(2, 2), 2e9)
     assert stages._exposed([2, 4], [0.1, 0.1, 0.1], [0.0, 0.0]) == pytest.approx(summed)
     # The first stage has nothing to sum: behind the second there is 0.5 + 0.25 of the first, which is what is hidden.
     assert stages._exposed([0, 2], [0.5, 0.1, 0.1], [0.25, 0.0]) == pytest.approx(
-        max(summed - 0.75, stages.setting.machine.allreduce(Group(2, 2), 4e9) - 0.85)
+        max(summed - 0.75, stages.setting.machine.allreduce(RankGroup(2, 2), 4e9) - 0.85)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distconv.perfmodel.exploration.choices import Choice, Costs, Exploration
+from distconv.perfmodel.exploration.choices import Choice, Exploration, StageCosts
 from distconv.perfmodel.exploration.explore import SYNCHRONOUS, explore
 from distconv.perfmodel.stages.stage_costs import StagePartition
 from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
@@ -23,7 +23,7 @@ def choice(time, *, fits=True, **given):
         method="explore", cuts=(1,), positions=(1.0,), stages=(("a",), ("b",)), assignment=({}, {}), time=time
     )
     known = {"schedule": "gpipe", "microbatches": 8, "replicas": 1, "memory": (2e9, 3.5e9)} | given
-    return Choice(stages=stages, time=time, fits=fits, costs=Costs((), (), (), ()), **known)
+    return Choice(stages=stages, time=time, fits=fits, costs=StageCosts((), (), (), ()), **known)
 
 
 def test_a_choice_is_a_line_that_says_more_only_where_there_is_more():

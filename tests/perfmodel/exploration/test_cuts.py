@@ -8,7 +8,7 @@ import random
 import pytest
 
 from distconv.perfmodel.exploration import cuts as cuts_module
-from distconv.perfmodel.exploration.candidate_stages import Setting
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext
 from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts, key
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
@@ -28,7 +28,7 @@ def random_stages(seed):
         for index in range(9)
     ]
     device = Device("gpu", rng.randint(2, 4), None, rng.choice([1e15, rng.uniform(3e11, 9e11)]))
-    setting = Setting(Profile(layers), Machine.load("lassen"), [device], 1)
+    setting = ExplorationContext(Profile(layers), Machine.load("lassen"), [device], 1)
     found = setting.stages(rng.choice(["1f1b-sno", "1f1b-so", "gpipe", "1f1b-as"]), 1, rng.choice([2, 4, 8, 16]))
     assert found is not None
     return found
@@ -93,7 +93,9 @@ def test_the_emptiest_cuts_fill_the_fullest_stage_least(seed):
 def test_a_high_price_on_transfers_finds_the_small_boundary():
     sizes = [1e12, 1e12, 1e12, 1.0, 1e12, 1e12]
     layers = [Layer(f"l{index}", 1.0, 2.0, size, 0.0) for index, size in enumerate(sizes)]
-    stages = Setting(Profile(layers), Machine.load("lassen"), [Device("gpu", 2, None)], 1).stages("gpipe", 1, 4)
+    stages = ExplorationContext(Profile(layers), Machine.load("lassen"), [Device("gpu", 2, None)], 1).stages(
+        "gpipe", 1, 4
+    )
     assert stages is not None
     assert balanced_cuts(stages) == [3]
     assert balanced_cuts(stages, price=2.0) == [4]
@@ -103,5 +105,7 @@ def test_a_high_price_on_transfers_finds_the_small_boundary():
 def test_each_cut_moves_to_where_the_stages_are_even(monkeypatch, start):
     monkeypatch.setattr(cuts_module, "PRICES", ())
     layers = [Layer(f"l{index}", 1.0, 2.0, 1.0, 1.0) for index in range(9)]
-    stages = Setting(Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1).stages("1f1b-as", 1, 8)
+    stages = ExplorationContext(Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1).stages(
+        "1f1b-as", 1, 8
+    )
     assert best_cuts(stages, [start]) == [3, 6]

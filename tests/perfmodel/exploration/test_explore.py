@@ -14,7 +14,7 @@ from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.exploration.choices import ExplorationError
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.machine import Group, Machine
+from distconv.perfmodel.machine.machine import Machine, RankGroup
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.perfmodel.stages.devices import Device
 from distconv.pipeline import schedule, simulate
@@ -44,7 +44,7 @@ def test_the_time_of_a_pipeline_is_the_simulated_one(name):
 def test_data_parallelism_takes_its_share_of_the_samples_and_one_allreduce():
     machine = machine_of(1e9)
     found = explore(equal_layers(parameters=1e8), machine, 4, 16, schedules=["dp"])
-    assert found.time == pytest.approx(8 * 3 / 4 + machine.allreduce(Group(4, 4), 8e8))
+    assert found.time == pytest.approx(8 * 3 / 4 + machine.allreduce(RankGroup(4, 4), 8e8))
     assert found.table[0].replicas == 4 and {choice.microbatches for choice in found.table} == {4, 8, 16}
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from torch import nn
 
-from distconv.perfmodel.graph.graph import INPUT, Window
+from distconv.perfmodel.graph.graph import INPUT, KernelWindow
 from distconv.perfmodel.graph.tracing import trace
 
 
@@ -29,7 +29,7 @@ def test_a_layer_that_runs_twice_is_one_layer_with_two_calls_and_inputs_may_be_s
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_window_needs_every_input_that_touches_one_of_its_outputs(transposed):
     for kernel, stride, padding, dilation in itertools.product([1, 2, 3, 4], [1, 2, 3], [0, 1], [1, 2]):
-        window = Window((kernel,), (stride,), (padding,), (dilation,), transposed)
+        window = KernelWindow((kernel,), (stride,), (padding,), (dilation,), transposed)
         taps = [k * dilation - padding for k in range(kernel)]
         for start, stop in [(0, 1), (0, 5), (3, 4), (4, 9)]:
             if transposed:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distconv.perfmodel.graph.recorder import Recorder, module_calls
+from distconv.perfmodel.graph.recorder import FunctionRecorder, module_calls
 
 
 class Inner(torch.nn.Module):
@@ -45,7 +45,7 @@ def test_only_those_that_are_asked_for():
     assert calls == ["inner"]
 
 
-class Places(Recorder):
+class Places(FunctionRecorder):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         vars(self).setdefault("seen", []).append((self.place, func.__name__))
         return func(*args, **(kwargs or {}))

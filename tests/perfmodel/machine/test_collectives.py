@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
-from distconv.perfmodel.machine.collectives import Level
+from distconv.perfmodel.machine.collectives import LinkLevel
 from distconv.perfmodel.machine.distributed_gemm import distributed_gemm
-from distconv.perfmodel.machine.machine import Compute, Group, Link, Machine, Overlap, Roofline
+from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, RankGroup, Roofline
 
 ALPHA, BETA, GAMMA = 10.0, 2.0, 0.5
 RANKS = [2, 3, 4, 5, 6, 7, 8, 12, 16, 100, 1024, 1025]
@@ -22,7 +22,7 @@ COLLECTIVES = ["allreduce", "allgather"]
 
 
 def level(ranks):
-    return Level(ranks, Link(ALPHA, 1 / BETA), GAMMA)
+    return LinkLevel(ranks, Link(ALPHA, 1 / BETA), GAMMA)
 
 
 def machine(ranks_per_node=4, node=(1e-6, 1e11), network=(1e-5, 1e10), memory=1e12):
@@ -83,7 +83,7 @@ def test_the_other_collectives_are_never_below_the_known_lower_bounds(name, rank
 @given(p=st.integers(1, 5000), q=st.integers(1, 16), a=st.floats(0, 1e10), b=st.floats(0, 1e10))
 def test_more_bytes_never_take_less_time(name, p, q, a, b):
     time = getattr(machine(), name)
-    assert time(Group(p, q), min(a, b)) <= time(Group(p, q), max(a, b)) * (1 + 1e-12)
+    assert time(RankGroup(p, q), min(a, b)) <= time(RankGroup(p, q), max(a, b)) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("ranks", [r for r in RANKS if r > 3])
@@ -101,16 +101,16 @@ def test_long_allreduces_over_no_power_of_two_go_around_a_ring():
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_one_rank_or_no_bytes_cost_nothing(name):
     time = getattr(machine(), name)
-    assert time(Group(1, 1), 1e6) == time(Group(1, 4), 1e6) == 0.0
-    assert time(Group(16, 4), 0) == time(Group(16, 1), 0) == 0.0
+    assert time(RankGroup(1, 1), 1e6) == time(RankGroup(1, 4), 1e6) == 0.0
+    assert time(RankGroup(16, 4), 0) == time(RankGroup(16, 1), 0) == 0.0
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @given(p=st.integers(2, 2048), q=st.integers(1, 16), n=st.floats(1, 1e9))
 def test_two_levels_are_never_worse_than_the_network_alone(name, p, q, n):
     one = machine(ranks_per_node=16)
-    flat = collectives.__dict__[f"flat_{name}"](one.levels(Group(p, 1)).flat, n)
-    assert getattr(one, name)(Group(p, q), n) <= flat
+    flat = collectives.__dict__[f"flat_{name}"](one.levels(RankGroup(p, 1)).flat, n)
+    assert getattr(one, name)(RankGroup(p, q), n) <= flat
 
 
 def test_two_levels_cost_the_sum_of_their_three_stages():
@@ -118,40 +118,40 @@ def test_two_levels_cost_the_sum_of_their_three_stages():
     node = 2 * 1e-6 + 3e6 * 1e-11 + 3e6 * 3e-12
     network = 4 * 1e-5 + 1.5e6 * 1e-10 + 0.75e6 * 3e-12
     back = 2 * 1e-6 + 3e6 * 1e-11
-    assert machine().allreduce(Group(16, 4), 4e6) == pytest.approx(node + network + back, rel=1e-12)
+    assert machine().allreduce(RankGroup(16, 4), 4e6) == pytest.approx(node + network + back, rel=1e-12)
 
 
 def test_a_group_on_one_node_never_uses_the_network():
     slow = machine(network=(1.0, 1.0))
     for name in COLLECTIVES:
-        assert getattr(slow, name)(Group(4, 4), 1e6) < 1e-3
-        assert getattr(slow, name)(Group(4, 2), 1e6) > 1.0
+        assert getattr(slow, name)(RankGroup(4, 4), 1e6) < 1e-3
+        assert getattr(slow, name)(RankGroup(4, 2), 1e6) > 1.0
 
 
 def test_ranks_that_do_not_divide_over_nodes_use_one_node_more():
     one = machine(network=(1.0, 1e30))
-    assert one.levels(Group(9, 4)).across.ranks == 3
-    assert one.allreduce(Group(9, 4), 8) == pytest.approx(3.0, abs=1e-4)  # to one that is left over, both, and back
+    assert one.levels(RankGroup(9, 4)).across.ranks == 3
+    assert one.allreduce(RankGroup(9, 4), 8) == pytest.approx(3.0, abs=1e-4)  # to one that is left over, both, and back
 
 
 def test_direct_messages_go_to_the_own_node_first():
-    levels = machine(node=(1.0, 1e30), network=(100.0, 1e30)).levels(Group(16, 4))
+    levels = machine(node=(1.0, 1e30), network=(100.0, 1e30)).levels(RankGroup(16, 4))
     assert [round(collectives.messages(levels, peers, 8)) for peers in (0, 1, 3, 4, 15)] == [0, 1, 3, 103, 1203]
 
 
 def test_steps_of_a_collective_have_their_own_latency_where_the_link_says_so():
     """Recursive doubling over 16 nodes: four steps; a message between two ranks keeps its own."""
     here = replace(machine(), network=Link(1.0, 1e30, step_s=10.0))
-    assert here.allreduce(Group(16, 1), 8) == pytest.approx(40.0, rel=1e-6)
+    assert here.allreduce(RankGroup(16, 1), 8) == pytest.approx(40.0, rel=1e-6)
     assert here.send(8, across=True) == pytest.approx(1.0)
-    levels = here.levels(Group(16, 1))
+    levels = here.levels(RankGroup(16, 1))
     assert collectives.messages(levels, 3, 8) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(0, 1), (1, 0), (-4, 2)])
 def test_a_group_without_ranks_is_refused(ranks, per_node):
     with pytest.raises(MachineError, match="both must be at least 1"):
-        Group(ranks, per_node)
+        RankGroup(ranks, per_node)
 
 
 # -- fully-connected layers -------------------------------------------------------------------------------------------
@@ -165,19 +165,19 @@ def on_one_node(peers, part, passes):
 def test_one_block_of_channels_gathers_x_and_as_many_as_ranks_sum_y():
     one, part = machine(node=(1e-6, 1e10), memory=1e11), 32 * 25 * 4
     gathered, summed = on_one_node(3, part, 2), on_one_node(3, part, 3)
-    gather_x = distributed_gemm(one, Group(4, 4), 1, part, 10 * part)
+    gather_x = distributed_gemm(one, RankGroup(4, 4), 1, part, 10 * part)
     assert astuple(gather_x) == pytest.approx((gathered, 0, 0, summed), rel=1e-12)
-    reduce_y = distributed_gemm(one, Group(4, 4), 4, 10 * part, part)
+    reduce_y = distributed_gemm(one, RankGroup(4, 4), 4, 10 * part, part)
     assert astuple(reduce_y) == pytest.approx((0, summed, gathered, 0), rel=1e-12)
 
 
 def test_blocks_between_move_part_of_x_and_part_of_y():
     """16 ranks, 4 blocks of channels: 4 messages gather x, 3 sum y."""
     one = machine(ranks_per_node=16, node=(1e-6, 1e10), memory=1e11)
-    found = distributed_gemm(one, Group(16, 16), 4, 6400, 6400)
+    found = distributed_gemm(one, RankGroup(16, 16), 4, 6400, 6400)
     expected = [on_one_node(4, 6400, 2), on_one_node(3, 6400, 3), on_one_node(3, 6400, 2), on_one_node(4, 6400, 3)]
     assert astuple(found) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_layer_on_one_rank_communicates_nothing():
-    assert astuple(distributed_gemm(machine(), Group(1, 1), 1, 1000, 1000)) == (0, 0, 0, 0)
+    assert astuple(distributed_gemm(machine(), RankGroup(1, 1), 1, 1000, 1000)) == (0, 0, 0, 0)

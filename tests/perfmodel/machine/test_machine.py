@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distconv as dc
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, Roofline, built_in
 
 GOOD = """
@@ -294,6 +294,6 @@ def test_a_kernel_takes_what_is_longer_and_a_small_one_fills_its_share():
 
 
 def test_ranks_lie_on_as_many_nodes_as_they_need_and_collectives_have_a_latency_of_their_own():
-    assert [Group(ranks, 4).nodes for ranks in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert [RankGroup(ranks, 4).nodes for ranks in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
     assert Link(2.0, 10.0).collective_s == 2.0 and Link(2.0, 10.0, step_s=7.0).collective_s == 7.0
     assert Link(2.0, 10.0, step_s=7.0).send(50) == 7.0  # a message's own latency, and 5 s on the way

@@ -10,7 +10,7 @@ from distconv.layers.models import MODELS
 from distconv.layers.models.sparse import sparse_vgg16_bn
 from distconv.layers.sparse import SparseConv, SparseGlobalPool, coordinate_manager
 from distconv.perfmodel.profiles.layer_profile import Profile
-from distconv.perfmodel.profiles.layer_timing import TimingError, _Clock, time_layers
+from distconv.perfmodel.profiles.layer_timing import TimingError, _DeviceClock, time_layers
 from distconv.perfmodel.stages.partition import METHODS, partition
 from distconv.pipeline.splitting.split import split
 from tests.layers.sparse.clouds import random_cloud, rng_of
@@ -47,7 +47,7 @@ class Pause(nn.Module):
 @pytest.fixture
 def standing(monkeypatch):
     """A clock that only a ``Pause`` moves."""
-    monkeypatch.setattr(_Clock, "now", lambda clock: Pausing.now)
+    monkeypatch.setattr(_DeviceClock, "now", lambda clock: Pausing.now)
 
 
 class Residual(nn.Module):

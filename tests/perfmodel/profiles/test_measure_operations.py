@@ -12,10 +12,10 @@ from torch import nn
 
 import distconv as dc
 from distconv.communication import gradient_reduction
-from distconv.communication.transport import counted
-from distconv.kernels.convolution import Piece, cut, merged
+from distconv.communication.transport import count_traffic
+from distconv.kernels.convolution import Piece, assemble_input, crop
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
@@ -82,33 +82,33 @@ def test_costs_are_taken_from_the_table(comm):
 @pytest.mark.ranks(2)
 def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_stays(comm):
     op = trace(Network(), (4, 4, 8, 8)).operations[0]
-    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
+    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
-    gradient_reduction.keep([(leaf, share, comm)])
+    gradient_reduction.set_unsynced_grads([(leaf, share, comm)])
     run = _backward([_Copy(call, "weight", grid, CPU) for _ in range(2)])
-    with counted() as traffic:
+    with count_traffic() as traffic:
         shares = run()
     assert [tuple(each.shape) for each in shares if each is not None] == []  # they are kept for the sum that BPa is
     assert not traffic.reduced and not traffic.sent
-    assert [each[0] is leaf for each in gradient_reduction.kept()] == [True]
-    gradient_reduction.keep([])
+    assert [each[0] is leaf for each in gradient_reduction.unsynced_grads()] == [True]
+    gradient_reduction.set_unsynced_grads([])
 
 
 @pytest.mark.ranks(2, 3)
 def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
     """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
-    call = local_call(op, Parts.of({"h": comm.size}, comm.size, comm.size))
+    call = local_call(op, AxisParts.of({"h": comm.size}, comm.size, comm.size))
     copies = {phase: _InPieces(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
     for phase, copy in copies.items():
-        whole = merged(copy.pieces, copy.needed).values.requires_grad_()
+        whole = assemble_input(copy.pieces, copy.needed).values.requires_grad_()
         weight, bias = copy.weight.detach().requires_grad_(), copy.bias.detach().requires_grad_()
         expected = torch.autograd.grad(F.conv2d(whole, weight, bias), (whole, weight, bias), copy.error)
         found = copy.backward()()
         if phase == "weight":
             wanted = expected[1:]
         else:
-            wanted = [cut(Piece(expected[0], copy.needed), piece.box) for piece in copy.pieces]
+            wanted = [crop(Piece(expected[0], copy.needed), piece.box) for piece in copy.pieces]
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -181,7 +181,7 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
 @pytest.mark.ranks(1, 2)
 def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
-    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
+    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
     copies = [_Copy(call, "input", grid, CPU) for _ in range(3)]
     calls, backward = [], torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))
@@ -199,12 +199,12 @@ def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypa
 def test_a_gradient_costs_what_a_pass_with_sums_takes_beyond_one_without(comm, monkeypatch, seconds, each):
     monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, seconds))
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
-    gradient_reduction.keep([(leaf, share, comm)])
+    gradient_reduction.set_unsynced_grads([(leaf, share, comm)])
     found = measure_sum(comm, CPU)
     runs = measure_operations.REPETITIONS * measure_operations.SUMS
     assert found == pytest.approx(each * comm.size / runs)
-    assert [kept[0] is leaf for kept in gradient_reduction.kept()] == [True]
-    gradient_reduction.keep([])
+    assert [kept[0] is leaf for kept in gradient_reduction.unsynced_grads()] == [True]
+    gradient_reduction.set_unsynced_grads([])
 
 
 @pytest.mark.ranks(2)
@@ -212,7 +212,7 @@ def test_sums_are_sent_in_one_of_the_passes_alone(comm, monkeypatch):
     reduced = []
 
     def timed(runs, comm, device):
-        with counted() as traffic:
+        with count_traffic() as traffic:
             runs.take()
         reduced.append(sum(traffic.reduced.values()))
         return 1.0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.plan import Plan
@@ -42,7 +42,7 @@ def test_samples_on_two_ranks_take_half_and_the_sum_of_gradients():
     here = plain()
     first, _, last = predicted_profile(network(), here, Plan({"*": {"n": 2}}), 2).layers
     one, other = convolutions(3, 12)
-    reduced = [here.allreduce(Group(2, 2), 4 * taps) for taps in (8 * 4 * 9, 2 * 8 * 25)]
+    reduced = [here.allreduce(RankGroup(2, 2), 4 * taps) for taps in (8 * 4 * 9, 2 * 8 * 25)]
     assert (first.forward_s, first.backward_s) == pytest.approx((one, one + reduced[0]), rel=1e-12)
     assert (last.forward_s, last.backward_s) == pytest.approx((other, 2 * other + reduced[1]), rel=1e-12)
     assert (first.activation_bytes, last.parameter_bytes) == (4 * 3 * 8 * 120, 4 * 2 * 8 * 25)
@@ -61,7 +61,7 @@ def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redis
     assert first.forward_s == pytest.approx(one + halo, rel=1e-12)
     # Half of a block of 3 x 8 x 12 x 10 comes from the other rank; there and back: a message and two kernels each.
     shuffle = 1e-4 + 4 * (3 * 8 * 6 * 10) / 1e6 + 2 * KERNEL
-    reduced = here.allreduce(Group(2, 2), 4 * 2 * 8 * 25)
+    reduced = here.allreduce(RankGroup(2, 2), 4 * 2 * 8 * 25)
     assert last.forward_s == pytest.approx(other + shuffle, rel=1e-12)
     assert last.backward_s == pytest.approx(2 * other + shuffle + reduced, rel=1e-12)
 
@@ -96,6 +96,6 @@ def test_from_a_replicated_layer_nothing_is_moved_and_its_gradient_is_on_the_way
     _, _, last = predicted_profile(network(), here, Plan({"0": {"r": 2}, "2": {"n": 2}}), 2).layers
     other = convolutions(3, 12)[1]
     gathered = 1e-4 + 4 * (3 * 8 * 12 * 10) / 1e6 + 2 * KERNEL
-    reduced = here.allreduce(Group(2, 2), 4 * 2 * 8 * 25)
+    reduced = here.allreduce(RankGroup(2, 2), 4 * 2 * 8 * 25)
     assert last.forward_s == pytest.approx(other, rel=1e-12)
     assert last.backward_s == pytest.approx(2 * other + gathered + reduced, rel=1e-12)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from distconv.perfmodel.stages.bapipe import Chain, _neighbours
+from distconv.perfmodel.stages.bapipe import DeviceChain, _neighbours
 from distconv.perfmodel.stages.memory import excess
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
 from distconv.perfmodel.stages.stage_costs import COSTS, Terms
@@ -29,7 +29,7 @@ def chain_of(seconds, activations=None, parameters=1.0):
 def test_the_ideal_time_is_eq_1():
     profile = chain_of([1.0] * 6)
     devices = [Device("A", 1, [1.0] * 6), Device("B", 2, [0.5] * 6)]
-    assert Chain(Terms(profile, devices, FAST, COSTS["bapipe"])).ideal() == pytest.approx(1 / (1 / 6 + 2 / 3))
+    assert DeviceChain(Terms(profile, devices, FAST, COSTS["bapipe"])).ideal() == pytest.approx(1 / (1 / 6 + 2 / 3))
 
 
 def test_equal_layers_on_unlike_devices_are_shared_out_by_speed():
@@ -41,9 +41,10 @@ def test_equal_layers_on_unlike_devices_are_shared_out_by_speed():
 
 
 def test_cuts_move_until_the_stages_are_balanced():
-    chain = Chain(Terms(chain_of([1.0] * 10), 4, FAST, COSTS["bapipe"]))
+    chain = DeviceChain(Terms(chain_of([1.0] * 10), 4, FAST, COSTS["bapipe"]))
     start = chain.start(range(1, 10))
     assert chain.works(start) == [2.0, 2.0, 2.0, 4.0]
+    assert chain.time(start) == chain.slowest_stage(start) == 4.0
     assert sorted(chain.works(chain.improved(start, range(1, 10)))) == [2.0, 2.0, 3.0, 3.0]
 
 
@@ -74,7 +75,7 @@ def test_positions_that_move_whole_layers_move_the_cuts_with_them_and_leave_no_s
         times = [draw.choice([0.1, 1.0, draw.uniform(0, 8)]) for _ in range(draw.randint(4, 8))]
         count = draw.randint(2, 4)
         found = partition(chain_of(times), count, FAST, "bapipe")
-        whole = Chain(Terms(chain_of(times), count, FAST, COSTS["bapipe"])).time(found.cuts)
+        whole = DeviceChain(Terms(chain_of(times), count, FAST, COSTS["bapipe"])).time(found.cuts)
         assert all(found.stages) and found.time <= whole
         edges = [0.0, *found.positions, float(len(times))]
         assert all(a < b for a, b in itertools.pairwise(edges))
@@ -94,13 +95,17 @@ def test_whole_layers_fit_the_memory_too_where_a_layer_is_shared():
     tight = [Device("gpu", 2, memory=15.0)]
     found = partition(profile, tight, FAST, "bapipe")
     terms = Terms(profile, tight, FAST, COSTS["bapipe"])
-    assert excess(terms, Chain(terms).stages(found.cuts)) == excess(terms, Chain(terms).stages(found.positions)) == 0
+    assert (
+        excess(terms, DeviceChain(terms).stages(found.cuts))
+        == excess(terms, DeviceChain(terms).stages(found.positions))
+        == 0
+    )
 
 
 def test_where_a_boundary_is_the_slowest_only_small_ones_are_cut():
     activations = [100.0, 100.0, 1.0, 100.0, 100.0, 100.0, 2.0, 100.0, 100.0]
     profile = chain_of([1.0] * 9, activations)
-    chain = Chain(Terms(profile, 3, 1.0, COSTS["bapipe"]))
+    chain = DeviceChain(Terms(profile, 3, 1.0, COSTS["bapipe"]))
     assert chain.coarse() == [3, 7]
     found = partition(profile, 3, 1.0, "bapipe")
     assert found.cuts == (3, 7)
@@ -108,7 +113,7 @@ def test_where_a_boundary_is_the_slowest_only_small_ones_are_cut():
 
 
 def test_the_smallest_boundaries_are_kept_where_too_few_are_small():
-    chain = Chain(Terms(chain_of([1.0] * 5, [50.0, 40.0, 30.0, 20.0, 1.0]), 4, 1.0, COSTS["bapipe"]))
+    chain = DeviceChain(Terms(chain_of([1.0] * 5, [50.0, 40.0, 30.0, 20.0, 1.0]), 4, 1.0, COSTS["bapipe"]))
     assert chain.coarse() == [2, 3, 4]
 
 

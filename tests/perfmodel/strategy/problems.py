@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step
+from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm
 
 
 def plain_time(problem, choice):
@@ -15,7 +15,7 @@ def plain_time(problem, choice):
     clock = end = 0.0
     for step in problem.time:
         term = float(step.table[tuple(choice[v] for v in step.variables)])
-        if step.kind is Kind.COMPUTE:
+        if step.kind is CostKind.COMPUTE:
             clock += term
         else:
             end = max(end, clock) + term
@@ -26,11 +26,11 @@ def plain_memory(problem, choice):
     resident = kept = peak = 0.0
     for step in problem.memory:
         term = float(step.table[tuple(choice[v] for v in step.variables)])
-        if step.kind is Kind.RESIDENT:
+        if step.kind is CostKind.RESIDENT:
             resident += term
-        elif step.kind is Kind.KEEP:
+        elif step.kind is CostKind.KEEP:
             kept += term
-        elif step.kind is Kind.RELEASE:
+        elif step.kind is CostKind.RELEASE:
             kept -= term
         else:
             peak = max(peak, kept + term)
@@ -67,32 +67,37 @@ def random_problem(seed, sizes=None, allreduces=1.0, density=0.4):
         return np.round(scale * random.random(tuple(sizes[v] for v in variables)), int(random.choice([1, 12])))
 
     def steps(kind, variable, chance):
-        return [Step(kind, (variable,), table(variable))] if random.random() < chance else []
+        return [CostTerm(kind, (variable,), table(variable))] if random.random() < chance else []
 
     shuffles = {edge: table(*edge) for edge in edges}
     forward = []
     for v in range(count):
-        forward += [Step(Kind.COMPUTE, edge, shuffles[edge]) for edge in edges if edge[1] == v]
-        forward += steps(Kind.COMPUTE, v, 0.9)
+        forward += [CostTerm(CostKind.COMPUTE, edge, shuffles[edge]) for edge in edges if edge[1] == v]
+        forward += steps(CostKind.COMPUTE, v, 0.9)
     backward = []
     for v in reversed(range(count)):
-        backward += steps(Kind.COMPUTE, v, 0.9)
-        backward += steps(Kind.ALLREDUCE, v, 0.8 * allreduces)
-        backward += steps(Kind.ALLREDUCE, v, 0.1 * allreduces)
-        backward += steps(Kind.COMPUTE, v, 0.5)
-        backward += [Step(Kind.COMPUTE, (b, a), shuffles[a, b].T) for a, b in edges if b == v]
+        backward += steps(CostKind.COMPUTE, v, 0.9)
+        backward += steps(CostKind.ALLREDUCE, v, 0.8 * allreduces)
+        backward += steps(CostKind.ALLREDUCE, v, 0.1 * allreduces)
+        backward += steps(CostKind.COMPUTE, v, 0.5)
+        backward += [CostTerm(CostKind.COMPUTE, (b, a), shuffles[a, b].T) for a, b in edges if b == v]
     memory = []
     for v in range(count):
-        memory += steps(Kind.RESIDENT, v, 0.8) + steps(Kind.KEEP, v, 0.8) + steps(Kind.TRANSIENT, v, 0.8)
-        memory += [Step(Kind.TRANSIENT, edge, table(*edge)) for edge in edges if edge[1] == v and random.random() < 0.3]
-    for keep in [step for step in reversed(memory) if step.kind is Kind.KEEP]:
+        memory += steps(CostKind.RESIDENT, v, 0.8) + steps(CostKind.KEEP, v, 0.8) + steps(CostKind.TRANSIENT, v, 0.8)
+        memory += [
+            CostTerm(CostKind.TRANSIENT, edge, table(*edge)) for edge in edges if edge[1] == v and random.random() < 0.3
+        ]
+    for keep in [step for step in reversed(memory) if step.kind is CostKind.KEEP]:
         if random.random() < 0.4:
-            memory += [Step(Kind.TRANSIENT, (), np.array(0.1)), Step(Kind.RELEASE, keep.variables, keep.table)]
-            memory += steps(Kind.TRANSIENT, keep.variables[0], 0.5)
+            memory += [
+                CostTerm(CostKind.TRANSIENT, (), np.array(0.1)),
+                CostTerm(CostKind.RELEASE, keep.variables, keep.table),
+            ]
+            memory += steps(CostKind.TRANSIENT, keep.variables[0], 0.5)
     if random.random() < 0.3:
-        forward.append(Step(Kind.COMPUTE, (), np.array(0.25)))
-        memory.append(Step(Kind.RESIDENT, (), np.array(0.25)))
-    return Problem(sizes, tuple(forward + backward), tuple(memory))
+        forward.append(CostTerm(CostKind.COMPUTE, (), np.array(0.25)))
+        memory.append(CostTerm(CostKind.RESIDENT, (), np.array(0.25)))
+    return AssignmentProblem(sizes, tuple(forward + backward), tuple(memory))
 
 
 def close(left, right):

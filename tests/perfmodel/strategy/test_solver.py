@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step, one
+from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, one
 from distconv.perfmodel.strategy.solver import Infeasible, Smallest, Solution, smallest_memory, solve
 from tests.perfmodel.strategy.problems import brute_force, close, plain_memory, plain_time, random_problem
 
@@ -59,9 +59,9 @@ def test_a_limit_of_whole_bytes_is_met_to_the_byte():
 def in_bytes(problem):
     """``problem`` with memory in whole bytes, of the order of 10 GB."""
     tables = {id(step.table): np.round(step.table * 1e10) for step in problem.memory}
-    memory = tuple(Step(step.kind, step.variables, tables[id(step.table)]) for step in problem.memory)
-    resident = Step(Kind.RESIDENT, (), np.array(1e10))
-    return Problem(problem.sizes, problem.time, (resident, *memory))
+    memory = tuple(CostTerm(step.kind, step.variables, tables[id(step.table)]) for step in problem.memory)
+    resident = CostTerm(CostKind.RESIDENT, (), np.array(1e10))
+    return AssignmentProblem(problem.sizes, problem.time, (resident, *memory))
 
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
@@ -108,13 +108,15 @@ def test_a_start_that_is_the_best_is_returned_by_its_time():
 def test_the_same_problem_has_the_same_answer():
     for seed in range(10):
         problem = layers(seed, 8, 6, skips=2)
-        again = Problem(problem.sizes, problem.time, problem.memory)
+        again = AssignmentProblem(problem.sizes, problem.time, problem.memory)
         assert solve(problem) == solve(again)
 
 
 def test_of_equal_choices_the_first_is_enumerated():
     table = np.array([2.0, 1.0, 1.0])
-    problem = Problem((3, 3), (Step(Kind.COMPUTE, (0,), table), Step(Kind.COMPUTE, (1,), table)), ())
+    problem = AssignmentProblem(
+        (3, 3), (CostTerm(CostKind.COMPUTE, (0,), table), CostTerm(CostKind.COMPUTE, (1,), table)), ()
+    )
     assert solve(problem).choices == (1, 1)
     assert smallest_memory(problem).choices == (0, 0)
 
@@ -123,20 +125,20 @@ def test_of_equal_choices_the_first_is_enumerated():
 @pytest.mark.parametrize(
     "sizes, steps, expected",
     [
-        pytest.param((1,), [(Kind.COMPUTE, (0,), [2.0])], 2.0, id="one variable of one value"),
-        pytest.param((4,), [(Kind.COMPUTE, (0,), [4.0, 3.0, 1.0, 2.0])], 1.0, id="one variable"),
+        pytest.param((1,), [(CostKind.COMPUTE, (0,), [2.0])], 2.0, id="one variable of one value"),
+        pytest.param((4,), [(CostKind.COMPUTE, (0,), [4.0, 3.0, 1.0, 2.0])], 1.0, id="one variable"),
         pytest.param((3, 4), [], 0.0, id="no steps"),
-        pytest.param((3, 4), [(Kind.COMPUTE, (0, 1), np.zeros((3, 4)))], 0.0, id="nothing but zeros"),
+        pytest.param((3, 4), [(CostKind.COMPUTE, (0, 1), np.zeros((3, 4)))], 0.0, id="nothing but zeros"),
         pytest.param(
-            (2, 2), [(Kind.ALLREDUCE, (0,), [3.0, 2.0]), (Kind.COMPUTE, (1,), [1.0, 5.0])], 2.0, id="no edges"
+            (2, 2), [(CostKind.ALLREDUCE, (0,), [3.0, 2.0]), (CostKind.COMPUTE, (1,), [1.0, 5.0])], 2.0, id="no edges"
         ),
-        pytest.param((2, 2), [(Kind.COMPUTE, (1, 0), [[3.0, 2.0], [1.0, 4.0]])], 1.0, id="an edge backwards"),
-        pytest.param((2, 1), [(Kind.COMPUTE, (0, 0), [[3.0, 0.0], [0.0, 2.0]])], 2.0, id="one variable twice"),
+        pytest.param((2, 2), [(CostKind.COMPUTE, (1, 0), [[3.0, 2.0], [1.0, 4.0]])], 1.0, id="an edge backwards"),
+        pytest.param((2, 1), [(CostKind.COMPUTE, (0, 0), [[3.0, 0.0], [0.0, 2.0]])], 2.0, id="one variable twice"),
     ],
 )
 def test_small_and_empty_problems_have_their_answer(few, sizes, steps, expected):
-    steps = tuple(Step(kind, variables, np.array(table)) for kind, variables, table in steps)
-    found = solve(Problem(sizes, steps, ()), few=few)
+    steps = tuple(CostTerm(kind, variables, np.array(table)) for kind, variables, table in steps)
+    found = solve(AssignmentProblem(sizes, steps, ()), few=few)
     assert found.time == expected == found.bound and found.optimal and found.gap == 0 and found.memory == 0
 
 
@@ -156,16 +158,22 @@ def layers(seed, count, candidates, skips=0, nested=False, hub=None, allreduce=0
     for v in range(count):
         work, weights, halo = random.lognormal(0, 0.5, 3)
         compute = work / ranks + 0.004 * halo * np.log2(parts[:, 1]) * random.uniform(0.5, 1.5, candidates)
-        incoming = [Step(Kind.COMPUTE, edge, shuffles[edge]) for edge in sorted(edges) if edge[1] == v]
-        forward += [*incoming, Step(Kind.COMPUTE, (v,), compute)]
-        reduced = Step(Kind.ALLREDUCE, (v,), allreduce * weights * (1 - 1 / ranks))
-        backward = [Step(Kind.COMPUTE, (v,), compute), reduced, Step(Kind.COMPUTE, (v,), compute), *incoming, *backward]
-        memory += [
-            Step(Kind.RESIDENT, (v,), np.full(candidates, weights)),
-            Step(Kind.KEEP, (v,), work / ranks),
-            Step(Kind.TRANSIENT, (v,), 0.2 * work / parts[:, 0]),
+        incoming = [CostTerm(CostKind.COMPUTE, edge, shuffles[edge]) for edge in sorted(edges) if edge[1] == v]
+        forward += [*incoming, CostTerm(CostKind.COMPUTE, (v,), compute)]
+        reduced = CostTerm(CostKind.ALLREDUCE, (v,), allreduce * weights * (1 - 1 / ranks))
+        backward = [
+            CostTerm(CostKind.COMPUTE, (v,), compute),
+            reduced,
+            CostTerm(CostKind.COMPUTE, (v,), compute),
+            *incoming,
+            *backward,
         ]
-    return Problem((candidates,) * count, tuple(forward + backward), tuple(memory))
+        memory += [
+            CostTerm(CostKind.RESIDENT, (v,), np.full(candidates, weights)),
+            CostTerm(CostKind.KEEP, (v,), work / ranks),
+            CostTerm(CostKind.TRANSIENT, (v,), 0.2 * work / parts[:, 0]),
+        ]
+    return AssignmentProblem((candidates,) * count, tuple(forward + backward), tuple(memory))
 
 
 LARGE = {

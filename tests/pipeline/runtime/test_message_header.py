@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header
-from distconv.pipeline.runtime.message_header import DTYPES, Described, Header, strides_of
+from distconv.pipeline.runtime.message_header import DTYPES, Header, TensorHeader, strides_of
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_header_says_again_what_was_written(dtype):
-    tensors = (Described(dtype, (3, 4), (1, 3)), Described(None), Described(dtype), Described(torch.int64, (0, 2)))
+    tensors = (
+        TensorHeader(dtype, (3, 4), (1, 3)),
+        TensorHeader(None),
+        TensorHeader(dtype),
+        TensorHeader(torch.int64, (0, 2)),
+    )
     for loss in (0.1, -math.inf, 1e-310):
         header = Header(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
         assert Header.decode(header.encode().tolist()) == header
@@ -32,18 +37,18 @@ def test_a_header_keeps_a_loss_that_is_no_number():
 @pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
 def test_more_tensors_than_a_header_holds_are_refused(shape):
     fits = (message_header.HEADER - 8) // (3 + len(shape))
-    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * fits).encode()
+    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * fits).encode()
     with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * (fits + 1)).encode()
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * (fits + 1)).encode()
 
 
 def test_a_dtype_that_cannot_be_sent_is_named():
     with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot cross"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float8_e5m2, (2,)),)).encode()
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float8_e5m2, (2,)),)).encode()
 
 
 EXTENTS = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
-DESCRIBED = st.builds(Described, st.none() | st.sampled_from(DTYPES), EXTENTS, EXTENTS)
+DESCRIBED = st.builds(TensorHeader, st.none() | st.sampled_from(DTYPES), EXTENTS, EXTENTS)
 NUMBERS = st.integers(0, 2**62)
 HEADERS = st.builds(
     Header,
@@ -68,8 +73,10 @@ def test_any_header_says_again_what_was_written(header):
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_tensor_is_described_by_what_a_receiver_must_allocate(strided):
     x = torch.zeros(2, 3, 4, 5, dtype=torch.float64).to(memory_format=torch.channels_last)
-    assert Described.of(x, strided=strided) == Described(torch.float64, (2, 3, 4, 5), x.stride() if strided else ())
-    assert Described.of(None, strided=strided) == Described(None)
+    assert TensorHeader.of(x, strided=strided) == TensorHeader(
+        torch.float64, (2, 3, 4, 5), x.stride() if strided else ()
+    )
+    assert TensorHeader.of(None, strided=strided) == TensorHeader(None)
 
 
 def test_strides_are_those_of_a_clone():

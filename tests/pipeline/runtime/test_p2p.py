@@ -10,7 +10,7 @@ from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header, p2p
 from distconv.pipeline.runtime.message_header import DTYPES
 from distconv.pipeline.runtime.p2p import P2P
-from distconv.pipeline.runtime.placement import Placement
+from distconv.pipeline.runtime.placement import StagePlacement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
 from tests.distconv.layouts import normal
@@ -21,7 +21,7 @@ SHAPES = ((), (0,), (1,), (3, 4), (2, 3, 5), (100, 100), (0, 3, 2), (7,), (300, 
 
 
 def messages(comm, device=None):
-    placement = Placement(comm.size, (1,) * comm.size)
+    placement = StagePlacement(comm.size, (1,) * comm.size)
     return P2P(comm, placement, placement.places[comm.rank], None, device or torch.empty(0).device)
 
 

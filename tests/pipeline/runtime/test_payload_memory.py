@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distconv.pipeline.runtime.p2p import P2P
-from distconv.pipeline.runtime.placement import Placement
+from distconv.pipeline.runtime.placement import StagePlacement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
 from tests.distconv.layouts import normal
@@ -23,7 +23,7 @@ def bytes_alive(least: int) -> int:
 
 @pytest.mark.ranks(2)
 def test_payloads_between_stages_are_let_go_of_when_they_have_arrived(comm: Any) -> None:
-    placement = Placement(2, (1, 1))
+    placement = StagePlacement(2, (1, 1))
     box = P2P(comm, placement, placement.places[comm.rank], None, torch.device("cpu"))
     for step in range(4):
         message, batch = Message(Kind.F, step, 1), Minibatch(step, 4)

@@ -6,12 +6,12 @@ import pytest
 from torch import nn
 
 from distconv.errors import GridError, PlanError
-from distconv.pipeline.runtime.placement import Place, Placement, boundary_grids
+from distconv.pipeline.runtime.placement import Place, StagePlacement, boundary_grids
 from distconv.plan import Plan
 
 
 def test_ranks_go_stage_by_stage_and_replica_by_replica():
-    placement = Placement(7, (2, 1), [{"h": 2}, {"n": 3}])
+    placement = StagePlacement(7, (2, 1), [{"h": 2}, {"n": 3}])
     assert placement.places == [
         *(Place(0, replica, member) for replica in range(2) for member in range(2)),
         *(Place(1, 0, member) for member in range(3)),
@@ -19,13 +19,13 @@ def test_ranks_go_stage_by_stage_and_replica_by_replica():
 
 
 def test_micro_batches_go_to_replicas_in_turn():
-    placement = Placement(7, (2, 1), [{"h": 2}, {"n": 3}])
+    placement = StagePlacement(7, (2, 1), [{"h": 2}, {"n": 3}])
     assert [placement.ranks(0, m) for m in range(3)] == [range(2), range(2, 4), range(2)]
     assert [placement.ranks(1, m) for m in range(2)] == [range(4, 7)] * 2
 
 
 def test_a_stage_without_a_grid_has_one_rank():
-    assert Placement(3, (1, 1, 1), [None, {}, {"h": 1}]).places == [Place(stage, 0, 0) for stage in range(3)]
+    assert StagePlacement(3, (1, 1, 1), [None, {}, {"h": 1}]).places == [Place(stage, 0, 0) for stage in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_stage_without_a_grid_has_one_rank():
 )
 def test_what_does_not_fit_is_refused(ranks, replicas, grids, words):
     with pytest.raises(GridError, match=words):
-        Placement(ranks, replicas, grids)
+        StagePlacement(ranks, replicas, grids)
 
 
 def layers():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distconv.pipeline import Kind, schedule
-from distconv.pipeline.schedules.steady_state import Stream
+from distconv.pipeline.schedules.steady_state import SteadyStream
 
 NAMES = ("pipedream", "spectrain", "stale")
 POLICIES = (None, "stash", "predict", "newest", "recompute")
@@ -29,7 +29,7 @@ def streams(draw):
 @given(streams())
 def test_steps_and_what_is_left_are_the_schedule_of_that_many_mini_batches(case):
     name, stages, count, options = case
-    stream, whole = Stream(name, stages, **options), schedule(name, stages, count, **options)
+    stream, whole = SteadyStream(name, stages, **options), schedule(name, stages, count, **options)
     for stage, replicas in enumerate(stream.replicas):
         for replica in range(replicas):
             steps = [action for number in range(count) for action in stream.step(stage, replica, number)]
@@ -53,7 +53,7 @@ def _messages(actions, count):
 @given(streams())
 def test_every_step_runs_to_its_end_without_the_next_one(case):
     name, stages, count, options = case
-    stream = Stream(name, stages, **options)
+    stream = SteadyStream(name, stages, **options)
     made = set()
     for number in range(count):
         waiting = {
@@ -93,18 +93,18 @@ def _run(stream, waiting, made):
     ("name", "stages", "behind"), [("stale", 4, 6), ("pipedream", 4, 3), ("spectrain", 1, 0), ("stale", 1, 0)]
 )
 def test_a_mini_batch_is_complete_when_the_first_stage_has_used_it(name, stages, behind):
-    stream = Stream(name, stages)
+    stream = SteadyStream(name, stages)
     assert [stream.completed(number) for number in range(60)] == [max(0, number + 1 - behind) for number in range(60)]
 
 
 def test_replicas_complete_their_mini_batches_together():
-    found = [Stream("pipedream", 2, replicas=[2, 1]).completed(number) for number in range(40)]
+    found = [SteadyStream("pipedream", 2, replicas=[2, 1]).completed(number) for number in range(40)]
     assert found == [max(0, (number - 1) // 2 * 2) for number in range(40)]
 
 
 @pytest.mark.parametrize("replicas", [[2, 1], [1, 2], [2, 3], [3, 1, 2]])
 def test_far_on_each_replica_has_its_mini_batches_and_versions_of_its_own_updates(replicas):
-    stream = Stream("pipedream", len(replicas), replicas=replicas)
+    stream = SteadyStream("pipedream", len(replicas), replicas=replicas)
     for stage, count in enumerate(replicas):
         entered = []
         for number in range(60, 72):

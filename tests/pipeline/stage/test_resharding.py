@@ -11,7 +11,7 @@ def test_a_boundary_tensor_is_split_as_its_dimensions_say():
     to = boundary_routes(
         Arrangement(h=2), Arrangement(n=2, w=2), (4, 3, 6, 8), 2, sources=range(2), targets=range(2, 6)
     )
-    assert to.part_shapes == ((2, 3, 6, 4),)
+    assert to.destination_shapes == ((2, 3, 6, 4),)
     assert [(peer.rank, peer.numel) for peer in to.receives] == [(0, 2 * 3 * 3 * 4), (1, 2 * 3 * 3 * 4)]
 
 

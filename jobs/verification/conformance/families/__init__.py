@@ -26,9 +26,9 @@ from distconv.jobs.verification.conformance.families import (
     values,
     windows,
 )
-from distconv.jobs.verification.conformance.table import Case
+from distconv.jobs.verification.conformance.table import ConformanceCase
 
-TABLE: dict[str, tuple[Case, ...]] = {
+TABLE: dict[str, tuple[ConformanceCase, ...]] = {
     "convolution": convolution.CASES,
     "windows": windows.CASES,
     "normalization": normalization.CASES,

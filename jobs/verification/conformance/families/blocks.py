@@ -84,7 +84,7 @@ class Standardized(nn.Module):
         return F.conv2d(x, weight, self.convolution.bias, padding=1)
 
 
-class UNet(nn.Module):
+class SmallUNet(nn.Module):
     """One level down and up, with a skip; the upsampled part is padded to the skip's size."""
 
     def __init__(self, channels: int, transposed: bool) -> None:
@@ -215,8 +215,8 @@ BLOCKS: dict[str, Callable[[int], nn.Module]] = {
     "squeeze and excitation, 1x1 convolutions": ExciteByMean,
     "CBAM": ChannelAttention,
     "inverted residual block": Inverted,
-    "U-Net skip, padded": lambda channels: UNet(channels, True),
-    "U-Net skip, bilinear": lambda channels: UNet(channels, False),
+    "U-Net skip, padded": lambda channels: SmallUNet(channels, True),
+    "U-Net skip, bilinear": lambda channels: SmallUNet(channels, False),
     "checkpointed block": Checkpointed,
     "tied weights": Tied,
     "scaled by parameters": Scaled,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import FEW, Case, Input, Sizes, case, modules, plain
+from distconv.jobs.verification.conformance.table import FEW, ConformanceCase, Input, Sizes, case, modules, plain
 
 _X, _LABELS, _ROWS = Input("N C H W"), Input("N H W", "classes"), Input("N C")
 
@@ -104,7 +104,7 @@ _MODULES: dict[str, tuple[Callable[[Sizes], nn.Module], tuple[Input, ...]]] = {
     "nn.GRU": (lambda sizes: nn.GRU(sizes["c"], 3, 2, batch_first=True, bidirectional=True), (Input("N W C"),)),
 }
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     case("conv2d", "no_grad", _without_gradient, _X, plain("c c 3 3")),
     case("conv2d", "inference_mode", _inferred, _X, plain("c c 3 3")),
     case("autograd.grad", "create_graph, elementwise", _penalty, _X),

@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes, case, fixed, modules, plain
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes, case, fixed, modules, plain
 
 _X = {1: Input("N C W"), 2: Input("N C H W"), 3: Input("N C D H W")}
 _FUNCTIONS: dict[int, Callable[..., Any]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -64,14 +64,14 @@ def _least(count: int, kernel: int, options: dict[str, Any]) -> Sizes:
     return dict.fromkeys("dhw"[3 - count :], max(1, reach - around))
 
 
-def _functional(count: int, name: str) -> Case:
+def _functional(count: int, name: str) -> ConformanceCase:
     kernel, options, _ = _OPTIONS[name]
     given = (_X[count], plain("6 c " + " ".join([str(kernel)] * count)), plain("6"))
     function = partial(_FUNCTIONS[count], **options)
     return case(f"conv{count}d", name, function, *given, least=_least(count, kernel, options))
 
 
-def _module(operator: str, option: str) -> list[Case]:
+def _module(operator: str, option: str) -> list[ConformanceCase]:
     options = _MODULES[operator, option]
     groups, count = options.get("groups", 1), int(operator[-2])
 
@@ -91,7 +91,7 @@ def _padded(x: Any, w: Any, b: Any = None) -> Any:
 
 _FIXED = plain("6 c 3 3", grad=False)
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(_functional(count, name) for name, (_, _, counts) in _OPTIONS.items() for count in counts),
     case("conv2d", "dL/dx only", _padded, _X[2], _FIXED),
     case("conv2d", "dL/dw only", _padded, fixed("N C H W"), plain("6 c 3 3")),

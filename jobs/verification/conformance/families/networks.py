@@ -18,7 +18,7 @@ from distconv.jobs.verification.conformance.families.blocks import (
     batch_normed,
     convolution,
 )
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes, case, fixed, modules
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes, case, fixed, modules
 
 _X = Input("N C H W")
 
@@ -100,7 +100,7 @@ _FURTHER: dict[tuple[str, str], tuple[Callable[[Sizes], nn.Module], dict[str, An
 _TARGET = fixed("N C H W", "unit")
 
 
-def _modules() -> list[Case]:
+def _modules() -> list[ConformanceCase]:
     cases = [one for name, build in BLOCKS.items() for one in modules(name, "", partial(_of, build), _X, least=_LEAST)]
     for (name, option), (build, attributes) in _FURTHER.items():
         given = [attributes.pop("labels")] if "labels" in attributes else []
@@ -108,7 +108,7 @@ def _modules() -> list[Case]:
     return cases
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *_modules(),
     case("Dice", "of the batch", _dice, _X, _TARGET),
     case("Dice", "per sample and class", _dice_per_sample, _X, _TARGET),

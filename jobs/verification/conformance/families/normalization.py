@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes, case, modules, plain
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes, case, modules, plain
 
 _DIMS = {"1d": "N C W", "3d": "N C D H W"}
 
@@ -57,7 +57,7 @@ _MODULES: dict[tuple[str, str], dict[str, Any]] = {
 """Operator, option; arguments, and what is called, of which values, in which dimensions."""
 
 
-def _module(operator: str, option: str) -> list[Case]:
+def _module(operator: str, option: str) -> list[ConformanceCase]:
     options = dict(_MODULES[operator, option])
     groups, values = options.pop("groups", 0), options.pop("values", "normal")
     steps = options.pop("steps", _once if groups else _two_steps)
@@ -84,7 +84,7 @@ def _weighted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x, None, None, w, None, True)
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(one for operator, option in _MODULES for one in _module(operator, option)),
     case("batch_norm", "weight without bias", _weighted, Input("N C H W"), plain("c"), least={"w": 2}),
 )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import FEW, Case, Input, case, fixed, plain
+from distconv.jobs.verification.conformance.table import FEW, ConformanceCase, Input, case, fixed, plain
 
 _X, _LABELS = Input("N C H W"), Input("N H W", "classes")
 
@@ -186,7 +186,7 @@ def _augmented_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 _TWO = (Input("N C H W", "above one"),) * 2
 _NUMBERS = (Input("N C H W", "whole numbers"),) * 2
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(case("mul", f"second {name}", _scaled, _X, b) for name, b in _SECONDS.items()),
     *(case("mul", f"first {name}", _scaled, b, _X) for name, b in _SECONDS.items()),
     *(case("cat", f"C, second {name}", _joined, _X, b) for name, b in _JOINED.items()),

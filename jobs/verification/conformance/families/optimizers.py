@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector
 
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes, modules
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes, modules
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
@@ -70,7 +70,7 @@ def _trained(
 _X = Input("N C H W")
 _LEAST = {"h": 2, "w": 2}
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(
         one
         for name, (build, options) in _OPTIMIZERS.items()

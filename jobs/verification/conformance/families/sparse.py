@@ -17,7 +17,7 @@ from torch import nn
 
 from distconv.distribution import Distribution, block_range
 from distconv.jobs.verification.conformance.families.dense_sites import Frame, frame_of, on_volumes
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes
 from distconv.layers.sparse import (
     Partition,
     SparseAvgPool,
@@ -109,8 +109,8 @@ def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], Any]) -> Case:
-    return Case(
+def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], Any]) -> ConformanceCase:
+    return ConformanceCase(
         operator,
         f"{dimension}-D, {option}",
         _forward,
@@ -121,17 +121,17 @@ def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], A
     )
 
 
-def _layer(dimension: int, option: str, kind: Callable[..., nn.Module], *given: Any, **options: Any) -> Case:
+def _layer(dimension: int, option: str, kind: Callable[..., nn.Module], *given: Any, **options: Any) -> ConformanceCase:
     """Of a layer that is made of its arguments alone."""
     return _case(dimension, kind.__name__, option, lambda sizes: [kind(*given, **options)])
 
 
-def _convolution(dimension: int, option: str, kernel: Any, **options: Any) -> Case:
+def _convolution(dimension: int, option: str, kernel: Any, **options: Any) -> ConformanceCase:
     options["dimension"] = dimension
     return _case(dimension, "SparseConv", option, lambda sizes: [SparseConv(sizes["c"], 3, kernel, **options)])
 
 
-def _convolutions(dimension: int) -> Iterator[Case]:
+def _convolutions(dimension: int) -> Iterator[ConformanceCase]:
     yield _convolution(dimension, "submanifold K3", 3)
     yield _convolution(dimension, "submanifold K2 d2, no bias", 2, dilation=2, bias=False)
     yield _convolution(dimension, "K3 s2", 3, stride=2)
@@ -143,7 +143,7 @@ def _convolutions(dimension: int) -> Iterator[Case]:
         yield _convolution(dimension, "transposed K3 s2", 3, stride=2, transposed=True, bias=False)
 
 
-def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
+def _random_convolutions(dimension: int, count: int) -> Iterator[ConformanceCase]:
     """Of random kernels, strides and dilations; every other one of random offsets."""
     rng = random.Random(dimension)
     for number in range(count):
@@ -162,7 +162,7 @@ def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
         yield _convolution(dimension, name, kernel, **options)
 
 
-def _others(dimension: int) -> Iterator[Case]:
+def _others(dimension: int) -> Iterator[ConformanceCase]:
     for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
         yield _layer(dimension, "K2 s2", kind, 2, 2, dimension)
         yield _layer(dimension, "K3 s2 p1", kind, 3, 2, dimension, padding=1)
@@ -181,7 +181,7 @@ def _others(dimension: int) -> Iterator[Case]:
     )
 
 
-CASES: tuple[Case, ...] = tuple(
+CASES: tuple[ConformanceCase, ...] = tuple(
     case
     for dimension in (1, 2, 3, 4)
     for case in (*_convolutions(dimension), *_random_convolutions(dimension, 8), *_others(dimension))

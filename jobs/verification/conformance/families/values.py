@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import FEW, Case, Input, Sizes, case, modules, plain
+from distconv.jobs.verification.conformance.table import FEW, ConformanceCase, Input, Sizes, case, modules, plain
 
 _X, _LABELS = Input("N C H W"), Input("N H W", "classes")
 _PLAIN = plain("n c h w", dtype=torch.float32)
@@ -34,7 +34,7 @@ def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv_transpose2d(x, w, stride=2)
 
 
-def _of(values: str) -> list[Case]:
+def _of(values: str) -> list[ConformanceCase]:
     x = Input("N C H W", values)
     return [
         case("conv2d", f"K3 p1, {values}", _convolved, x, plain("3 c 3 3")),
@@ -80,7 +80,7 @@ _ORDERED: dict[str, Callable[[torch.Tensor], Any]] = {
 _ASKED = "isnan isfinite signbit isposinf isneginf isinf nan_to_num sgn".split()
 
 
-def _far(dim: Any) -> list[Case]:
+def _far(dim: Any) -> list[ConformanceCase]:
     far = Input("N C H W", "far")
     return [
         case("mean", "far from zero", lambda x: x.mean(dim), far, condition=1e3),
@@ -104,7 +104,7 @@ _IN_ANY_MEMORY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _in_memory(memory: str) -> list[Case]:
+def _in_memory(memory: str) -> list[ConformanceCase]:
     change = _MEMORY[memory]
     weight, least = plain("c c 3 3"), {"h": 2, "w": 2}
     return [
@@ -117,7 +117,7 @@ def _in_memory(memory: str) -> list[Case]:
     ]
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *modules("block", "float32", _block, _X, dtype=torch.float32, least={"w": 2}),
     *modules("block", "bfloat16", _block, _X, dtype=torch.bfloat16, least={"w": 2}, condition=3.0),
     case("mean", "float32", lambda x: x.mean(), _X, dtype=torch.float32),

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.conformance.table import Case, Input, Sizes, case, modules
+from distconv.jobs.verification.conformance.table import ConformanceCase, Input, Sizes, case, modules
 
 _DIMS = {1: "N C W", 2: "N C H W", 3: "N C D H W"}
 _X = Input("N C H W")
 
 
-def _windows(name: str, option: str, *arguments: Any, values: str = "normal", least: int = 1, **options: Any) -> Case:
+def _windows(
+    name: str, option: str, *arguments: Any, values: str = "normal", least: int = 1, **options: Any
+) -> ConformanceCase:
     """A function of windows; ``least``: smallest extent that it takes."""
     count = int(name[-2]) if name[-2].isdigit() else 2
     sizes = dict.fromkeys(("d", "h", "w"), least)
@@ -73,7 +75,7 @@ _MODULES: dict[str, tuple[Callable[[Sizes], nn.Module], int]] = {
 }
 """And what channels are a multiple of."""
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(_windows(name, option, *arguments, **options) for name, option, arguments, options in _POOLS),
     case("max_unpool2d", "K2, output_size", _unpooled, _X, least={"h": 2, "w": 2}),
     case("fold", "of unfold", lambda x: F.fold(F.unfold(x, 2), x.shape[2:], 2), _X, least={"h": 2, "w": 2}),

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.communication.gpu import cuda_aware, device_transport
-from distconv.communication.gpu.cuda_aware import Taken, claimed, taken
+from distconv.communication.gpu.cuda_aware import MpiSupport, is_reported_cuda_aware, probe_mpi_support
 from distconv.communication.transport import Exchange, Reduction
 from tests.distconv.layouts import raises_everywhere
 from tests.harness.late_gpu import DEVICE
@@ -47,7 +47,7 @@ def test_the_mpi_that_mpi4py_has_for_itself_is_asked(library, monkeypatch, answe
     monkeypatch.delenv("MPICH_GPU_SUPPORT_ENABLED", raising=False)
     monkeypatch.setattr(MPI, "__file__", library(answer))
     assert not hasattr(ctypes.CDLL(None), "MPIX_Query_cuda_support")
-    assert claimed() == bool(answer)
+    assert is_reported_cuda_aware() == bool(answer)
 
 
 def test_the_mpi_in_use_can_be_asked():
@@ -59,14 +59,14 @@ def test_the_mpi_in_use_can_be_asked():
 
 def test_a_cray_says_so_by_a_variable(monkeypatch):
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "1")
-    assert claimed()
+    assert is_reported_cuda_aware()
 
 
 @pytest.fixture
 def aware(comm, monkeypatch):
     """A late GPU, and an MPI that says it takes its memory, as the CPU's MPI does."""
     monkeypatch.delenv("DISTCONV_TRANSPORT", raising=False)
-    monkeypatch.setattr(cuda_aware, "claimed", lambda: True)
+    monkeypatch.setattr(cuda_aware, "is_reported_cuda_aware", lambda: True)
     with late_gpu("late") as gpu:
         yield gpu
 
@@ -76,10 +76,10 @@ def aware(comm, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("MPICH Version: 5.0.0", Taken(True, True)),
-        ("MPI VERSION : CRAY MPICH version 8.1.29.26 (ANL base 3.4a2)", Taken(True, True)),
-        ("Open MPI v5.0.8, package: Open MPI", Taken(True, False)),
-        ("Spectrum MPI 10.4", Taken(True, False)),
+        ("MPICH Version: 5.0.0", MpiSupport(True, True)),
+        ("MPI VERSION : CRAY MPICH version 8.1.29.26 (ANL base 3.4a2)", MpiSupport(True, True)),
+        ("Open MPI v5.0.8, package: Open MPI", MpiSupport(True, False)),
+        ("Spectrum MPI 10.4", MpiSupport(True, False)),
     ],
 )
 def test_sums_go_from_device_memory_only_where_nonblocking_ones_take_it(comm, aware, monkeypatch, version, expected):
@@ -87,8 +87,8 @@ def test_sums_go_from_device_memory_only_where_nonblocking_ones_take_it(comm, aw
     if not expected.sums:
         monkeypatch.setattr(cuda_aware, "_sums_arrive", lambda comm, device: pytest.fail("a sum was tried"))
     own = comm.Dup()
-    assert taken(own, DEVICE) == expected
-    device_transport.offer_mpi(own, DEVICE)
+    assert probe_mpi_support(own, DEVICE) == expected
+    device_transport.choose_mpi(own, DEVICE)
     reduction = Reduction(own, aware.tensor(torch.ones(3)), "a sum")
     message = (1 - own.rank, aware.tensor(torch.ones(3)))
     assert reduction._staging.direct == expected.sums
@@ -102,11 +102,11 @@ def test_sums_go_from_device_memory_only_where_nonblocking_ones_take_it(comm, aw
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 def test_where_one_ranks_mpi_takes_none_nobody_hands_it_any(comm, aware, monkeypatch):
-    monkeypatch.setattr(cuda_aware, "claimed", lambda: comm.rank != 1)
-    assert taken(comm, DEVICE) == Taken()
+    monkeypatch.setattr(cuda_aware, "is_reported_cuda_aware", lambda: comm.rank != 1)
+    assert probe_mpi_support(comm, DEVICE) == MpiSupport()
     monkeypatch.setenv("DISTCONV_TRANSPORT", "host")
-    monkeypatch.setattr(cuda_aware, "claimed", lambda: True)
-    assert taken(comm, DEVICE) == Taken()
+    monkeypatch.setattr(cuda_aware, "is_reported_cuda_aware", lambda: True)
+    assert probe_mpi_support(comm, DEVICE) == MpiSupport()
 
 
 @pytest.mark.cpu
@@ -118,7 +118,7 @@ def test_what_one_rank_does_not_get_is_an_error_on_all(comm, aware, monkeypatch,
     # The last rank sends and adds what lies elsewhere, as an MPI does that takes the pointer for one of the host.
     kept = []  # mpi4py does not keep what it is given
 
-    def elsewhere(tensor, memory_of=cuda_aware.memory_of):
+    def elsewhere(tensor, memory_of=cuda_aware.device_buffer):
         kept.append(bytearray(memory_of(tensor)))
         return MPI.buffer(kept[-1])
 
@@ -127,7 +127,7 @@ def test_what_one_rank_does_not_get_is_an_error_on_all(comm, aware, monkeypatch,
     def arrives(comm, device):
         with monkeypatch.context() as patch:
             if comm.rank == comm.size - 1:
-                patch.setattr(cuda_aware, "memory_of", elsewhere)
+                patch.setattr(cuda_aware, "device_buffer", elsewhere)
             return tried(comm, device)
 
     if forced:
@@ -138,7 +138,7 @@ def test_what_one_rank_does_not_get_is_an_error_on_all(comm, aware, monkeypatch,
         comm,
         dc.CommunicatorError,
         REFUSED.format("DISTCONV_TRANSPORT" if forced else "it"),
-        lambda: taken(comm, DEVICE),
+        lambda: probe_mpi_support(comm, DEVICE),
     )
 
 
@@ -147,7 +147,9 @@ def test_what_one_rank_does_not_get_is_an_error_on_all(comm, aware, monkeypatch,
 def test_the_trial_is_longer_than_what_goes_along_with_its_announcement(comm, aware, monkeypatch):
     sizes = []
     monkeypatch.setattr(
-        cuda_aware, "memory_of", lambda tensor, of=cuda_aware.memory_of: sizes.append(tensor.nbytes) or of(tensor)
+        cuda_aware,
+        "device_buffer",
+        lambda tensor, of=cuda_aware.device_buffer: sizes.append(tensor.nbytes) or of(tensor),
     )
-    assert taken(comm, DEVICE).messages
+    assert probe_mpi_support(comm, DEVICE).messages
     assert min(sizes) >= 4 << 20

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import device_transport, nccl
-from distconv.communication.gpu.cuda_aware import Taken
+from distconv.communication.gpu.cuda_aware import MpiSupport
 from distconv.communication.transport import Exchange
 from distconv.errors import CommunicatorError
 from tests.distconv.communication.late_transports import by
@@ -25,13 +25,13 @@ from tests.harness.late_gpu import DEVICE
 def test_left_to_choose_all_ranks_take_what_is_faster_on_the_slowest(comm, monkeypatch, aware, nccl_s):
     with by("nccl", "late", comm) as (_, own), monkeypatch.context() as patch:
         patch.delenv("DISTCONV_TRANSPORT")
-        patch.setattr(device_transport, "taken", lambda comm, device: Taken(aware, aware))
+        patch.setattr(device_transport, "probe_mpi_support", lambda comm, device: MpiSupport(aware, aware))
         slow = nccl_s if comm.rank == 0 else 1.0
         clock = iter([0.0, slow, 0.0, 2.0])
         patch.setattr(device_transport.time, "perf_counter", lambda: next(clock))
-        chosen = device_transport._chosen(own, DEVICE)
+        chosen = device_transport._choose(own, DEVICE)
         assert (chosen.channel is not None) == (nccl_s < 2)
-        assert chosen.by_mpi == Taken(aware, aware)
+        assert chosen.mpi_support == MpiSupport(aware, aware)
 
 
 @pytest.mark.cpu
@@ -39,15 +39,18 @@ def test_left_to_choose_all_ranks_take_what_is_faster_on_the_slowest(comm, monke
 def test_ranks_have_no_channel_on_one_gpu_or_without_nccl(comm, monkeypatch):
     with by("host", "late", comm) as (_, own), monkeypatch.context() as patch:
         patch.delenv("NCCL_MULTI_RANK_GPU_ENABLE")
-        assert device_transport.missing(own, DEVICE) == "2 ranks share 1 GPUs, and NCCL needs one for each"
-        patch.setattr(nccl, "available", lambda: comm.rank == 0)
-        assert device_transport.missing(own, DEVICE) == "torch on rank 1 has no NCCL (2.6 or newer, built for CUDA)"
+        assert device_transport.describe_missing(own, DEVICE) == "2 ranks share 1 GPUs, and NCCL needs one for each"
+        patch.setattr(nccl, "is_available", lambda: comm.rank == 0)
+        assert (
+            device_transport.describe_missing(own, DEVICE)
+            == "torch on rank 1 has no NCCL (2.6 or newer, built for CUDA)"
+        )
 
 
 def test_without_a_gpu_nothing_is_decided(comm):
-    assert device_transport.offer(comm, torch.zeros(3, device="cpu")) == device_transport.HOST
-    device_transport.offer_mpi(comm, torch.device("cpu"))
-    assert Derived.of(comm).attached(device_transport.Transports) == {}
+    assert device_transport.choose_transport(comm, torch.zeros(3, device="cpu")) == device_transport.HOST
+    device_transport.choose_mpi(comm, torch.device("cpu"))
+    assert CommunicatorRegistry.get(comm).get_attached(device_transport.Transports) == {}
 
 
 @pytest.mark.cpu
@@ -56,11 +59,11 @@ def test_without_a_gpu_nothing_is_decided(comm):
 def test_a_tensor_on_another_gpu_than_the_ranks_first_is_refused_by_name(comm):
     with by("nccl", "late", comm) as (gpu, own):
         x = gpu.tensor(torch.ones(3))
-        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
+        channel = CommunicatorRegistry.get(own).get_attached(device_transport.Transports)["cuda"].channel
         channel.device = torch.device("cuda", 1)
         for call in (
             lambda: Exchange(own, [(1 - own.rank, x)], [(1 - own.rank, x)], "a message"),
-            lambda: device_transport.offer(own, x),
+            lambda: device_transport.choose_transport(own, x),
         ):
             with pytest.raises(CommunicatorError, match=r"on cuda:0, but rank . sends by NCCL from cuda:1.*dc.device"):
                 call()
@@ -90,7 +93,7 @@ def test_without_a_communicator_of_nccl_on_one_rank_all_go_through_mpi(comm, ref
     with contextlib.ExitStack() as stack:
         if comm.rank == 0:
             stack.enter_context(pytest.warns(UserWarning, match=f"unhandled system error .on rank {comm.size - 1}."))
-        assert device_transport._chosen(own, DEVICE) == device_transport.HOST
+        assert device_transport._choose(own, DEVICE) == device_transport.HOST
 
 
 @pytest.mark.long
@@ -104,7 +107,7 @@ def test_where_nccl_is_forced_all_ranks_hear_that_one_has_none(comm, refused):
         comm,
         CommunicatorError,
         r"=nccl: NCCL error: unhandled system error .* set DISTCONV_TRANSPORT=host",
-        lambda: device_transport._chosen(own, DEVICE),
+        lambda: device_transport._choose(own, DEVICE),
     )
 
 
@@ -112,7 +115,7 @@ def test_where_nccl_is_forced_all_ranks_hear_that_one_has_none(comm, refused):
 @pytest.mark.ranks(at_least=2)
 def test_ranks_that_share_a_gpu_are_told_so_where_nccl_is_forced(comm, monkeypatch):
     monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
-    if not device_transport.missing(comm, torch.device("cuda", torch.cuda.current_device())):
+    if not device_transport.describe_missing(comm, torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("each rank has a GPU of its own")
     own = comm.Dup()
     with pytest.raises(CommunicatorError, match=r"DISTCONV_TRANSPORT=nccl: .*; set DISTCONV_TRANSPORT=host"):

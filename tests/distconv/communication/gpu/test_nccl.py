@@ -11,9 +11,9 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.capture.captured import capture
-from distconv.communication.derived import Derived
+from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import device_transport, nccl
-from distconv.communication.transport import Exchange, Reduction, allreduce, counted
+from distconv.communication.transport import Exchange, Reduction, allreduce, count_traffic
 from distconv.errors import CommunicatorError
 from tests.distconv.communication import test_collectives
 from tests.distconv.communication.by_gloo import by_gloo
@@ -26,11 +26,11 @@ from tests.layers.compare import same_as_one_process
 @pytest.fixture
 def by_nccl(comm, monkeypatch):
     monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
-    if device_transport.missing(comm, torch.device("cuda", torch.cuda.current_device())):
+    if device_transport.describe_missing(comm, torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("NCCL needs a GPU for each rank")
-    for state in (derived := Derived.of(comm)), Derived.of(MPI.COMM_WORLD):
+    for state in (derived := CommunicatorRegistry.get(comm)), CommunicatorRegistry.get(MPI.COMM_WORLD):
         monkeypatch.setattr(state, "transports", {})
-    return device_transport.offer(comm, torch.zeros(1, device="cuda")).channel, derived
+    return device_transport.choose_transport(comm, torch.zeros(1, device="cuda")).channel, derived
 
 
 def neighbours(comm):
@@ -108,7 +108,7 @@ def trained(comm):
     grid = grid_over(comm, h=comm.size)
     x = dc.scatter(normal(4, 4, 9, 8), grid).requires_grad_()
     weight, scale = (normal(*shape, seed=1).requires_grad_() for shape in ((4, 4, 3, 3), (4,)))
-    with counted() as traffic:
+    with count_traffic() as traffic:
         network(x, weight, scale).square().sum().backward()
     return [x.grad.local, weight.grad, scale.grad], traffic
 
@@ -172,7 +172,7 @@ def test_layers_by_a_process_group_equal_one_process(comm, axes):
         grid = grid_over(own, **{axes: own.size})
         tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
         same_as_one_process(grid, network, tensors[0], plain=tensors[1:])
-        assert Derived.of(grid.world).attached(device_transport.Transports)["cpu"].channel is not None
+        assert CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cpu"].channel is not None
 
 
 @pytest.mark.cpu
@@ -277,7 +277,7 @@ def test_cuda_is_asked_neither_from_the_watchdogs_thread_in_time_nor_while_a_gra
     monkeypatch.setattr(late_gpu, "IDLE_S", 60.0)
     with by("nccl", "late", comm) as (gpu, own):
         with monkeypatch.context() as patch:
-            patch.setattr(nccl.Launch, "over", asked)
+            patch.setattr(nccl.Launch, "is_done", asked)
             sums = [Reduction(own, gpu.tensor(torch.ones(3)), "a sum")]
             gpu.capturing = True
             sums += [Reduction(own, gpu.tensor(torch.ones(3)), "a sum") for _ in range(3)]
@@ -300,7 +300,7 @@ def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm,
         reduction = Reduction(own, total, "a sum of gradients")
         Exchange(own, [(peer, gpu.tensor(normal(4, seed=own.rank)))], [(peer, into)], "a halo").wait()
         assert torch.equal(into.cpu(), normal(4, seed=peer))
-        assert not reduction._launch.over()
+        assert not reduction._launch.is_done()
         assert reduction.wait().cpu().tolist() == [2] * 3
 
 
@@ -310,7 +310,7 @@ def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm,
 def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_set_free(comm):
     with by("nccl", "late", comm) as (gpu, own):
         reduction = Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
-        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
+        channel = CommunicatorRegistry.get(own).get_attached(device_transport.Transports)["cuda"].channel
         groups = list(channel._groups.values())
         channel._groups["sums"].lost = True
         with pytest.raises(CommunicatorError, match=r"^NCCL: NCCL error: unhandled system error$"):
@@ -323,14 +323,14 @@ def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_
 @pytest.mark.ranks(2)
 def test_process_groups_of_a_communicator_that_is_gone_end_when_the_gpu_is_done(comm):
     with by("nccl", "late", comm) as (gpu, own):
-        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
+        channel = CommunicatorRegistry.get(own).get_attached(device_transport.Transports)["cuda"].channel
         groups, total = list(channel._groups.values()), gpu.tensor(torch.ones(3))
         reduction = Reduction(own, total, "a sum")
         launch = channel.launches[-1]
         reduction.wait()
         del channel, reduction
-        Derived.of(own).attached(device_transport.Transports).clear()
-        assert launch.over()
+        CommunicatorRegistry.get(own).get_attached(device_transport.Transports).clear()
+        assert launch.is_done()
         assert [group.ended for group in groups] == ["shut down"] * 2
         assert total.cpu().tolist() == [2] * 3
 
@@ -352,4 +352,4 @@ def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
     tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
     x, *plain = [tensor.cuda() for tensor in tensors]
     same_as_one_process(grid, network, x, plain=plain)
-    assert Derived.of(grid.world).attached(device_transport.Transports)["cuda"].channel is not None
+    assert CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cuda"].channel is not None

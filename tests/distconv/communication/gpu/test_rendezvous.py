@@ -58,7 +58,7 @@ def test_a_rank_that_never_comes_is_given_up_on_all(comm, monkeypatch):
         comm,
         CommunicatorError,
         r"^the ranks were not connected within 0.3 s \(on rank 1\)$",
-        lambda: rendezvous.everywhere(comm, attempt, undone.append, give_up=lambda: done.append(True)),
+        lambda: rendezvous.attempt_with_timeout(comm, attempt, undone.append, give_up=lambda: done.append(True)),
     )
     end = time.monotonic() + 10
     while not undone and time.monotonic() < end:

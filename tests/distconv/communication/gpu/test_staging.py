@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.communication.gpu.staging import Staging, put
+from distconv.communication.gpu.staging import Staging, copy_from_host
 from distconv.communication.transport import Exchange, allreduce
 from tests.distconv.layouts import normal
 from tests.harness import late_gpu as late
@@ -24,7 +24,7 @@ def test_what_goes_out_does_not_wait_for_what_comes_in_nor_the_other_way(monkeyp
         x, y = gpu.tensor(torch.ones(3)), gpu.tensor(torch.zeros(3))
         out, into = Staging(late.DEVICE, direct=False), Staging(late.DEVICE, direct=False)
         out.outgoing(x)
-        out.sealed()
+        out.record_copies()
         into.deliver(y, torch.full((3,), 2.0))
         into.close()
         assert y.cpu().tolist() == [2.0] * 3
@@ -40,12 +40,12 @@ def test_numbers_of_the_host_are_put_into_device_memory_without_a_wait():
     with late_gpu("late") as gpu:
         x, values = gpu.tensor(torch.zeros(3)), torch.ones(3)
         waits = gpu.host_waits
-        put(values, x)
+        copy_from_host(values, x)
         values.zero_()
         assert gpu.host_waits == waits
         assert x.cpu().tolist() == [1.0] * 3
     plain = torch.zeros(3, device="cpu")
-    put(torch.ones(3, device="cpu"), plain)
+    copy_from_host(torch.ones(3, device="cpu"), plain)
     assert plain.tolist() == [1.0] * 3
 
 

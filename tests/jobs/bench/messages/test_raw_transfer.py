@@ -21,6 +21,6 @@ def test_the_block_of_the_target_arrives(comm: Any, way: Any) -> None:
     x = torch.arange(3 * 2 * 5 * 7.0).view(3, 2, 5, 7)
     split, to = dc.scatter(x, source), Distribution(target, default_axes(None, 4))
     plan = transfer_plan(split.dist, to, x.shape)
-    parts = [torch.zeros(shape) for shape in plan.part_shapes]
+    parts = [torch.zeros(shape) for shape in plan.destination_shapes]
     way(RawTransfer(plan, split.local, parts))
     assert torch.equal(parts[0], split.redistribute(to).local)

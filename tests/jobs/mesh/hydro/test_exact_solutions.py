@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.hydro.exact_solutions import SOD, ShockTube, Side, blast_constant
+from distconv.jobs.mesh.hydro.exact_solutions import SOD, ShockTube, UniformState, blast_constant
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
@@ -34,7 +34,7 @@ def test_a_shock_tube_that_moves_is_the_same_seen_from_elsewhere() -> None:
 
 
 def test_gases_that_flee_from_a_wall_between_them_thin_out_alike_on_both_sides() -> None:
-    tube = ShockTube(Side(1.0, -0.5, 1.0), Side(1.0, 0.5, 1.0))
+    tube = ShockTube(UniformState(1.0, -0.5, 1.0), UniformState(1.0, 0.5, 1.0))
     speed = np.linspace(0.01, 3.0, 100)
     np.testing.assert_allclose(tube.density(speed), tube.density(-speed), rtol=1e-9)
     # Behind a fan in which sound has slowed down to c - (gamma - 1) / 2 * 0.5, by the isentrope.

@@ -11,7 +11,7 @@ from distconv.jobs.mesh.hydro.cell_geometry import (
 )
 from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro
-from distconv.jobs.mesh.hydro.state import Coefficients, State
+from distconv.jobs.mesh.hydro.state import Coefficients, HydroState
 from distconv.jobs.mesh.production.channels import extrapolated_jacobian, sample_channels
 from distconv.jobs.mesh.production.run import run_seed
 from tests.jobs.mesh.hydro.gases import at_rest, box, warped
@@ -29,11 +29,11 @@ def test_extrapolation_is_exact_where_velocities_do_not_change() -> None:
     np.testing.assert_array_equal(extrapolated_jacobian(hydro.state, 0.3), record)
 
 
-def mirror(state: State, side: float, axis: str) -> State:
+def mirror(state: HydroState, side: float, axis: str) -> HydroState:
     """The state seen in a mirror across the middle of the domain."""
     along = 1 if axis == "w" else 0
     x, y, u, v, energy = (np.flip(array, along).copy() for array in state)
-    return State(side - x, y, -u, v, energy) if axis == "w" else State(x, side - y, u, -v, energy)
+    return HydroState(side - x, y, -u, v, energy) if axis == "w" else HydroState(x, side - y, u, -v, energy)
 
 
 @pytest.mark.parametrize("axis", ["h", "w"])
@@ -64,7 +64,7 @@ def test_a_transposed_sample_is_the_sample_of_the_flow_mirrored_in_the_diagonal(
     gas = hydro.gas
     turned_gas = gas._replace(mass=gas.mass.T.copy(), gamma=gas.gamma.T.copy(), volume0=gas.volume0.T.copy())
     x, y, u, v, energy = (array.T.copy() for array in hydro.state)
-    expected = sample_channels(State(y, x, v, u, energy), turned_gas, hydro.coefficients)
+    expected = sample_channels(HydroState(y, x, v, u, energy), turned_gas, hydro.coefficients)
     channels = sample_channels(hydro.state, gas, hydro.coefficients)
     label = (channels[12] < 0.9).astype(np.uint8)
     turned, turned_label = transpose(channels, label)

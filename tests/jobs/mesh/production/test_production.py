@@ -12,7 +12,7 @@ import pytest
 from distconv.errors import DataError
 from distconv.jobs.mesh.dataset import generate
 from distconv.jobs.mesh.production import production
-from distconv.jobs.mesh.production.parts import Parts, streams
+from distconv.jobs.mesh.production.parts import RunFolder, streams
 from distconv.jobs.mesh.production.run import Criteria, perform_run
 from tests.jobs.mesh.mesh_files import SIZE
 
@@ -84,7 +84,7 @@ def test_an_interrupted_generation_goes_on_where_it_stopped(
 
 
 def test_a_stream_that_gives_nothing_ends_with_an_error(tmp_path: Path) -> None:
-    parts = Parts(tmp_path, "x", per_run=2, most_runs=2)
+    parts = RunFolder(tmp_path, "x", per_run=2, most_runs=2)
     criteria = Criteria(least_labelled=1.1, last_time=0.1)
     with pytest.raises(DataError, match="2 runs of 'taylor-green' gave 0 samples where 1 are wanted"):
         production.produce(parts, streams(1, 0), size=16, seed=0, criteria=criteria, comm=None, progress=False)

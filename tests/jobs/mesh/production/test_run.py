@@ -13,7 +13,7 @@ from distconv.jobs.mesh.hydro.cell_geometry import (
 )
 from distconv.jobs.mesh.hydro.initial_conditions import initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro
-from distconv.jobs.mesh.hydro.state import State
+from distconv.jobs.mesh.hydro.state import HydroState
 from distconv.jobs.mesh.production import run as run_module
 from distconv.jobs.mesh.production.run import LOOKS, Criteria, perform_run, run_seed
 
@@ -63,7 +63,7 @@ class Dented:
     def __init__(self, initial: object) -> None:
         x, y = np.meshgrid(np.arange(3.0), np.arange(3.0))
         self.gas = SimpleNamespace(mass=np.ones((2, 2)))
-        self.state = State(x, y, 0.0 * x, 0.0 * x, np.ones((2, 2)))
+        self.state = HydroState(x, y, 0.0 * x, 0.0 * x, np.ones((2, 2)))
         self.time, self.steps = 0.0, 0
 
     def step(self, end: float) -> None:

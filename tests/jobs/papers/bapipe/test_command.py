@@ -10,7 +10,7 @@ import pytest
 from distconv import cli
 from distconv.jobs.papers.bapipe import command, cuts, fpga, largest_model
 from distconv.jobs.papers.bapipe.networks import gnmt, networks
-from distconv.perfmodel.exploration.candidate_stages import Setting
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.stages.devices import Device
 
@@ -75,7 +75,7 @@ def test_table_iii_is_printed_and_written(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["1f1b-sno", "1f1b-so"])
 def test_searched_cuts_are_no_slower_and_the_closed_form_is_near_the_simulation(name):
-    setting = Setting(gnmt(8, 32, FITTED), FITTED, [Device("GPU", 4, memory=1e18)], 1)
+    setting = ExplorationContext(gnmt(8, 32, FITTED), FITTED, [Device("GPU", 4, memory=1e18)], 1)
     row = cuts.compared("GNMT-8", setting, name)
     assert row["searched_s"] <= row["bapipe_s"]
     assert 1 - 1e-9 <= row["bapipe_over"] < 1.05 and 1 - 1e-9 <= row["searched_over"] < 1.05

@@ -11,7 +11,7 @@ import torch
 from distconv import cli
 from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
 from distconv.kernels.jacobian import SparseJacobian
-from distconv.kernels.scan import backpropagate, recorded
+from distconv.kernels.scan import backpropagate, record_steps
 from distconv.layers.models.vgg import vgg11
 from tests.jobs.images import image_files
 
@@ -60,7 +60,7 @@ def test_the_flop_of_a_pruned_network_are_those_of_its_dense_matrices(of_sample)
     features = vgg11(2).features
     pruned_vgg.prune(features, 0.8)
     jacobians = pruned_vgg.chain(features, torch.randn(1, 3, 32, 32), of_sample=of_sample)
-    with recorded() as steps:
+    with record_steps() as steps:
         backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=2)
     for (kind, level), expected in dense_steps(jacobians).items():
         found = [step.flops for step in steps if (step.phase, step.kind, step.level) == ("up-sweep", kind, level)]
@@ -87,7 +87,7 @@ def test_figure_10_of_a_trained_network_has_weights_that_stay_zero_and_learn_bes
     seen = []
     chain = pruned_vgg.chain
     monkeypatch.setattr(pruned_vgg, "chain", lambda f, x, **of: (seen.append((f, x)), chain(f, x, **of))[1])
-    recipe = pruned_vgg.Recipe(tmp_path, 3, 8, 0.05)
+    recipe = pruned_vgg.PrunedVggRecipe(tmp_path, 3, 8, 0.05)
     rows = pruned_vgg.table(0.75, width=2, recipe=recipe)
     assert {row["method"] for row in rows if row["where"] == "all"} >= {"guaranteed truncated", "none BP"}
     features, x = seen[0]

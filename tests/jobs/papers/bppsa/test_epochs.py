@@ -10,7 +10,7 @@ from distconv.jobs.papers.bppsa import epochs
 
 def test_a_timed_step_is_a_step_of_torchs_by_every_way(monkeypatch):
     monkeypatch.setitem(epochs.RATES, "gru", 1e-2)
-    setting = epochs.Setting("", "gru", 7, 3, 4, (1, 1, 1, 1))
+    setting = epochs.EpochSetting("", "gru", 7, 3, 4, (1, 1, 1, 1))
     torch.manual_seed(0)
     layer = torch.nn.GRU(4, epochs.HIDDEN, batch_first=True)
     head = torch.nn.Linear(epochs.HIDDEN, epochs.CLASSES)
@@ -40,5 +40,5 @@ def test_rows_have_the_papers_shapes_and_ratios():
 
 
 def test_a_table_has_seconds_of_every_column():
-    rows = epochs.table("table-4", [epochs.Setting("T=2", "rnn", 2, 16000, 1, (1, 3, 2, 3))])
+    rows = epochs.table("table-4", [epochs.EpochSetting("T=2", "rnn", 2, 16000, 1, (1, 3, 2, 3))])
     assert set(rows[0]["epoch_s"]) == set(epochs.COLUMNS) and min(rows[0]["epoch_s"].values()) > 0

@@ -56,7 +56,7 @@ def test_parts_are_those_whose_data_are_given_with_the_settings_of_the_options(l
     of |= {"data": None, "sounds": None, "epochs": 5, "iterations": 40, "batch": 256, "rate": None}
     of |= dict(line.expected)
     rates = {name: of["rate"] or default for name, default in (("6", 0.001), ("10", command.pruned_vgg.RATE))}
-    recipe = of["data"] and command.pruned_vgg.Recipe(of["data"], of["iterations"], of["batch"], rates["10"])
+    recipe = of["data"] and command.pruned_vgg.PrunedVggRecipe(of["data"], of["iterations"], of["batch"], rates["10"])
     expected: dict[str, Any] = {
         "table-1": (of["columns"],),
         "figure-10": (of["prune"], of["width"], recipe),

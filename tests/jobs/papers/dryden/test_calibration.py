@@ -15,7 +15,7 @@ from distconv.jobs.papers.dryden.calibration import (
     from_data_sheets,
     with_constants,
 )
-from distconv.jobs.papers.dryden.published import TABLE_I, TABLES, Cell, calibrates
+from distconv.jobs.papers.dryden.published import TABLE_I, TABLES, PublishedTime, calibrates
 from distconv.perfmodel.machine.machine import Machine
 
 CHOSEN = {"flops": 12e12, "collective step": 50e-6}
@@ -26,13 +26,13 @@ def machine() -> Machine:
     return Machine.load("lassen")
 
 
-def step(machine: Machine, cell: Cell) -> float:
+def step(machine: Machine, cell: PublishedTime) -> float:
     """A step of 4 TFLOP per sample and a hundred messages for each doubling of its GPUs."""
     values = constants_of(machine)
     return 4e12 / cell.group / values["flops"] + 100 * cell.group.bit_length() * values["collective step"]
 
 
-def rows(time) -> list[Cell]:
+def rows(time) -> list[PublishedTime]:
     """The calibration rows with other times."""
     cells = [cell for cell in TABLE_I.cells if calibrates(cell)]
     base = next(cell for cell in cells if cell.is_base)

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from distconv import cli
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.stale_weights import training
-from distconv.jobs.papers.stale_weights.recipes import RECIPES, Variant, VariantError
-from distconv.jobs.papers.stale_weights.table import Results, Row, rows_of, table
-from distconv.jobs.papers.stale_weights.training import Run, batches, build, held_out, train
+from distconv.jobs.papers.stale_weights.recipes import RECIPES, TrainingVariant, VariantError
+from distconv.jobs.papers.stale_weights.table import FinishedRuns, VariantRow, rows_of, table
+from distconv.jobs.papers.stale_weights.training import TrainingRun, batches, build, held_out, train
 from distconv.pipeline import SerialPipeline, split
 from tests.jobs.images import image_files
 
-TINY = Run("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
+TINY = TrainingRun("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
 COMMAND = ["reproduce", "stale-weights"]
 ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2", "stash:1,2"]
 
@@ -130,7 +130,7 @@ def test_every_variant_of_every_recipe_trains(samples, tmp_path_factory, comm):
         data = samples if name == "lenet5" else ImageSamples(cifar, comm)
         test = held_out(data)
         for variant in recipe.variants:
-            found = train(Run(name, 8, variant, 0, 3, 3, 8, "tiny", 0, 0), data, test, 1)
+            found = train(TrainingRun(name, 8, variant, 0, 3, 3, 8, "tiny", 0, 0), data, test, 1)
             assert found["diverged_at"] is None and 0 <= found["accuracy"] <= 1 and len(found["curve"]) == 1
 
 
@@ -167,16 +167,16 @@ def test_the_drop_is_taken_seed_by_seed():
         return {"accuracy": accuracy, "stale_share": 0.25, "diverged_at": None, "curve": []}
 
     baseline = {0: result(0.9), 1: result(0.8), 2: result(0.7)}
-    row = Row("7", {0: result(0.88), 1: result(0.78)}, baseline)
+    row = VariantRow("7", {0: result(0.88), 1: result(0.78)}, baseline)
     assert row.mean == pytest.approx(0.83) and row.error == pytest.approx(0.05)
     assert row.drops == pytest.approx([0.02, 0.02])
     assert table([row]).splitlines()[-1] == "| 7 | 25.00 | 83.00 +- 5.00 (n=2) | 2.00 +- 0.00 | 0 |"
 
 
 def test_results_are_found_by_all_that_their_numbers_depend_on(tmp_path):
-    results = Results(tmp_path / "of" / "runs.jsonl")
+    results = FinishedRuns(tmp_path / "of" / "runs.jsonl")
     results.add(TINY, {"accuracy": 0.5})
-    assert Results(results.path).of(TINY) == {"accuracy": 0.5}
+    assert FinishedRuns(results.path).of(TINY) == {"accuracy": 0.5}
     assert results.of(replace(TINY, schedule=20)) is None
     assert results.of(replace(TINY, iterations=7)) is None and results.of(replace(TINY, width=3)) is None
     assert [row.variant for row in rows_of(results, [TINY, replace(TINY, seed=1)])] == ["nonpipelined"]
@@ -187,7 +187,7 @@ def test_results_are_found_by_all_that_their_numbers_depend_on(tmp_path):
     ["nonpipelined", "nonpipelined@0.01", "7", "7,13,19@0.5", "hybrid:7,13", "stash:7,13@0.1", "7@1e-05", "7@1e+30"],
 )
 def test_a_variant_is_written_as_it_is_read(text):
-    assert str(Variant.parse(text)) == text
+    assert str(TrainingVariant.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_variant_is_written_as_it_is_read(text):
 )
 def test_what_is_no_variant_is_refused(text):
     with pytest.raises(VariantError, match="is no variant; write nonpipelined"):
-        Variant.parse(text)
+        TrainingVariant.parse(text)
 
 
 @on_one_rank

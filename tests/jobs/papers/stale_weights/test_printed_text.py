@@ -10,7 +10,7 @@ import pytest
 
 from distconv.jobs.papers.stale_weights import command, picture
 from distconv.jobs.papers.stale_weights.recipes import RECIPES
-from distconv.jobs.papers.stale_weights.table import Row, table
+from distconv.jobs.papers.stale_weights.table import VariantRow, table
 from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import Line, pairs, parsed
 
@@ -38,10 +38,10 @@ def test_runs_are_those_of_the_options_or_else_of_the_recipe(network: str, line:
     runs = command.runs_of(parsed("reproduce stale-weights", network, "--data", str(tmp_path), *line.words), SAMPLES)
     iterations = of.get("iterations", recipe.iterations)
     expected = [
-        command.Run(
+        command.TrainingRun(
             network,
             of.get("width"),
-            str(command.Variant.parse(variant)),
+            str(command.TrainingVariant.parse(variant)),
             seed,
             iterations,
             of.get("schedule", iterations),
@@ -68,8 +68,8 @@ def test_settings_and_progress_are_printed_as_approved(tmp_path: Path, monkeypat
     monkeypatch.setattr(command, "train", lambda run, samples, test, evaluations: next(results))
     options = parsed("reproduce stale-weights", *"lenet5 --data x --seeds 0 --variants 1 2 nonpipelined".split())
     runs = command.runs_of(options, SAMPLES)
-    command.make(runs, command.Results(tmp_path / "runs.jsonl"), SAMPLES, 2)
-    command.make(runs, command.Results(tmp_path / "runs.jsonl"), SAMPLES, 2)
+    command.make(runs, command.FinishedRuns(tmp_path / "runs.jsonl"), SAMPLES, 2)
+    command.make(runs, command.FinishedRuns(tmp_path / "runs.jsonl"), SAMPLES, 2)
     print(table(ROWS))
     assert_approved("stale-weights", capsys.readouterr().out)
 
@@ -91,7 +91,7 @@ RESULTS = {
         1: result(0.125, 0.25, 5, [(3, 0.2, 1.0)]),
     },
 }
-ROWS = [Row(variant, results, RESULTS["nonpipelined"]) for variant, results in RESULTS.items()]
+ROWS = [VariantRow(variant, results, RESULTS["nonpipelined"]) for variant, results in RESULTS.items()]
 
 
 def test_curves_and_accuracies_are_drawn_in_per_cent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from distconv.jobs.pointcloud.classification.picture import PICTURE
-from distconv.jobs.training.picture import Example
+from distconv.jobs.training.picture import ClassifiedExample
 
 
 def test_it_is_drawn_with_and_without_held_out_clouds(tmp_path: Path) -> None:
     points = np.random.default_rng(0).random((20, 3)).astype(np.float32)
-    examples = [Example(points, "box", "box"), *[Example(points, "box", "cone")] * 4]
+    examples = [ClassifiedExample(points, "box", "box"), *[ClassifiedExample(points, "box", "cone")] * 4]
     steps = [{"step": step, "loss": 1.0 / step} for step in (1, 2)]
     evaluation = {"step": 2, "evaluation": "test", "accuracy": 0.5, "loss": 0.7}
     for name, lines in (("with", [*steps, evaluation]), ("without", steps)):

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification import samples as module
 from distconv.jobs.pointcloud.classification.samples import CloudSamples, VoxelLoader
 from distconv.jobs.pointcloud.shapes import Shapes
@@ -24,7 +24,7 @@ from tests.jobs.pointcloud.cloud_files import write_ours
 
 def loader_of(comm: Any, samples: CloudSamples, axes: str = "n=1", **more: Any) -> VoxelLoader:
     grid = dc.ProcessGrid(comm, **dc.parse_grid(axes))
-    given = {"recipe": Recipe(8, points=20), "dtype": torch.float64, "placed": partial(scatter, grid=grid)} | more
+    given = {"recipe": VoxelRecipe(8, points=20), "dtype": torch.float64, "placed": partial(scatter, grid=grid)} | more
     return VoxelLoader(samples, "train", given.pop("batch", 2), **given)
 
 
@@ -66,7 +66,7 @@ def test_what_makes_no_batch_or_keeps_no_point_is_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="no batch of 6 can be made of the 5 clouds of 'train'"):
         loader_of(MPI.COMM_SELF, samples, batch=6, drop_last=True)
     with pytest.raises(DataError, match=r"--keep 0\.01 of 20 points is none; keep more, or draw more with --points"):
-        loader_of(MPI.COMM_SELF, samples, recipe=Recipe(8, points=20, keep=0.01))
+        loader_of(MPI.COMM_SELF, samples, recipe=VoxelRecipe(8, points=20, keep=0.01))
     samples.close()
 
 

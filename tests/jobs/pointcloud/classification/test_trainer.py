@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTrainer, Settings, Trainer
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
 from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
@@ -29,12 +29,12 @@ def clouds(comm: Any, folder: Path) -> CloudSamples:
     return CloudSamples(written(comm, folder, lambda place: write_ours(place / "clouds.h5")) / "clouds.h5", comm)
 
 
-def losses_of_one_process(settings: Settings, samples: CloudSamples, order: list[tuple[int, ...]]) -> list[float]:
+def losses_of_one_process(settings: CloudSettings, samples: CloudSamples, order: list[tuple[int, ...]]) -> list[float]:
     """Losses of plain sparse tensors in a plain loop; dropout draws from where the trainer's does."""
     torch.manual_seed(settings.seed)
     model = NETWORKS[settings.model](width=settings.width, classes=3).double()
     optimizer, losses = make_optimizer(settings, model.parameters()), []
-    recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
+    recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
     for step, batch in enumerate(order):
         made = voxel_batch(samples.groups["train"], batch, recipe, step // 3)
         set_rate(optimizer, learning_rate(step, len(order), settings.lr))
@@ -51,9 +51,9 @@ def losses_of_one_process(settings: Settings, samples: CloudSamples, order: list
 @pytest.mark.ranks(*GRIDS)
 def test_losses_on_any_grid_equal_those_of_one_process(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)
-    settings = Settings(**SMALL | {"epochs": 2, "keep": 0.8, "optimizer": "sgd"})
+    settings = CloudSettings(**SMALL | {"epochs": 2, "keep": 0.8, "optimizer": "sgd"})
     for text in GRIDS[comm.size]:
-        trainer = Trainer(settings, samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
+        trainer = CloudTrainer(settings, samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
         order, losses = [], []
         for batch in trainer.batches():
             order.append(batch.samples)
@@ -67,16 +67,16 @@ def test_losses_on_any_grid_equal_those_of_one_process(comm: Any, shared_tmp_pat
 @pytest.mark.ranks(1, 2)
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)
-    settings = Settings(**SMALL | {"model": "vgg16_bn", "width": 1, "epochs": 2, "resolution": 32})
+    settings = CloudSettings(**SMALL | {"model": "vgg16_bn", "width": 1, "epochs": 2, "resolution": 32})
     grid = dc.ProcessGrid(comm, d=comm.size)
-    first = Trainer(settings, samples, grid)
+    first = CloudTrainer(settings, samples, grid)
     losses = []
     for batch in first.batches():
         losses.append((batch.samples, first.step(*batch.tensors)))
         if first.step_count == 4:  # in the middle of the second epoch
             first.save(str(shared_tmp_path / "saved"))
             first.evaluate("test")
-    second = Trainer(settings, samples, grid)
+    second = CloudTrainer(settings, samples, grid)
     torch.rand(3)  # dropout must go on with the random numbers of the checkpoint
     assert second.resume(str(shared_tmp_path / "saved"))
     assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
@@ -90,11 +90,11 @@ def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_pa
 @pytest.mark.ranks(1, 2)
 def test_scores_count_every_cloud_once_without_point_dropout(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)
-    settings = Settings(**SMALL | {"keep": 0.2})
-    trainer = Trainer(settings, samples, dc.ProcessGrid(comm, n=comm.size))
+    settings = CloudSettings(**SMALL | {"keep": 0.2})
+    trainer = CloudTrainer(settings, samples, dc.ProcessGrid(comm, n=comm.size))
     torch.manual_seed(settings.seed)
     model = NETWORKS["resnet"](width=2, classes=3).double().eval()
-    made = voxel_batch(samples.groups["train"], range(5), Recipe(16, points=30), 0)
+    made = voxel_batch(samples.groups["train"], range(5), VoxelRecipe(16, points=30), 0)
     with torch.no_grad():
         logits = model(SparseTensor(made.coords, made.features.double(), batch_size=5))
     found = trainer.evaluate("train")
@@ -105,7 +105,7 @@ def test_scores_count_every_cloud_once_without_point_dropout(comm: Any, shared_t
 
 def test_a_width_that_is_not_given_is_the_networks_own(tmp_path: Path) -> None:
     samples = clouds(MPI.COMM_SELF, tmp_path)
-    trainer = Trainer(Settings(width=None), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer = CloudTrainer(CloudSettings(width=None), samples, dc.ProcessGrid(MPI.COMM_SELF))
     expected = sum(parameter.numel() for parameter in NETWORKS["resnet"](classes=3).parameters())
     assert trainer.parameter_count == expected
     samples.close()
@@ -116,12 +116,14 @@ def test_a_width_that_is_not_given_is_the_networks_own(tmp_path: Path) -> None:
 PIPELINED = SMALL | {"batch": 4, "steps": 3, "optimizer": "sgd"}
 
 
-def micro_batched(settings: Settings, samples: CloudSamples, order: list[tuple[int, ...]], parts: int) -> list[float]:
+def micro_batched(
+    settings: CloudSettings, samples: CloudSamples, order: list[tuple[int, ...]], parts: int
+) -> list[float]:
     """Losses of plain sparse tensors in a plain loop over ``parts`` micro-batches of each mini-batch."""
     torch.manual_seed(settings.seed)
     model = NETWORKS[settings.model](width=settings.width, classes=3).double()
     optimizer, losses = make_optimizer(settings, model.parameters()), []
-    recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
+    recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
     for step, batch in enumerate(order):
         set_rate(optimizer, learning_rate(step, len(order), settings.lr))
         optimizer.zero_grad()
@@ -136,7 +138,7 @@ def micro_batched(settings: Settings, samples: CloudSamples, order: list[tuple[i
     return losses
 
 
-def trained(trainer: PipelineTrainer) -> tuple[list[tuple[int, ...]], dict[str, torch.Tensor]]:
+def trained(trainer: CloudPipelineTrainer) -> tuple[list[tuple[int, ...]], dict[str, torch.Tensor]]:
     """Without dropout, whose masks are drawn stage by stage."""
     for module in trainer.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -165,11 +167,13 @@ def test_synchronous_pipelines_have_the_bits_of_one_process(
 ) -> None:
     samples = clouds(comm, shared_tmp_path)
     width, resolution = (2, 16) if model == "resnet" else (1, 32)
-    settings = Settings(**PIPELINED | {"model": model, "width": width, "resolution": resolution, "drop_last": True})
+    settings = CloudSettings(
+        **PIPELINED | {"model": model, "width": width, "resolution": resolution, "drop_last": True}
+    )
     cut = [more[0], ",".join(more[1].split(",")[: comm.size - 1])] if more else []
-    found = PipelineTrainer(settings, samples, pipelining(comm.size, schedule, "--microbatches", "2", *cut))
+    found = CloudPipelineTrainer(settings, samples, pipelining(comm.size, schedule, "--microbatches", "2", *cut))
     alone = CloudSamples(shared_tmp_path / "clouds.h5", MPI.COMM_SELF)
-    one = PipelineTrainer(settings, alone, pipelining(1, schedule, "--microbatches", "2"))
+    one = CloudPipelineTrainer(settings, alone, pipelining(1, schedule, "--microbatches", "2"))
     (order, state), (same, expected) = trained(found), trained(one)
     assert order == same
     assert len(found.losses) == 3
@@ -196,15 +200,15 @@ def test_a_resumed_pipeline_takes_the_same_steps_bit_for_bit(
     comm: Any, shared_tmp_path: Path, schedule: str, more: list[str]
 ) -> None:
     samples = clouds(comm, shared_tmp_path)
-    settings = Settings(**SMALL | {"steps": 6, "optimizer": "sgd"})
+    settings = CloudSettings(**SMALL | {"steps": 6, "optimizer": "sgd"})
     of = pipelining(comm.size, schedule, *more)
-    first = PipelineTrainer(settings, samples, of)
+    first = CloudPipelineTrainer(settings, samples, of)
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 4:
             first.save(str(shared_tmp_path / "saved"))
     first.synchronize()
-    second = PipelineTrainer(settings, samples, of)
+    second = CloudPipelineTrainer(settings, samples, of)
     assert second.resume(str(shared_tmp_path / "saved"))
     _, state = trained(second)
     assert second.losses == first.losses[4:]
@@ -218,13 +222,13 @@ def test_a_resumed_pipeline_takes_the_same_steps_bit_for_bit(
 @pytest.mark.ranks(2)
 def test_a_grid_goes_on_from_the_checkpoint_of_a_pipeline(comm: Any, shared_tmp_path: Path) -> None:
     samples = clouds(comm, shared_tmp_path)
-    settings = Settings(**SMALL | {"steps": 5})
-    first = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
+    settings = CloudSettings(**SMALL | {"steps": 5})
+    first = CloudPipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 3:
             first.save(str(shared_tmp_path / "saved"))
-    grid = Trainer(settings, samples, dc.ProcessGrid(comm, d=comm.size))
+    grid = CloudTrainer(settings, samples, dc.ProcessGrid(comm, d=comm.size))
     assert grid.resume(str(shared_tmp_path / "saved"))
     losses = [grid.step(*batch.tensors) for batch in grid.batches()]
     assert losses == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
@@ -235,7 +239,7 @@ def test_a_grid_goes_on_from_the_checkpoint_of_a_pipeline(comm: Any, shared_tmp_
 def test_points_are_dropped_in_training_and_not_in_an_evaluation(tmp_path: Path) -> None:
     write_ours(tmp_path / "clouds.h5")
     samples = CloudSamples(tmp_path / "clouds.h5", MPI.COMM_SELF)
-    trainer = Trainer(Settings(**SMALL | {"keep": 0.5}), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer = CloudTrainer(CloudSettings(**SMALL | {"keep": 0.5}), samples, dc.ProcessGrid(MPI.COMM_SELF))
     (batch, *_) = trainer.loader.epoch(0)
     # 15 of 30 points fill at most 15 voxels of each of two clouds, all of them nearly twice as many.
     assert len(batch.tensors[0].coords) <= 2 * 15

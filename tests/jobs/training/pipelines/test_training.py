@@ -17,7 +17,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv import cli
 from distconv.errors import CheckpointError
-from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
+from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.pipelines.options import Pipelining, planned_pipelining
@@ -28,19 +28,19 @@ from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
 from tests.jobs.training.pipelines.pipelined import BY_SHAPES, parsed, pipelining
 
-LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
-VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
+LENET = ImageSettings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
+VGG = ImageSettings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
 """With batch norm and dropout."""
 
 
-def opened(comm: Any, folder: Path, settings: Settings) -> tuple[ImageSamples, ImageSamples]:
+def opened(comm: Any, folder: Path, settings: ImageSettings) -> tuple[ImageSamples, ImageSamples]:
     """The data over all ranks, and for this one alone."""
     write = image_files.write_mnist if settings.model == "lenet5" else image_files.write_cifar
     written(comm, folder, write)
     return ImageSamples(folder, comm), ImageSamples(folder, MPI.COMM_SELF)
 
 
-def trained(trainer: PipelineTrainer) -> dict[str, torch.Tensor]:
+def trained(trainer: ImagePipelineTrainer) -> dict[str, torch.Tensor]:
     """The model's state after all steps still to be taken, on every rank."""
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
@@ -49,10 +49,10 @@ def trained(trainer: PipelineTrainer) -> dict[str, torch.Tensor]:
 
 
 def by_hand(
-    settings: Settings, alone: ImageSamples, of: Pipelining, cuts: Any
+    settings: ImageSettings, alone: ImageSamples, of: Pipelining, cuts: Any
 ) -> tuple[dict[str, torch.Tensor], list[tuple[int, float]]]:
     """State and losses (step, loss) of a SerialPipeline with the same stages and learning rates."""
-    loader = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF)).loader
+    loader = ImageTrainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF)).loader
     batches = (batch for epoch in count() for batch in loader.epoch(epoch))
     model = build_classifier(
         settings.model, alone.comm, seed=settings.seed, in_channels=alone.extents[0], classes=10, width=settings.width
@@ -90,18 +90,18 @@ def by_hand(
         (LENET, "spectrain", []),
         (VGG, "pipedream", ["--vertical-sync"]),
         (LENET, "stale", ["--switch-after", "4"]),
-        (Settings(BY_SHAPES, 2, batch=5, steps=4, optimizer="sgd", lr=0.01), "1f1b-so", []),
+        (ImageSettings(BY_SHAPES, 2, batch=5, steps=4, optimizer="sgd", lr=0.01), "1f1b-so", []),
     ],
-    ids=lambda value: value.model if isinstance(value, Settings) else "".join(value),
+    ids=lambda value: value.model if isinstance(value, ImageSettings) else "".join(value),
 )
 def test_losses_and_weights_are_those_of_the_serial_pipeline_bit_for_bit(
-    comm: Any, shared_tmp_path: Path, settings: Settings, schedule: str, arguments: list[str]
+    comm: Any, shared_tmp_path: Path, settings: ImageSettings, schedule: str, arguments: list[str]
 ) -> None:
     if schedule == "interleaved" and comm.size == 3:
         arguments = ["--ppv", "1,2,3", "--stages", "2", "--replicas", "1,2"]
     samples, alone = opened(comm, shared_tmp_path, settings)
     of = pipelining(comm.size, schedule, *arguments)
-    trainer = PipelineTrainer(settings, samples, of)
+    trainer = ImagePipelineTrainer(settings, samples, of)
     state = trained(trainer)
     expected, losses = by_hand(settings, alone, of, trainer.cuts)
     assert trainer.losses == losses
@@ -113,10 +113,10 @@ def test_losses_and_weights_are_those_of_the_serial_pipeline_bit_for_bit(
 
 @pytest.mark.ranks(3)
 def test_replicas_share_the_micro_batches(comm: Any, shared_tmp_path: Path) -> None:
-    settings = Settings("lenet5", batch=16, steps=5, lr=0.1, dtype="float64")
+    settings = ImageSettings("lenet5", batch=16, steps=5, lr=0.1, dtype="float64")
     samples, alone = opened(comm, shared_tmp_path, settings)
     of = pipelining(comm.size, "1f1b-sno", "--replicas", "2,1", "--ppv", "2", "--microbatches", "4")
-    trainer = PipelineTrainer(settings, samples, of)
+    trainer = ImagePipelineTrainer(settings, samples, of)
     state = trained(trainer)
     expected, losses = by_hand(settings, alone, of, [2])
     assert [loss for _, loss in trainer.losses] == pytest.approx([loss for _, loss in losses], rel=1e-12)
@@ -132,19 +132,19 @@ def test_replicas_share_the_micro_batches(comm: Any, shared_tmp_path: Path) -> N
     ("settings", "schedule"), [(VGG, "stale"), (VGG, "pipedream"), (VGG, "gpipe"), (LENET, "spectrain")]
 )
 def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
-    comm: Any, shared_tmp_path: Path, settings: Settings, schedule: str
+    comm: Any, shared_tmp_path: Path, settings: ImageSettings, schedule: str
 ) -> None:
     """With dropout, batch norm, Adam's moments, and replicas."""
     samples, _ = opened(comm, shared_tmp_path, settings)
     replicated = ["--replicas", "2,1"] if schedule in ("pipedream", "gpipe") and comm.size == 3 else []
     of = pipelining(comm.size, schedule, *replicated)
-    first = PipelineTrainer(settings, samples, of)
+    first = ImagePipelineTrainer(settings, samples, of)
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 4:
             first.save(str(shared_tmp_path / "saved"))
     first.synchronize()
-    second = PipelineTrainer(settings, samples, of)
+    second = ImagePipelineTrainer(settings, samples, of)
     assert second.resume(str(shared_tmp_path / "saved"))
     state = trained(second)
     assert second.losses == first.losses[4:]
@@ -155,7 +155,7 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
 
 
 def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_from_one() -> None:
-    trainer = PipelineTrainer.__new__(PipelineTrainer)
+    trainer = ImagePipelineTrainer.__new__(ImagePipelineTrainer)
     asked: list[tuple[int, str]] = []
     pipe = SimpleNamespace(switch=lambda name: asked.append((trainer.step_count, name)), losses=[(0, 0.5)])
     trainer.pipe, trainer.losses, trainer._switched = cast("Any", pipe), [], False
@@ -172,7 +172,7 @@ def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_f
 def test_dropout_goes_on_where_a_checkpoint_left_it(comm: Any, shared_tmp_path: Path) -> None:
     settings = replace(VGG, batch=4, steps=3)
     samples, _ = opened(comm, shared_tmp_path, settings)
-    first, second = (PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe")) for _ in range(2))
+    first, second = (ImagePipelineTrainer(settings, samples, pipelining(comm.size, "gpipe")) for _ in range(2))
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 2:
@@ -186,11 +186,11 @@ def test_dropout_goes_on_where_a_checkpoint_left_it(comm: Any, shared_tmp_path: 
 
 @pytest.mark.ranks(2)
 def test_a_pipeline_in_half_precision_has_the_losses_of_one_process_in_it(comm: Any, shared_tmp_path: Path) -> None:
-    settings = Settings("lenet5", batch=16, steps=4, lr=0.1, precision="bf16")
+    settings = ImageSettings("lenet5", batch=16, steps=4, lr=0.1, precision="bf16")
     samples, alone = opened(comm, shared_tmp_path, settings)
-    trainer = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "2"))
+    trainer = ImagePipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "2"))
     trained(trainer)
-    one = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
+    one = ImageTrainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
     expected = [one.step(*(tensor.local for tensor in batch.tensors)) for batch in one.batches()]
     assert [loss for _, loss in trainer.losses] == pytest.approx(expected, rel=2e-3)
     trainer.close()
@@ -199,19 +199,21 @@ def test_a_pipeline_in_half_precision_has_the_losses_of_one_process_in_it(comm: 
 @pytest.mark.fault(67)
 @pytest.mark.ranks(2, 3)
 def test_other_stages_and_a_grid_go_on_from_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
-    settings = Settings("lenet5", batch=16, steps=6, optimizer="adam", lr=0.01, dtype="float64")
+    settings = ImageSettings("lenet5", batch=16, steps=6, optimizer="adam", lr=0.01, dtype="float64")
     samples, _ = opened(comm, shared_tmp_path, settings)
-    first = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
+    first = ImagePipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 3:
             first.save(str(shared_tmp_path / "saved"))
     cut = "4" if comm.size == 2 else "1,4"
-    other = PipelineTrainer(settings, samples, pipelining(comm.size, "1f1b-sno", "--ppv", cut, "--microbatches", "1"))
+    other = ImagePipelineTrainer(
+        settings, samples, pipelining(comm.size, "1f1b-sno", "--ppv", cut, "--microbatches", "1")
+    )
     assert other.resume(str(shared_tmp_path / "saved"))
     trained(other)
     assert other.losses == first.losses[3:]
-    grid = Trainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
+    grid = ImageTrainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
     assert grid.resume(str(shared_tmp_path / "saved"))
     losses = [grid.step(*batch.tensors) for batch in grid.batches()]
     assert losses == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
@@ -224,11 +226,11 @@ def test_an_evaluation_is_that_of_one_process_bit_for_bit(comm: Any, shared_tmp_
     """Of a network with batch norm and dropout; four batches, the last of them smaller."""
     settings = replace(VGG, batch=2, steps=3)
     samples, alone = opened(comm, shared_tmp_path, settings)
-    trainer = PipelineTrainer(settings, samples, pipelining(comm.size, "stale"))
+    trainer = ImagePipelineTrainer(settings, samples, pipelining(comm.size, "stale"))
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
     found = trainer.evaluate("test")
-    one = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
+    one = ImageTrainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
     one.model.load_state_dict(trainer.model.state_dict())
     one.model.eval()
     # Ordinary tensors, as in a pipeline.
@@ -323,7 +325,7 @@ def test_bad_input_is_one_line_and_code_2(
 # --- Pipeline plans ---
 
 
-def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan, *more: str) -> Pipelining:
+def planned(comm: Any, folder: Path, settings: ImageSettings, plan: PipelinePlan, *more: str) -> Pipelining:
     if comm.rank == 0:
         plan.save(folder / "pipeline.json")
     comm.Barrier()
@@ -362,14 +364,14 @@ def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(com
     settings = replace(LENET, steps=6, dtype="float64", optimizer="adam", lr=0.01)
     samples, alone = opened(comm, shared_tmp_path, settings)
     of = planned(comm, shared_tmp_path, settings, LENET_PLANS[comm.size])
-    first = PipelineTrainer(settings, samples, of)
+    first = ImagePipelineTrainer(settings, samples, of)
     for batch in first.batches():
         first.step(*batch.tensors)
         if first.step_count == 3:
             first.save(str(shared_tmp_path / "saved"))
             first.settle()
     first.synchronize()
-    second = PipelineTrainer(settings, samples, of)
+    second = ImagePipelineTrainer(settings, samples, of)
     assert second.resume(str(shared_tmp_path / "saved"))
     state = trained(second)
     assert [loss for _, loss in second.losses] == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
@@ -410,12 +412,12 @@ def test_the_command_trains_by_a_pipeline_plan_and_refuses_it_for_something_else
 @pytest.mark.ranks(3, 4)
 def test_stages_with_plans_begin_with_the_weights_of_a_file(comm: Any, shared_tmp_path: Path) -> None:
     samples, alone = opened(comm, shared_tmp_path, LENET)
-    wanted = Trainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
+    wanted = ImageTrainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
     if comm.rank == 0:
         torch.save(wanted, shared_tmp_path / "other.pt")
     comm.Barrier()
     of = planned(comm, shared_tmp_path, LENET, LENET_PLANS[comm.size])
-    trainer = PipelineTrainer(LENET, samples, of)
+    trainer = ImagePipelineTrainer(LENET, samples, of)
     trainer.begin_with(shared_tmp_path / "other.pt")
     trainer.synchronize()  # the model gets what the stages have
     for name, found in trainer.model.state_dict().items():
@@ -426,12 +428,12 @@ def test_stages_with_plans_begin_with_the_weights_of_a_file(comm: Any, shared_tm
 @pytest.mark.ranks(2)
 def test_a_grid_begins_with_the_weights_of_a_file_that_fits(comm: Any, shared_tmp_path: Path) -> None:
     samples, alone = opened(comm, shared_tmp_path, LENET)
-    wanted = Trainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
+    wanted = ImageTrainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
     if comm.rank == 0:
         torch.save(wanted, shared_tmp_path / "other.pt")
         torch.save({"c1.weight": torch.zeros(3)}, shared_tmp_path / "wrong.pt")
     comm.Barrier()
-    trainer = Trainer(LENET, samples, dc.ProcessGrid(comm, c=2))
+    trainer = ImageTrainer(LENET, samples, dc.ProcessGrid(comm, c=2))
     trainer.begin_with(shared_tmp_path / "other.pt")
     for name, found in trainer.model.state_dict().items():
         assert torch.equal(found, wanted[name]), name
@@ -448,7 +450,7 @@ def test_a_plan_for_kinds_of_devices_trains_alike_whichever_ranks_have_them(
     settings = replace(LENET, steps=4, dtype="float64")
     samples, alone = opened(comm, shared_tmp_path, settings)
     of = planned(comm, shared_tmp_path, settings, plan, "--devices", devices)
-    trainer = PipelineTrainer(settings, samples, of)
+    trainer = ImagePipelineTrainer(settings, samples, of)
     assert trainer.pipe.stage == (comm.rank if devices.startswith("old") else 1 - comm.rank)
     state = trained(trainer)
     assert "on old, new" in trainer.where and trainer.placement["pipeline"]["kinds"] == ("old", "new")

@@ -14,7 +14,7 @@ from distconv.jobs.verification.conformance.command import OPERATORS
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.engine.journal import read_json
 from distconv.jobs.verification.engine.layouts import KINDS, layouts
-from distconv.jobs.verification.engine.runner import Run
+from distconv.jobs.verification.engine.runner import CaseRun
 from distconv.jobs.verification.engine.verdicts import BAD, Verdict
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "evidence" / "conformance.md"
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("family", TABLE)
 def test_a_part_of_the_table_has_nothing_wrong(comm, family):
-    run = Run(comm)
+    run = CaseRun(comm)
     lines = [line for case in TABLE[family][::14] for line in run.lines(family, case)]
     assert not [line for line in lines if line.verdict in BAD]
     assert any(line.verdict is Verdict.EXACT for line in lines)

@@ -7,22 +7,22 @@ from collections.abc import Callable
 import pytest
 
 from distconv.jobs.verification.differential import networks, operators
-from distconv.jobs.verification.differential.draw import Draw, Program
-from distconv.jobs.verification.differential.runs import Case
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
+from distconv.jobs.verification.differential.runs import DrawnCase
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 from tests.jobs.approved import assert_approved, size_of
 
-KINDS: dict[str, tuple[list[Callable[[Draw], Program]], int]] = {
+KINDS: dict[str, tuple[list[Callable[[Draw], DrawnProgram]], int]] = {
     "networks": ([networks.draw], 25),
     "operators": ([draw for draw in operators.OPERATORS if draw is not operators.of_torch], 80),
 }
 """Functions that draw in turn, and the number of draws. torch's own samples differ between its versions."""
 
 
-def text_of(case: Case) -> str:
+def text_of(case: DrawnCase) -> str:
     """Return the case's layouts on one to four ranks, and the sizes of its results."""
     layouts = [case.layouts(ranks)[0] for ranks in (1, 2, 3, 4)]
-    world = World(layouts[0])
+    world = ReferenceBackend(layouts[0])
     try:
         case.compute(world)
     except RuntimeError as error:  # the tables' cases of other sizes are not all valid
@@ -38,5 +38,5 @@ def text_of(case: Case) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_are_as_approved(kind: str) -> None:
     draws, count = KINDS[kind]
-    cases = (Case(draws[index % len(draws)](Draw(0, index)), 0, index) for index in range(count))
+    cases = (DrawnCase(draws[index % len(draws)](Draw(0, index)), 0, index) for index in range(count))
     assert_approved(f"differential/{kind}", "\n".join(map(text_of, cases)))

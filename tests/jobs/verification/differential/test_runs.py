@@ -10,12 +10,12 @@ import torch
 from distconv import cli
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
-from distconv.jobs.verification.differential.runs import Run, draw_case, drawn
+from distconv.jobs.verification.differential.runs import DifferentialRun, draw_case, drawn
 from distconv.jobs.verification.engine.verdicts import BAD, EXACT
 
 
 def lines(comm, seed, kind, count):
-    run = Run(comm)
+    run = DifferentialRun(comm)
     return [line for _, cases in drawn(seed, kind, range(count)) for case in cases for line in run.lines(kind, case)]
 
 

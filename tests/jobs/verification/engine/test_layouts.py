@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from distconv.jobs.verification.engine.layouts import KINDS, Layout, layouts
+from distconv.jobs.verification.engine.layouts import KINDS, CaseLayout, layouts
 from tests.distconv.layouts import grid_over
 
 
@@ -46,7 +46,7 @@ def test_blocks_are_what_they_are_called(comm):
     grid = grid_over(comm, h=comm.size)
 
     def heights(blocks, **options):
-        dist = Layout("", (("h", 3),), blocks=blocks).distribution(grid, (5, 9), ("n", "wh"), **options)
+        dist = CaseLayout("", (("h", 3),), blocks=blocks).distribution(grid, (5, 9), ("n", "wh"), **options)
         return [[(i.start, i.stop) for i in dist.intervals(1, rank, 9)] for rank in range(3)]
 
     assert heights("balanced") == heights("uneven", balanced=True) == [[(0, 3)], [(3, 6)], [(6, 9)]]

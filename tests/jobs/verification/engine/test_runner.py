@@ -7,12 +7,12 @@ import torch
 
 import distconv as dc
 from distconv import dispatch
-from distconv.communication.transport import allreduce, counted
+from distconv.communication.transport import allreduce, count_traffic
 from distconv.errors import UnsupportedOperation
 from distconv.jobs.verification.conformance import samples
 from distconv.jobs.verification.conformance.samples import Sample
 from distconv.jobs.verification.conformance.table import Input, case
-from distconv.jobs.verification.engine.runner import Run
+from distconv.jobs.verification.engine.runner import CaseRun
 from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
 from tests.distconv.layouts import grid_over, normal
 
@@ -40,7 +40,7 @@ QUICK = [
 @pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_sample_equals_one_process(comm, name):
-    run = Run(comm)
+    run = CaseRun(comm)
     found = (list(run.lines("none", sample)) for sample in samples.samples(name, 40))
     lines = next(each for each in found if each)  # some have no elements, or are refused by torch
     assert not [line for line in lines if line.verdict not in EXACT]
@@ -61,13 +61,13 @@ WITHOUT_ELEMENTS = [
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
 def test_a_sample_without_elements_is_computed_or_rejected_as_in_one_process(comm, name):
-    run = Run(comm)
+    run = CaseRun(comm)
     lines = [line for sample in samples.emptied(name) for line in run.lines("none", sample)]
     assert lines and not [line for line in lines if line.verdict in BAD]
 
 
 def found(comm, function):
-    run = Run(comm)
+    run = CaseRun(comm)
     lines = list(run.lines("none", Sample("none", "0", function, (normal(5, 4),), {})))
     assert len(set(comm.allgather(str(lines)))) == 1
     return lines[0]
@@ -88,14 +88,14 @@ def test_bytes_are_told_of_what_is_exact(comm):
 def test_another_number_is_wrong_and_what_torch_refuses_is_left_out(comm, monkeypatch):
     monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.OperatorRule(lambda x: x * 2.000001))
     assert found(comm, unwilling).verdict is Verdict.WRONG
-    assert not list(Run(comm).lines("none", Sample("none", "0", torch.linalg.inv, (normal(5, 4),), {})))
+    assert not list(CaseRun(comm).lines("none", Sample("none", "0", torch.linalg.inv, (normal(5, 4),), {})))
 
 
 # -- what it must notice ------------------------------------------------------------------------------------------
 
 
 def verdicts(comm, function, *inputs):
-    lines = list(Run(comm).lines("none", case("none", "", function, *(inputs or (X,)))))
+    lines = list(CaseRun(comm).lines("none", case("none", "", function, *(inputs or (X,)))))
     assert len(set(comm.allgather(str(lines)))) == 1
     return {line.layout: line for line in lines}
 
@@ -162,11 +162,11 @@ def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypat
 def test_a_redistribution_counts_the_bytes_that_it_sends(comm):
     grid = grid_over(comm, n=comm.size)
     x = dc.scatter(normal(7, 3), grid).requires_grad_(True)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         y = x.gather()
     sent = x.local.numel() * 8 * (comm.size - 1)
     assert traffic.sent.total() == traffic.sent["redistribution"] == sent
-    with counted() as back:
+    with count_traffic() as back:
         y.backward(torch.ones(7, 3, dtype=torch.float64))
     assert back.sent.total() == 0
     assert traffic.sent.total() == sent
@@ -174,8 +174,8 @@ def test_a_redistribution_counts_the_bytes_that_it_sends(comm):
 
 @pytest.mark.ranks(at_least=2)
 def test_an_allreduce_counts_its_buffer_and_its_ranks(comm):
-    with counted() as outer:
-        with counted() as inner:
+    with count_traffic() as outer:
+        with count_traffic() as inner:
             allreduce(comm, torch.ones(5, dtype=torch.float64), "a sum")
         allreduce(comm, torch.ones(5, dtype=torch.bfloat16), "another sum")
     assert inner.reduced == {("a sum", comm.size): 40}
@@ -188,7 +188,7 @@ def test_a_training_step_counts_what_it_sums_over_the_ranks(comm):
     grid = grid_over(comm, n=comm.size)
     model = dc.parallelize(torch.nn.Linear(3, 2, dtype=torch.float64), grid, broadcast=True)
     x = dc.scatter(normal(9, 3), grid)
-    with counted() as traffic:
+    with count_traffic() as traffic:
         model(x).sum().backward()
     assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
     assert sum(traffic.reduced.values()) == 8 * 8 + riders_bytes(comm.size) + 8

@@ -7,10 +7,10 @@ import torch
 
 import distconv as dc
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.jobs.verification.engine.verdicts import Outcome, Verdict, difference, judge, names_a_way_out, refusal
+from distconv.jobs.verification.engine.verdicts import RankOutcome, Verdict, difference, judge, names_a_way_out, refusal
 from tests.distconv.layouts import grid_over
 
-EXACT = Outcome()
+EXACT = RankOutcome()
 
 
 @pytest.mark.parametrize(
@@ -58,27 +58,27 @@ def test_blocks_are_compared_where_they_are(comm):
 
 
 TORCHS = refusal(RuntimeError("too small"))
-OURS = Outcome(refusal(ShapeError("too small")))
-UNSUPPORTED = Outcome(refusal(UnsupportedOperation("no rule; gather it first")))
-NO_WAY_OUT = Outcome(refusal(UnsupportedOperation("it has no rule")))
+OURS = RankOutcome(refusal(ShapeError("too small")))
+UNSUPPORTED = RankOutcome(refusal(UnsupportedOperation("no rule; gather it first")))
+NO_WAY_OUT = RankOutcome(refusal(UnsupportedOperation("it has no rule")))
 
 
 @pytest.mark.parametrize(
     ("reference", "outcomes", "verdict"),
     [
         (None, [EXACT, EXACT], Verdict.EXACT),
-        (None, [EXACT, Outcome(difference="y differs")], Verdict.WRONG),
+        (None, [EXACT, RankOutcome(difference="y differs")], Verdict.WRONG),
         (TORCHS, [EXACT, EXACT], Verdict.WRONG),
         (TORCHS, [OURS, OURS], Verdict.REFUSED),
         (TORCHS, [OURS, EXACT], Verdict.WRONG),
-        (TORCHS, [Outcome(refusal(ShapeError("no")))] * 2, Verdict.OTHER_WORDS),
+        (TORCHS, [RankOutcome(refusal(ShapeError("no")))] * 2, Verdict.OTHER_WORDS),
         (TORCHS, [UNSUPPORTED, UNSUPPORTED], Verdict.RAISES),
         (None, [OURS, OURS], Verdict.UNCLEAR),
         (None, [NO_WAY_OUT, NO_WAY_OUT], Verdict.UNCLEAR),
         (None, [UNSUPPORTED, UNSUPPORTED], Verdict.RAISES),
-        (None, [UNSUPPORTED, Outcome(refusal(UnsupportedOperation("nor this; gather it")))], Verdict.WRONG),
-        (None, [Outcome(refusal(KeyError("h")))] * 2, Verdict.UNCLEAR),
-        (TORCHS, [Outcome(refusal(RuntimeError("too small")))] * 2, Verdict.REFUSED),
+        (None, [UNSUPPORTED, RankOutcome(refusal(UnsupportedOperation("nor this; gather it")))], Verdict.WRONG),
+        (None, [RankOutcome(refusal(KeyError("h")))] * 2, Verdict.UNCLEAR),
+        (TORCHS, [RankOutcome(refusal(RuntimeError("too small")))] * 2, Verdict.REFUSED),
     ],
 )
 def test_verdicts(reference, outcomes, verdict):
@@ -87,10 +87,10 @@ def test_verdicts(reference, outcomes, verdict):
 
 def test_only_what_has_infinities_may_have_nan_elsewhere():
     ones, nan = torch.ones(2).double(), torch.tensor([1.0, torch.nan]).double()
-    outcome = Outcome(difference=difference({"y": nan}, {"y": ones}))
+    outcome = RankOutcome(difference=difference({"y": nan}, {"y": ones}))
     assert judge(None, [outcome, EXACT])[0] is Verdict.WRONG
     assert judge(None, [outcome, EXACT], infinite=True)[0] is Verdict.INFINITE
-    other = Outcome(difference=difference({"y": ones}, {"y": ones * 2}))
+    other = RankOutcome(difference=difference({"y": ones}, {"y": ones * 2}))
     assert judge(None, [other], infinite=True)[0] is Verdict.WRONG
 
 

@@ -7,14 +7,14 @@ import torch
 
 import distconv as dc
 from distconv.jobs.verification.conformance.samples import Sample
-from distconv.jobs.verification.engine.layouts import Layout
-from distconv.jobs.verification.engine.worlds import OthersRaise, Ranks, World
+from distconv.jobs.verification.engine.layouts import CaseLayout
+from distconv.jobs.verification.engine.worlds import DistributedBackend, OthersRaise, ReferenceBackend
 from tests.distconv.layouts import grid_over, normal
 
 
 def test_values_and_gradients_are_found_and_the_sample_stays_as_it_was():
     x, y = normal(3, 4).requires_grad_(), normal(4)
-    world = World(Layout("none"))
+    world = ReferenceBackend(CaseLayout("none"))
     Sample("none", "0", lambda x, y: (x * y, 3), (x, y), {}).compute(world)
     assert set(world.results) == {"y0", "y1", "dL/dx0"}
     assert torch.equal(world.results["y0"], x * y) and world.results["y1"] == 3 and x.grad is None
@@ -29,17 +29,19 @@ def test_only_the_first_tensor_is_distributed_if_the_layout_says_so(comm):
 
     sample, grid = Sample("none", "0", look, (2, normal(3, 4, 5), [normal(4, 5)]), {}), grid_over(comm, w=comm.size)
     extents = (("w", comm.size),)
-    sample.compute(Ranks(grid, Layout("", extents, first_only=True), bool))
+    sample.compute(DistributedBackend(grid, CaseLayout("", extents, first_only=True), bool))
     assert isinstance(seen[0], dc.DistTensor) and seen[0].dist.axes == ("n", None, "w")
     assert not isinstance(seen[1], dc.DistTensor)
     seen.clear()
-    sample.compute(Ranks(grid, Layout("", extents), bool))
+    sample.compute(DistributedBackend(grid, CaseLayout("", extents), bool))
     assert [x.dist.axes for x in seen] == [("n", None, "w"), ("n", "w")]
 
 
 @pytest.mark.ranks(2)
 def test_nobody_differentiates_what_failed_elsewhere(comm):
-    world = Ranks(grid_over(comm, h=2), Layout("", (("h", 2),)), lambda failed: comm.allreduce(failed) > 0)
+    world = DistributedBackend(
+        grid_over(comm, h=2), CaseLayout("", (("h", 2),)), lambda failed: comm.allreduce(failed) > 0
+    )
     if comm.rank == 0:
         with pytest.raises(OthersRaise):
             world.differentiate(world.put(normal(4, 1, 3, 3)) * 2, {})

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from distconv.jobs.verification.conformance.families import TABLE
-from distconv.jobs.verification.conformance.table import Case
-from distconv.jobs.verification.engine.worlds import World
+from distconv.jobs.verification.conformance.table import ConformanceCase
+from distconv.jobs.verification.engine.worlds import ReferenceBackend
 from tests.jobs.approved import assert_approved, size_of
 
 RANKS = 4
 
 
-def text_of(case: Case) -> str:
+def text_of(case: ConformanceCase) -> str:
     """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result."""
     layouts = case.layouts(RANKS)
     kinds = ", ".join(dict.fromkeys(layout.kind for layout in layouts))
-    world = World(layouts[0])
+    world = ReferenceBackend(layouts[0])
     try:
         case.compute(world)
     except Exception as error:  # some cases are of calls that torch rejects

@@ -1,0 +1,94 @@
+"""Language of the modules that follow CONTRIBUTING's section "Language": docstrings, messages, class names.
+
+``REWRITTEN`` grows until it holds the whole package.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.structure.modules import ROOT, SOURCES
+
+REWRITTEN = ("distconv/communication/agreement.py",)
+"""Beginnings of the paths of modules that are checked."""
+
+OPENINGS = re.compile(r"(What|Whether|That of|Those|Of|Let)\b")
+"""Words that no docstring begins with."""
+
+BANNED = re.compile(
+    r"\b(anew|alike|whoever|besides?|to be had|without a word|in turns|is none)\b",
+    re.IGNORECASE,
+)
+"""Words of docstrings and messages that have a plainer term."""
+
+DOCUMENTED = re.compile(r"^(Parameters|Attributes)\n-+$", re.MULTILINE)
+RETURNS = re.compile(r"^(Returns|Yields)\n-+$", re.MULTILINE)
+
+PATHS = {str(path.relative_to(ROOT)): path for path in SOURCES.values()}
+CHECKED = sorted(path for path in PATHS if path.startswith(REWRITTEN))
+
+Definition = ast.FunctionDef | ast.ClassDef | ast.Module
+
+
+def definitions(path: Path) -> Iterator[tuple[Definition, str]]:
+    """Yield the module and all its functions and classes with their docstrings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, Definition):
+            yield node, ast.get_docstring(node) or ""
+
+
+def is_exempt(node: ast.FunctionDef) -> bool:
+    """Return True for overloads and properties, whose parameters are documented elsewhere or absent."""
+    names = {ast.unparse(each).split("(")[0].rpartition(".")[2] for each in node.decorator_list}
+    return bool(names & {"overload", "property", "cached_property", "setter"})
+
+
+@pytest.mark.parametrize("path", CHECKED)
+def test_docstrings_begin_with_a_verb_or_a_noun(path: str) -> None:
+    found = [text.split("\n")[0] for _, text in definitions(PATHS[path]) if OPENINGS.match(text)]
+    assert not found
+
+
+@pytest.mark.parametrize("path", CHECKED)
+def test_public_functions_describe_parameters_and_results(path: str) -> None:
+    tree = ast.parse(PATHS[path].read_text())
+    lacking = []
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or is_exempt(node):
+            continue
+        text, arguments = ast.get_docstring(node) or "", node.args
+        if len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) >= 2 and not DOCUMENTED.search(text):
+            lacking.append(f"{node.name}: Parameters")
+        returned = node.returns
+        if returned is not None and ast.unparse(returned) not in ("None", "NoReturn") and not RETURNS.search(text):
+            lacking += [f"{node.name}: Returns"] if DOCUMENTED.search(text) else []
+    assert not lacking
+
+
+@pytest.mark.parametrize("path", CHECKED)
+def test_docstrings_and_messages_have_plain_words(path: str) -> None:
+    texts = [(1, text) for _, text in definitions(PATHS[path])]
+    for node in ast.walk(ast.parse(PATHS[path].read_text())):
+        if isinstance(node, ast.Raise):
+            texts += [(each.lineno, each.value) for each in ast.walk(node) if _is_text(each)]
+    found = [f"{match[0]!r} in {text[:60]!r}" for _, text in texts for match in BANNED.finditer(text)]
+    assert not found
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    names = Counter(
+        node.name for path in PATHS.values() for node, _ in definitions(path) if isinstance(node, ast.ClassDef)
+    )
+    several = {name for name, count in names.items() if count > 1}
+    checked = {node.name for path in CHECKED for node, _ in definitions(PATHS[path]) if isinstance(node, ast.ClassDef)}
+    assert not several & checked
