@@ -124,7 +124,7 @@ class Arrangement:
 
         Returns
         -------
-        dict[str, int]
+        dict of str to int
         """
         return {name: self.coordinate(name, rank) for name in AXES}
 

@@ -41,7 +41,7 @@ class OperatorKind(Enum):
 
 
 class StridePolicy(Enum):
-    """Rule for the strides that a result has in a single process. See :mod:`distconv.memory_order`.
+    """Rule for the strides that a result has in a single process. See ``distconv.memory_order``.
 
     "As torch returns" refers to a call of torch's function with meta tensors.
     """

@@ -51,7 +51,7 @@ def parallelize(
 
     Layers stay as they are. During backward, distconv all-reduces parameter gradients and overlaps this with
     computation. If a grid splits channels (axis ``c``), the weights of its layers are sharded
-    (:mod:`distconv.parameters.sharding`). With a plan, each layer that the plan names redistributes its input to the
+    (``distconv.parameters.sharding``). With a plan, each layer that the plan names redistributes its input to the
     layer's grid; other layers use the grid of their input.
 
     Collective: call on every rank, before the optimizer's first step.
@@ -70,7 +70,7 @@ def parallelize(
         The values over which batch norm computes its statistics: the full mini-batch, as in a single process
         (``"global"``); the samples of which this rank has a part (``"spatial"``); or this rank's values (``"local"``).
         The default is the plan's, or ``"global"``. ``nn.SyncBatchNorm`` always is global. See
-        :mod:`distconv.batch_norm_scope`.
+        ``distconv.batch_norm_scope``.
 
     Returns
     -------

@@ -6,7 +6,7 @@
 Patterns are matched (``fnmatch``) against the full names of convolution and linear layers; a pattern may also be the
 exact name of any module. If several patterns match, the last one wins. All other operators use the grid of their first
 argument. If the parts of a layer multiply to fewer than the number of ranks, the remaining ranks hold replicas (axis
-``r``). The optional key ``"batch_norm"`` is described in :mod:`distconv.batch_norm_scope`.
+``r``). The optional key ``"batch_norm"`` is described in ``distconv.batch_norm_scope``.
 
 Source: Dryden et al. 2019, III-C and V-C.
 """

@@ -1,6 +1,6 @@
 """DistTensor: a torch.Tensor whose elements are distributed over the ranks of a process grid.
 
-The class routes torch functions to the operator registry (:mod:`distconv.dispatch`) and attributes and methods to the
+The class routes torch functions to the operator registry (``distconv.dispatch``) and attributes and methods to the
 local block. It contains no operator: ``distconv.layers`` registers them. Autograd records operations on ``local``.
 """
 
@@ -40,8 +40,9 @@ class DistTensor(torch.Tensor):
     """A global tensor, of which this rank holds one block.
 
     torch functions that are called with a DistTensor run distributed operators. They are collective unless they only
-    read metadata. A DistTensor has no storage of its own: ``data_ptr()`` and everything below torch's function
-    interface see no data. Make one with :func:`scatter` or :func:`from_local`.
+    read metadata. ``shape``, ``dtype`` and ``device`` are those of the global tensor. A DistTensor has no storage of
+    its own: ``data_ptr()`` and everything below torch's function interface see no data. Make one with :func:`scatter`
+    or :func:`from_local`.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ class DistTensor(torch.Tensor):
     shape : sequence of int
         Global shape.
     strides : tuple of int, optional
-        Strides of the full tensor in a single process, if it is not contiguous there (:mod:`distconv.memory_order`).
+        Strides of the full tensor in a single process, if it is not contiguous there (``distconv.memory_order``).
 
     Attributes
     ----------
@@ -62,8 +63,6 @@ class DistTensor(torch.Tensor):
         The distribution.
     grid : ProcessGrid
         The grid.
-    shape, dtype, device
-        Those of the global tensor.
     """
 
     defers_to: ClassVar[set[type]] = set()
@@ -73,11 +72,11 @@ class DistTensor(torch.Tensor):
     _local: torch.Tensor
     _shape: torch.Size
     _strides: Strides = None
-    """Strides in a single process; None for those of a contiguous tensor. See :mod:`distconv.memory_order`."""
+    """Strides in a single process; None for those of a contiguous tensor. See ``distconv.memory_order``."""
     _memory: Any = None
-    """State that all tensors on the same memory share. See :mod:`distconv.layers.plumbing.inplace_views`."""
+    """State that all tensors on the same memory share. See ``distconv.layers.plumbing.inplace_views``."""
     _view: Any = None
-    """The source of a view; None if the tensor is not a view. See :mod:`distconv.layers.plumbing.inplace_views`."""
+    """The source of a view; None if the tensor is not a view. See ``distconv.layers.plumbing.inplace_views``."""
 
     @staticmethod
     def __new__(

@@ -30,6 +30,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = True
+napoleon_use_ivar = True  # attributes would otherwise be described twice, here and by autodoc
 
 autodoc_typehints = "signature"
 autodoc_member_order = "groupwise"
@@ -38,5 +39,10 @@ autodoc_inherit_docstrings = False
 # Names of other packages, whose pages are elsewhere.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|h5py|mpi4py|MPI|nn|collections|typing|pathlib|os|io|argparse|types)\..*"),
-    (r"py:.*", r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor)"),
+    (
+        r"py:.*",
+        r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor|Module|BinaryIO|Arrangement|Box|TransferBox)",
+    ),
+    # Types in the sections of docstrings are prose, such as "mapping of str to int, optional".
+    (r"py:class", r"[a-z-]+|.*[ {}\[\]\"=].*"),
 ]

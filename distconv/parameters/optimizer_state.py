@@ -267,7 +267,7 @@ class StateSplit:
 
         Returns
         -------
-        dict[str, object]
+        dict of str to object
         """
         states = self.gather_state(optimizer)
         numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}

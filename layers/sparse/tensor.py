@@ -112,7 +112,7 @@ class SparseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of coordinates and features: those of a message that holds it."""
+        """Size of the coordinates and features, and of a message with them, in bytes."""
         return self.sites.coords.nbytes + self.features.nbytes
 
     @property
