@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from distconv.errors import DistconvError, MismatchError, NoRule, UnsupportedOperation
-from distconv.process.call_stack import layer_of, modules_called
+from distconv.process.call_stack import layer_name, running_modules
 
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
@@ -342,9 +342,9 @@ def with_layer(text: str) -> str:
     It is found on the call stack, so that calls that succeed pay nothing, and named as in ``named_modules()`` of the
     outermost module. Outside of all modules the message stays as it is.
     """
-    modules = modules_called()
+    modules = running_modules()
     if not modules:
         return text
-    prefix = f"{layer_of(modules)}: "
+    prefix = f"{layer_name(modules)}: "
     # An operator may have called others, through each of which the error passes.
     return text if text.startswith(prefix) else prefix + text

@@ -27,7 +27,7 @@ from distconv.parameters.replicas import WeightComparison, is_dtensor
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
-from distconv.process.call_stack import users_frame
+from distconv.process.call_stack import user_frame
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -247,7 +247,7 @@ class _PlainTraining:
         # A model may gather what it returns. Without gradients nothing is trained.
         if any(isinstance(x, DistTensor) for x in tensors) or not any(x.requires_grad for x in tensors):
             return
-        caller = users_frame(sys._getframe(1))
+        caller = user_frame(sys._getframe(1))
         warnings.warn_explicit(
             f"{type(model).__name__} was parallelized and is trained on plain tensors: every rank computes all that it "
             "is given, and gradients are not summed, so ranks with different batches come apart. Pass it "

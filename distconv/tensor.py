@@ -403,7 +403,7 @@ def _agree_on_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     first = next((leaf for leaf in leaves if isinstance(leaf, DistTensor)), None)
     if first is not None:
         listed = ", ".join(filter(None, map(_described, leaves)))
-        agreement.check_same_on_all_ranks(first.grid.compared, what + call_stack.layer_being_called(), listed)
+        agreement.check_same_on_all_ranks(first.grid.compared, what + call_stack.running_layer(), listed)
 
 
 def _described(argument: Any) -> str:

@@ -122,4 +122,4 @@ def _watch_loaded_compiler() -> None:
 
 
 patches.declare(torch, "compile", _watched_compile, _COMPILES)
-patches.at_start(_watch_loaded_compiler)
+patches.call_at_start(_watch_loaded_compiler)

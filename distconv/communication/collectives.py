@@ -163,7 +163,7 @@ def _layer(ctx: Any) -> str:
     if not agreement.is_order_checked(ctx.grid.comm(ctx.axes)):
         return ""
     names = [gradient_reduction.name_of(leaf) for leaf in ctx.leaves]
-    return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.layer_being_called()
+    return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.running_layer()
 
 
 def _leaf(whole: torch.Tensor) -> torch.Tensor | None:

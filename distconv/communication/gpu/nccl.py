@@ -105,7 +105,7 @@ class Channel:
         """Graphs that launch messages or sums of this channel: NCCL does not end before they do."""
         self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
-        watchdog.look_at(_waited_for)
+        watchdog.register_wait_source(_waited_for)
         _close_all_at_end()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
@@ -203,7 +203,7 @@ def _close_all() -> None:
 
 @functools.cache
 def _close_all_at_end() -> None:
-    endings.after_leaving(_close_all)
+    endings.call_after_exit_wait(_close_all)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
