@@ -42,7 +42,7 @@ from distconv.process import command_start as _command_start
 from distconv.process import launchers as _launchers
 
 try:
-    _command_start.restart()  # of the command ``distconv`` alone
+    _command_start.reexec_with_allocator()  # of the command ``distconv`` alone
     _launchers.import_mpi()  # first, for a readable error
 except _LaunchError:
     raise

@@ -25,7 +25,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from distconv.errors import DistconvError, MismatchError, NoRule, UnsupportedOperation
-from distconv.process.call_stack import layer_of, modules_called
+from distconv.process.call_stack import layer_name, running_modules
 
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
@@ -523,9 +523,9 @@ def with_layer(text: str) -> str:
     -------
     str
     """
-    modules = modules_called()
+    modules = running_modules()
     if not modules:
         return text
-    prefix = f"{layer_of(modules)}: "
+    prefix = f"{layer_name(modules)}: "
     # The error passes through every operator on the stack, so the prefix may be there already.
     return text if text.startswith(prefix) else prefix + text

@@ -31,7 +31,7 @@ from distconv.parameters.replicas import WeightComparison, is_dtensor
 from distconv.parameters.sharding import shard_parameters
 from distconv.plan import Plan
 from distconv.process import watchdog
-from distconv.process.call_stack import users_frame
+from distconv.process.call_stack import user_frame
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -287,7 +287,7 @@ class _PlainTraining:
         # DistTensor inputs suffice: a model may gather its output. Without gradients nothing is trained.
         if any(isinstance(x, DistTensor) for x in tensors) or not any(x.requires_grad for x in tensors):
             return
-        caller = users_frame(sys._getframe(1))
+        caller = user_frame(sys._getframe(1))
         warnings.warn_explicit(
             f"{type(model).__name__} was parallelized and is trained on plain tensors: every rank trains on its own "
             "input, and gradients are not all-reduced, so the weights of ranks with different batches diverge. Pass "

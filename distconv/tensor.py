@@ -536,7 +536,7 @@ def _check_same_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     first = next((leaf for leaf in leaves if isinstance(leaf, DistTensor)), None)
     if first is not None:
         listed = ", ".join(filter(None, map(_describe_argument, leaves)))
-        agreement.check_same_on_all_ranks(first.grid.comparison_comm, what + call_stack.layer_being_called(), listed)
+        agreement.check_same_on_all_ranks(first.grid.comparison_comm, what + call_stack.running_layer(), listed)
 
 
 def _describe_argument(argument: Any) -> str:

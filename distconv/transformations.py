@@ -133,4 +133,4 @@ def _patch_loaded_compiler() -> None:
 
 
 patches.declare(torch, "compile", _patched_compile, _COMPILES)
-patches.at_start(_patch_loaded_compiler)
+patches.call_at_start(_patch_loaded_compiler)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.files import file_of
+from distconv.checkpoint.files import hdf5_image
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.formats.zarr_groups import UNFINISHED
 from distconv.distribution import Box, Distribution, Interval, block_range
@@ -338,7 +338,7 @@ class _Hdf5Output(Output):
 
     def _write_block(self, box: Box, block: torch.Tensor) -> None:
         with Folder(_parts_folder(self.path)) as folder:
-            folder.write(_file_name(box[0].start, self.comm.rank), file_of({self.name: block}))
+            folder.write(_file_name(box[0].start, self.comm.rank), hdf5_image({self.name: block}))
 
     def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
         begin = min((box[0].start for box in boxes if box is not None), default=rows)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from distconv import recording
 from distconv.capture.entries import Call, Kind, Operator, Post, Recording, Ref, Slot, Sum, Together, Wait
 from distconv.capture.gradients import Gradients
-from distconv.process.call_stack import users_frame
+from distconv.process.call_stack import user_frame
 from distconv.tensor import DistTensor
 
 _aten = torch.ops.aten
@@ -146,7 +146,7 @@ class Recorder(TorchDispatchMode):
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def _line(self) -> str:
-        frame = users_frame(sys._getframe(1))
+        frame = user_frame(sys._getframe(1))
         return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
     def _add(self, entry: Any) -> None:

@@ -2,60 +2,61 @@
 
 ::
 
-    directory/step-000123/state-<digest>.h5    tensors, or pieces of them: image -> write -> fsync -> rename
+    directory/step-000123/state-<digest>.h5    tensors, or blocks of them: image -> write -> fsync -> rename
     directory/step-000123/manifest.json        names, checksums, position; written last: it is the commit mark
 
-    command       ``distconv checkpoint``: what a run's checkpoints hold, and their weights for elsewhere
+    command       ``distconv checkpoint``: list, verify and export the checkpoints of a run
     files         Files of tensors: HDF5 laid out in memory, and checksums
-    lock          One job at a time writes to a folder of checkpoints
-    manifest      Manifests: what a checkpoint consists of, that it was finished, and behind which others
+    lock          A lock on a folder of checkpoints: one job at a time writes to it
+    manifest      Manifests: the files and tensors of a checkpoint, that it is finished, and the order of commits
     optimizers    State of an optimizer by the names of its parameters
-    pieces        Pieces of tensors in files: whether they cover their tensor, and the part of each that a rank needs
-    reading       Reading of checkpoints: every rank what it needs, every file verified, and every tensor whole
-    schema        What the manifest of a checkpoint must be
+    pieces        Blocks of tensors in files: whether they cover their tensor, and the part of each that a rank needs
+    reading       Reading of checkpoints: each rank reads the blocks that it needs, and verifies their files
+    schema        Schema of the manifest, and checks that a schema cannot express
     state         A module, its optimizer and the random number generators as named tensors and plain values
-    values        Plain values on their way to JSON and back
-    verification  Whether a checkpoint's files are there, and what they were when it was committed
-    writing       Writing of checkpoints: each rank its pieces, and when all are on the disk the commit mark
+    values        Conversion of plain values to JSON and back
+    verification  Verification that a checkpoint's files are there and unchanged since the commit
+    writing       Writing of checkpoints: each rank writes its blocks, then rank 0 the commit mark
 
-A step without a manifest was never finished and does not count. A new manifest replaces an old one in one rename, so
-at no moment is a finished step lost. The order of the commits, not step or clock, says which is the newest. Every
-tensor is listed with the file and the global box of each of its pieces, so that any grid reads what any other wrote.
+A step without a manifest was never finished and does not count. A new manifest replaces an old one in one rename, so no
+finished step is ever lost. The order of the commits, not the step or the clock, determines the newest checkpoint. The
+manifest lists each tensor with the file and the global box of each of its pieces, so any grid can read what any other
+grid has written.
 """
 
 from distconv.checkpoint.manifest import newest
-from distconv.checkpoint.reading import Checkpoint, Contents, compare, load, load_newest
+from distconv.checkpoint.reading import Checkpoint, CheckpointMetadata, check_tensors_fit, load, load_newest
 from distconv.checkpoint.state import (
     Loaded,
-    averaged,
-    capture,
     capture_average,
+    capture_state,
     check_fits,
-    layouts_of,
+    layout_resolver,
     load_checkpoint,
-    restore,
     restore_average,
+    restore_state,
     save_checkpoint,
+    with_average,
 )
-from distconv.checkpoint.writing import Saving, save
+from distconv.checkpoint.writing import AsyncSave, save
 
 __all__ = [
+    "AsyncSave",
     "Checkpoint",
-    "Contents",
+    "CheckpointMetadata",
     "Loaded",
-    "Saving",
-    "averaged",
-    "capture",
     "capture_average",
+    "capture_state",
     "check_fits",
-    "compare",
-    "layouts_of",
+    "check_tensors_fit",
+    "layout_resolver",
     "load",
     "load_checkpoint",
     "load_newest",
     "newest",
-    "restore",
     "restore_average",
+    "restore_state",
     "save",
     "save_checkpoint",
+    "with_average",
 ]

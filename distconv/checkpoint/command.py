@@ -1,4 +1,4 @@
-"""``distconv checkpoint``: what a run's checkpoints hold, whether they are whole, and their weights for elsewhere."""
+"""``distconv checkpoint``: list, verify and export the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv import checkpoint
-from distconv.checkpoint.manifest import MANIFEST, commits, nothing_in, read
-from distconv.checkpoint.optimizers import below
+from distconv.checkpoint.manifest import MANIFEST, commits, describe_missing, read
+from distconv.checkpoint.optimizers import select_prefix
 from distconv.checkpoint.state import EXTRA
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
@@ -27,11 +27,11 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv checkpoint``."""
+    """Add the options of ``distconv checkpoint``."""
     parser.add_argument(
         "action",
         choices=("info", "verify", "export"),
-        help="list what is there; read and verify all of it; write the newest model's state dict",
+        help="list the checkpoints; read and verify all of them; write the state dict of the newest",
     )
     parser.add_argument("directory", type=Path, help="a run's --out, its folder of checkpoints, or one checkpoint")
     parser.add_argument(
@@ -50,37 +50,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do so on rank 0; 1 if a checkpoint is damaged. Collective over MPI.COMM_WORLD.
+    """Run the command on rank 0. Collective over MPI.COMM_WORLD.
+
+    Returns
+    -------
+    int
+        The exit code: 1 if a checkpoint is damaged.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if there is none, or what is to be exported is damaged.
+        On all ranks, if there is no checkpoint, or the one to export is damaged.
     """
 
     def act() -> int:
         folders = _folders(options.directory)
         if options.action == "export":
             return _export(folders[-1], options.out, options.average)
-        return max([_tell(folder, verify=options.action == "verify") for folder in folders])
+        return max([_print_checkpoint(folder, verify=options.action == "verify") for folder in folders])
 
     return try_on_rank_0(MPI.COMM_WORLD, act, CheckpointError)
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Finished checkpoints in or below ``directory``, what was committed last at the end."""
+    """Return the finished checkpoints in or below ``directory``, the last commit at the end."""
     places = (directory, directory / "checkpoints")
     folders = [each.folder for place in places for each in commits(place)]
     if not folders and (directory / MANIFEST).is_file():
         return [directory]
     if not folders:
-        raise CheckpointError(nothing_in(places[1] if places[1].is_dir() else directory))
+        raise CheckpointError(describe_missing(places[1] if places[1].is_dir() else directory))
     return folders
 
 
-def _tell(folder: Path, *, verify: bool) -> int:
+def _print_checkpoint(folder: Path, *, verify: bool) -> int:
+    """Print the description of a checkpoint, or its error; return 1 if it is damaged."""
     try:
-        for line in _lines(folder, verify=verify):
+        for line in _describe_checkpoint(folder, verify=verify):
             print(line)
     except CheckpointError as error:
         print(error)
@@ -88,7 +94,7 @@ def _tell(folder: Path, *, verify: bool) -> int:
     return 0
 
 
-def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
+def _describe_checkpoint(folder: Path, *, verify: bool) -> Iterator[str]:
     manifest = read(folder)
     nbytes = sum(entry["bytes"] for entry in manifest["files"].values())
     weights = [entry for name, entry in manifest["tensors"].items() if name.startswith("model/")]
@@ -106,10 +112,10 @@ def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
 
 def _export(folder: Path, out: Path | None, average: bool) -> int:
     if out is None:
-        raise CheckpointError("export needs --out FILE")
+        raise CheckpointError("distconv checkpoint export: --out is missing. Pass --out FILE.")
     loaded = checkpoint.load(folder, MPI.COMM_SELF)
-    whose = checkpoint.averaged(loaded) if average else loaded
-    state = {**below("model/", whose.tensors), **loaded.values.get(EXTRA, {})}
+    whose = checkpoint.with_average(loaded) if average else loaded
+    state = {**select_prefix("model/", whose.tensors), **loaded.values.get(EXTRA, {})}
     write_weights(state, out)
     kept = any(name.startswith("average/") for name in loaded.tensors)
     print(f"{out}: {len(state)} tensors of {folder}{', averaged' if average and kept else ''}")
@@ -117,5 +123,5 @@ def _export(folder: Path, out: Path | None, average: bool) -> int:
 
 
 def _printable(text: str) -> str:
-    """``text``, which may come from anybody, without what moves a terminal's cursor or is no character at all."""
+    """Return ``text``, which may come from anyone, with escapes for characters that control a terminal."""
     return text if text.isprintable() else ascii(text)

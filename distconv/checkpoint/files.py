@@ -1,4 +1,7 @@
-"""Files of tensors: HDF5 laid out in memory, and checksums."""
+"""Files of tensors: HDF5 laid out in memory, and checksums.
+
+``writing`` and ``schema`` call this module. It contains no MPI.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,26 @@ import h5py
 import torch
 
 
-def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
-    """An HDF5 file of ``tensors`` by name, in pieces; those of values are their own memory.
+def hdf5_image(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
+    """Return the bytes of an HDF5 file of ``tensors``, without a copy of their values.
 
-    ``tensors`` are contiguous and on the host. HDF5 lays the file out, but does not write it: a disk that fills up
-    meanwhile ends the process with a segmentation fault.
+    HDF5 lays the file out in memory but does not write it: if the disk became full, HDF5 would end the process with a
+    segmentation fault.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Contiguous tensors on the CPU.
+
+    Returns
+    -------
+    list of memoryview
+        The file in consecutive parts. Parts with values are the tensors' own memory.
     """
-    most = room_for({name: tensor.nbytes for name, tensor in tensors.items()})
-    layout = _Layout(-1, most, mmap.MAP_PRIVATE)
+    most = max_file_bytes({name: tensor.nbytes for name, tensor in tensors.items()})
+    layout = _ImageMemory(-1, most, mmap.MAP_PRIVATE)
     with h5py.File(layout, "w") as file:
-        offsets = {name: _make_room(file, name_in_file(name, tensors), x) for name, x in tensors.items()}
+        offsets = {name: _create_dataset(file, dataset_path(name, tensors), x) for name, x in tensors.items()}
     described, pieces, at = memoryview(layout), [], 0
     for offset, name in sorted((offset, name) for name, offset in offsets.items() if offset is not None):
         values = tensors[name].detach().view(-1).view(torch.uint8).numpy().data
@@ -29,37 +42,48 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     return [*pieces, described[at : layout.used]]
 
 
-def name_in_file(name: str, others: Container[str]) -> str:
-    """Return the HDF5 path of the tensor ``name`` in a file that has ``others``, too.
+def dataset_path(name: str, others: Container[str]) -> str:
+    """Return the HDF5 path of the tensor ``name`` in a file that also holds the tensors ``others``.
 
-    It is the name, unless HDF5 would take that for another one: a parameter ``t/850`` next to ``t`` would have to
+    The path is the name, unless HDF5 would take it for another one: a parameter ``t/850`` next to ``t`` would have to
     lie in a dataset, and ``a//b`` is ``a/b``.
     """
     parts = name.split("/")
     lies_in_another = any("/".join(parts[:count]) in others for count in range(1, len(parts)))
-    return escaped(name) if lies_in_another or "%" in name or {"", ".", ".."} & set(parts) else name
+    return escape_name(name) if lies_in_another or "%" in name or {"", ".", ".."} & set(parts) else name
 
 
-def escaped(name: str) -> str:
-    """Return the name as one word of an HDF5 path."""
+def escape_name(name: str) -> str:
+    """Return the name as a single component of an HDF5 path."""
     return name.replace("%", "%25").replace("/", "%2F").replace(".", "%2E")
 
 
-def room_for(sizes: Mapping[str, int]) -> int:
-    """More bytes than a file takes of tensors of these names and bytes."""
-    described = (_MOST_DESCRIBING * (2 + name.count("/")) + len(name) + size for name, size in sizes.items())
-    return _MOST_DESCRIBING + sum(described)
+def max_file_bytes(sizes: Mapping[str, int]) -> int:
+    """Return an upper bound on the bytes of a file.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Bytes of the values of each tensor in the file.
+
+    Returns
+    -------
+    int
+        The bound; schema rejects a larger file, and it is reserved, without being filled, for the layout.
+    """
+    described = (_METADATA_BYTES * (2 + name.count("/")) + len(name) + size for name, size in sizes.items())
+    return _METADATA_BYTES + sum(described)
 
 
-_MOST_DESCRIBING = 2**12
-"""More bytes than HDF5 takes to describe a file, a folder in it or a dataset. Pages without any take no memory."""
+_METADATA_BYTES = 2**12
+"""Upper bound on HDF5's own bytes for a file, a folder or a dataset. Pages that stay unused take no memory."""
 
-_BITS = {1: torch.int8, 2: torch.int16}
-"""Integers by their bytes."""
+_BIT_DTYPES = {1: torch.int8, 2: torch.int16}
+"""Integer dtypes by their size in bytes."""
 
 
-class _Layout(mmap.mmap):
-    """Memory that HDF5 takes for a file, which is as long as HDF5 has said last; values are never written to it."""
+class _ImageMemory(mmap.mmap):
+    """Memory that HDF5 uses as a file. HDF5 sets its length by ``truncate``, and never writes values to it."""
 
     used = 0
 
@@ -72,38 +96,48 @@ class _Layout(mmap.mmap):
         return to
 
 
-def _make_room(file: h5py.File, name: str, tensor: torch.Tensor) -> int | None:
-    """Let ``file`` have a dataset like ``tensor``; where its values go, if it has any."""
+def _create_dataset(file: h5py.File, name: str, tensor: torch.Tensor) -> int | None:
+    """Create a dataset like ``tensor`` in ``file``; return the offset of its values, or None if it has none."""
     groups = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     groups.set_create_intermediate_group(True)
     at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     at_once.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    kind = h5py.h5t.py_create(torch.empty(0, dtype=stored_as(tensor.dtype)).numpy().dtype, logical=True)
+    kind = h5py.h5t.py_create(torch.empty(0, dtype=storage_dtype(tensor.dtype)).numpy().dtype, logical=True)
     shape = h5py.h5s.create_simple(tuple(tensor.shape))
     offset: int | None = h5py.h5d.create(file.id, name.encode(), kind, shape, at_once, groups).get_offset()
     return offset
 
 
-def stored_as(dtype: torch.dtype) -> torch.dtype:
-    """What values of ``dtype`` are in a file: the same, or integers of their bits where NumPy has no such type.
+def storage_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor's values in a file.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Dtype of the tensor.
+
+    Returns
+    -------
+    torch.dtype
+        The same, or integers with the same bits if NumPy has no such dtype, as for bfloat16.
 
     Raises
     ------
     TypeError
-        With torch's text, for a type that files cannot hold.
+        With torch's message, for a dtype that files cannot hold.
     """
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
-        if dtype.itemsize not in _BITS:
+        if dtype.itemsize not in _BIT_DTYPES:
             raise
-        return _BITS[dtype.itemsize]
+        return _BIT_DTYPES[dtype.itemsize]
     return dtype
 
 
-def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
-    """The checksum of a file."""
+def sha256_of(pieces: Iterable[bytes | memoryview]) -> str:
+    """Return the SHA-256 checksum, in hexadecimal digits, of the concatenated ``pieces``."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

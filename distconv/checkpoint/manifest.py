@@ -1,8 +1,8 @@
-"""Manifests: what a checkpoint consists of, that it was finished, and behind which others.
+"""Manifests: the files and tensors of a checkpoint, that it is finished, and the order of commits.
 
-Each manifest has a serial number, one more than the highest there was when it was committed. Clocks may go back, and so
-may steps, when a run starts anew. Where a manifest is damaged its number is not known: those that come later list it by
-its checksum, and any other counts as the newest.
+Each manifest has a serial number, one more than the highest at its commit. Clocks may go back, and so may steps if a
+run starts again: neither determines the newest checkpoint. The serial number of a damaged manifest is unknown. Later
+manifests list the damaged one by its checksum; if no manifest lists it, it counts as the newest.
 """
 
 from __future__ import annotations
@@ -26,26 +26,41 @@ from distconv.whole_files import open_regular
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-MOST_BYTES = 1 << 28
-"""Far more than any has."""
-WAY_OUT = "delete it to resume earlier, or ask for that (--resume whole, fallback=True)"
-"""Of who has a damaged checkpoint."""
+MAX_BYTES = 1 << 28
+"""Upper bound on the bytes of a manifest."""
+SUGGESTED_FIX = "delete it to resume earlier, or ask for that (--resume whole, fallback=True)"
+"""What to do about a damaged checkpoint; errors end with it."""
 
 _STEP = re.compile(r"step-(\d{6,})")
 
 
-def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
-    """Where the checkpoint of ``step`` is."""
+def step_folder(directory: str | os.PathLike[str], step: int) -> Path:
+    """Return the folder of the checkpoint of ``step``."""
     return Path(directory) / f"step-{step:06d}"
 
 
 def newest(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> Path | None:
-    """The finished checkpoint below ``directory`` that was committed last, as rank 0 sees it, or None. Collective."""
+    """Return the finished checkpoint that was committed last, as rank 0 sees it.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    directory : str or path-like
+        Folder of a run's checkpoints.
+    comm : MPI.Intracomm
+        The ranks.
+
+    Returns
+    -------
+    Path or None
+        Folder of the checkpoint; None if there is none.
+    """
     return next(iter(newest_first(directory, comm)), None)
 
 
 def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list[Path]:
-    """All of them, as rank 0 sees them. Collective."""
+    """Return the folders of all finished checkpoints, the last commit first, as rank 0 sees them. Collective."""
 
     def look() -> list[Path]:
         return [each.folder for each in reversed(commits(Path(directory)))]
@@ -55,22 +70,22 @@ def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list
 
 @dataclass(frozen=True)
 class Commit:
-    """A finished checkpoint."""
+    """A finished checkpoint, perhaps with a damaged manifest."""
 
     folder: Path
     step: int
     digest: str
-    """The checksum of all of its manifest."""
+    """SHA-256 checksum of the manifest's bytes; "" if they cannot be read."""
     serial: int | None = None
-    """When it was committed; None if its manifest is damaged."""
+    """Serial number; None if the manifest is damaged."""
     damaged: tuple[str, ...] = ()
-    """Checksums of damaged manifests that were there before."""
+    """Checksums of the damaged manifests that were there at the commit."""
 
 
 def commits(directory: Path) -> list[Commit]:
-    """The finished checkpoints below ``directory``, in the order in which they were committed."""
-    every = [_commit(int(match[1]), folder) for match, folder in _steps(directory)]
-    # Those from before there were serial numbers came in the order of their steps.
+    """Return the finished checkpoints below ``directory`` in the order of their commits, the newest last."""
+    every = [_read_commit(int(match[1]), folder) for match, folder in _steps(directory)]
+    # Old manifests have no serial number, which counts as 0: their order is that of their steps.
     whole = sorted((each for each in every if each.serial is not None), key=lambda each: (each.serial, each.step))
     earlier = {digest for each in whole for digest in each.damaged}
     damaged = sorted((each for each in every if each.serial is None), key=lambda each: each.step)
@@ -82,28 +97,28 @@ def commits(directory: Path) -> list[Commit]:
 
 
 def _steps(directory: Path) -> Iterator[tuple[re.Match[str], Path]]:
-    """Folders with a commit mark. Links are none: what they lead to is not ours to delete, nor to write to."""
+    """Yield the folders with a commit mark. Links are left out: what they lead to must not be deleted or written to."""
     for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = _STEP.fullmatch(folder.name)
         if match and not folder.is_symlink() and os.path.lexists(folder / MANIFEST):
             yield match, folder
 
 
-def _commit(step: int, folder: Path) -> Commit:
+def _read_commit(step: int, folder: Path) -> Commit:
     try:
-        content = _content(folder)
+        content = _read_content(folder)
     except CheckpointError:
         return Commit(folder, step, "")
     digest = hashlib.sha256(content).hexdigest()
     try:
-        manifest = _verified(folder, content, schema.check_head)
+        manifest = _decode_verified(folder, content, schema.check_head)
     except CheckpointError:
         return Commit(folder, step, digest)
     return Commit(folder, step, digest, manifest.get("serial", 0), tuple(manifest.get("damaged", ())))
 
 
-def nothing_in(directory: str | os.PathLike[str]) -> str:
-    """That there is no finished checkpoint below ``directory``, and what is there in its place."""
+def describe_missing(directory: str | os.PathLike[str]) -> str:
+    """Return a message that ``directory`` has no finished checkpoint, with what is there instead."""
     place = Path(directory)
     if place.is_file():
         return (
@@ -122,34 +137,44 @@ def nothing_in(directory: str | os.PathLike[str]) -> str:
     return f"there is no finished checkpoint in {place}" + (f": {seen}" if seen else "")
 
 
-def behind(earlier: list[Commit]) -> dict[str, Any]:
-    """What a manifest says that is committed behind ``earlier`` ones."""
+def serial_fields(earlier: list[Commit]) -> dict[str, Any]:
+    """Return the keys of a manifest that is committed after ``earlier``: its serial number, and damaged manifests."""
     serial = 1 + max((each.serial for each in earlier if each.serial is not None), default=0)
     damaged = sorted({each.digest for each in earlier if each.serial is None and each.digest})
     return {"serial": serial, **({"damaged": damaged} if damaged else {})}
 
 
-def text_of(manifest: Mapping[str, Any]) -> bytes:
-    """``manifest`` with its checksum, as it is written."""
-    return json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1, allow_nan=False).encode()
+def encode_manifest(manifest: Mapping[str, Any]) -> bytes:
+    """Return the bytes of ``manifest`` with its checksum."""
+    return json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1, allow_nan=False).encode()
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, verified: all in it is as we write it.
+    """Read and verify the manifest of a checkpoint.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the checkpoint.
+
+    Returns
+    -------
+    dict
+        The manifest, checked against the schema.
 
     Raises
     ------
     CheckpointError
         If it is missing, damaged, of a newer format or of another step.
     """
-    return _verified(folder, _content(folder), schema.check)
+    return _decode_verified(folder, _read_content(folder), schema.check_manifest)
 
 
-def _content(folder: Path) -> bytes:
+def _read_content(folder: Path) -> bytes:
     try:
         with open_regular(folder / MANIFEST, follow_links=False) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 raise OSError(f"{MANIFEST} has {size} bytes, more than any")
             return file.read(size)
     except FileNotFoundError as error:
@@ -157,43 +182,43 @@ def _content(folder: Path) -> bytes:
             f"checkpoint {folder} is incomplete: it has no {MANIFEST}, so it was never finished"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {error}; {WAY_OUT}") from error
+        raise CheckpointError(f"checkpoint {folder} is damaged: {error}; {SUGGESTED_FIX}") from error
 
 
-def _verified(folder: Path, content: bytes, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """What the manifest says, as far as ``check`` looks at it.
+def _decode_verified(folder: Path, content: bytes, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Return the manifest in ``content`` if its checksum is right and ``check`` accepts it.
 
     Raises
     ------
     CheckpointError
-        If it is none.
+        If it is damaged or of a newer format.
     """
     try:
-        manifest = parse_json(content.decode(), MANIFEST, CheckpointError, _no_number)
+        manifest = parse_json(content.decode(), MANIFEST, CheckpointError, _reject_constant)
         said = manifest.pop("sha256") if isinstance(manifest, dict) else None
-        right = said is not None and said == _digest(manifest)
+        right = said is not None and said == _checksum(manifest)
     except (ValueError, KeyError, RecursionError, CheckpointError) as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {WAY_OUT}") from error
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {SUGGESTED_FIX}") from error
     kind = manifest.get("format") if isinstance(manifest, dict) else None
     if isinstance(kind, int) and kind > FORMAT:
         raise CheckpointError(f"checkpoint {folder} has format {kind}, this version reads up to {FORMAT}")
     if not right:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; {WAY_OUT}")
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; {SUGGESTED_FIX}")
     try:
         if kind != FORMAT or isinstance(kind, bool):
-            raise CheckpointError(f"it has no format that was ever written, but {kind!r}")
+            raise CheckpointError(f"its format {kind!r} does not exist")
         check(manifest)
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {WAY_OUT}") from error
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {SUGGESTED_FIX}") from error
     match = _STEP.fullmatch(folder.name)
     if match and int(match[1]) != manifest["step"]:
         raise CheckpointError(f"checkpoint {folder} holds step {manifest['step']}: its files come from elsewhere")
     return dict(manifest)
 
 
-def _no_number(text: str) -> object:
-    raise ValueError(f"{text} is no number of JSON")
+def _reject_constant(text: str) -> object:
+    raise ValueError(f"{text} is not a number of JSON")
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def _checksum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""State of an optimizer by the names of its parameters: captured, compared with what it needs, and put back.
+"""State of an optimizer by the names of its parameters: capture, comparison and restoration.
 
-It goes by names, not numbers, so that it fits whatever order the parameters come in.
+State is stored by name, not by index, so it does not depend on the order of the parameters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils._pytree import tree_map_only
 
-from distconv.checkpoint.reading import Checkpoint, Contents
+from distconv.checkpoint.reading import Checkpoint, CheckpointMetadata
 from distconv.checkpoint.values import TensorName
 from distconv.errors import CheckpointError
 from distconv.parameters.optimizer_state import split_of
@@ -20,18 +20,35 @@ Tensors = dict[str, torch.Tensor]
 T = TypeVar("T")
 
 OPTIMIZER, GROUPS, SCALARS = "optimizer", "groups", "optimizer_scalars"
-"""Where its class, the options of its groups and its plain values are."""
+"""Keys of a checkpoint's values: the optimizer's class, its parameter groups and its plain state."""
 
 _NUMBERS = (bool, int, float, torch.Tensor)
 
 
-def below(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Those whose names begin with ``prefix``, without it."""
+def select_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return the entries whose names begin with ``prefix``, without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[Tensors, dict[str, Any]]:
-    """Its tensors, and its values for JSON. Collective, if it is split over ranks."""
+    """Return the state of an optimizer by the names of its parameters.
+
+    Collective if the optimizer's state is sharded: call on every rank.
+
+    Parameters
+    ----------
+    model : Module
+        The model with the optimizer's parameters.
+    optimizer : Optimizer or None
+        The optimizer.
+
+    Returns
+    -------
+    dict of str to Tensor
+        State tensors under ``PARAMETER/KEY``.
+    dict of str to object
+        Class, groups and plain state, for JSON.
+    """
     tensors: Tensors = {}
     scalars: dict[str, Any] = {}
     if optimizer is None:
@@ -48,8 +65,8 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
     return tensors, {OPTIMIZER: type(optimizer).__name__, GROUPS: groups, SCALARS: scalars}
 
 
-def other_optimizer(values: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> str:
-    """How that of a checkpoint differs; empty if it does not."""
+def describe_optimizer_mismatch(values: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> str:
+    """Return how the optimizer of a checkpoint differs from ``optimizer``, for "checkpoint ..."; "" if it does not."""
     saved, groups = values.get(OPTIMIZER), values.get(GROUPS)
     if saved is None:
         return "was saved without an optimizer; load it without, or with strict=False"
@@ -62,52 +79,63 @@ def other_optimizer(values: Mapping[str, Any], optimizer: torch.optim.Optimizer)
     return ""
 
 
-def check_state(
-    contents: Contents | Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, what: str
+def check_optimizer_state(
+    contents: CheckpointMetadata | Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, what: str
 ) -> None:
-    """Refuse state that the optimizer could not take its next step with.
+    """Check that the optimizer can take its next step with the state in a checkpoint.
+
+    Parameters
+    ----------
+    contents : CheckpointMetadata or Checkpoint
+        The checkpoint.
+    model, optimizer
+        The model and its optimizer.
+    what : str
+        The checkpoint; the error begins with it.
 
     Raises
     ------
     CheckpointError
-        If there is any; the text lists what is wrong.
+        If it cannot; the error lists all differences.
     """
     wrong = []
     for number, (saved, group) in enumerate(zip(contents.values[GROUPS], optimizer.param_groups, strict=True)):
-        wrong += _unlike(saved, group, f"parameter group {number}")
-    tensors, scalars = below("optimizer/", contents.tensors), contents.values[SCALARS]
+        wrong += _describe_option_changes(saved, group, f"parameter group {number}")
+    tensors, scalars = select_prefix("optimizer/", contents.tensors), contents.values[SCALARS]
     owners = {name.rpartition("/")[0] for name in (*tensors, *scalars)}
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    needed: dict[tuple[int, int, torch.dtype], dict[str, _State]] = {}
+    needed: dict[tuple[int, int, torch.dtype], dict[str, _StateSpec]] = {}
     for name, parameter in model.named_parameters():
-        # Without any state it has not taken a step, and begins with its first.
+        # A parameter without any state has not taken a step: the optimizer initializes it at the next one.
         if name not in owners or id(parameter) not in group_of:
             continue
         group = group_of[id(parameter)]
         kind = (id(group), parameter.dim(), parameter.dtype)
         if kind not in needed:
-            needed[kind] = _needed(optimizer, group, parameter)
+            needed[kind] = _expected_state(optimizer, group, parameter)
         for key, state in needed[kind].items():
-            wrong += _misfit(f"{name}/{key}", state, tensors, scalars, tuple(parameter.shape))
+            wrong += _describe_misfits(f"{name}/{key}", state, tensors, scalars, tuple(parameter.shape))
     if wrong:
         raise CheckpointError(f"{what} does not fit its optimizer, {len(wrong)} differences: {'; '.join(wrong)}")
 
 
-class _State(NamedTuple):
-    """What an optimizer keeps of a parameter under one name."""
+class _StateSpec(NamedTuple):
+    """Form of the state that an optimizer keeps for a parameter under one key."""
 
     dtype: torch.dtype | None
-    """None where it is no tensor."""
+    """Dtype of a tensor; None for other values."""
     like_parameter: bool
-    """Whether it has the parameter's shape."""
+    """True if it has the parameter's shape. Otherwise its shape does not depend on the parameter."""
 
 
-_COUNTS = ("step", "eta", "mu", "mu_product")
+_SCALAR_STATE = ("step", "eta", "mu", "mu_product")
 """State of torch's optimizers without dimensions, whose dtype and device do not depend on the parameter."""
 
 
-def _needed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, _State]:
-    """What one of torch's optimizers keeps of a parameter once it has taken a step: seen on a small one."""
+def _expected_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+) -> dict[str, _StateSpec]:
+    """Return the state that one of torch's optimizers keeps after a step, found by a step on a small parameter."""
     kind: Any = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return {}
@@ -115,20 +143,20 @@ def _needed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], paramete
     small.grad = torch.zeros_like(small)
     options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     try:
-        twin = kind([{**options, "params": [small]}])
-        twin.step()
-    except Exception:  # one that needs more than that, such as a closure, says nothing of what it keeps
+        probe = kind([{**options, "params": [small]}])
+        probe.step()
+    except Exception:  # optimizers that need more, such as a closure, are not checked
         return {}
     return {
-        key: _State(value.dtype, parameter.dim() > 0 and value.shape == small.shape)
+        key: _StateSpec(value.dtype, parameter.dim() > 0 and value.shape == small.shape)
         if isinstance(value, torch.Tensor)
-        else _State(None, False)
-        for key, value in twin.state[small].items()
+        else _StateSpec(None, False)
+        for key, value in probe.state[small].items()
     }
 
 
-def _misfit(
-    name: str, state: _State, tensors: Mapping[str, Any], scalars: Mapping[str, Any], shape: tuple[int, ...]
+def _describe_misfits(
+    name: str, state: _StateSpec, tensors: Mapping[str, Any], scalars: Mapping[str, Any], shape: tuple[int, ...]
 ) -> list[str]:
     saved = tensors.get(name)
     if saved is None:
@@ -140,32 +168,32 @@ def _misfit(
     return []
 
 
-def _unlike(saved: Any, now: Mapping[str, Any], what: str) -> list[str]:
-    """Options whose kinds differ from those that the optimizer has."""
+def _describe_option_changes(saved: Any, now: Mapping[str, Any], what: str) -> list[str]:
+    """Return a description of each option that is of another kind than the optimizer's."""
     if not isinstance(saved, dict):
         return [f"{what} is {saved!r}"]
     return [
         f"{what}: {key!r} is {saved[key]!r} in the checkpoint, {now[key]!r} in the optimizer"
         for key in saved
-        if key in now and key != "params" and not _alike(saved[key], now[key])
+        if key in now and key != "params" and not _is_same_kind(saved[key], now[key])
     ]
 
 
-def _alike(saved: Any, now: Any) -> bool:
+def _is_same_kind(saved: Any, now: Any) -> bool:
     if saved is None or now is None:
         return True
     if isinstance(now, (tuple, list)):
-        return isinstance(saved, list) and len(saved) == len(now) and all(map(_alike, saved, now))
+        return isinstance(saved, list) and len(saved) == len(now) and all(map(_is_same_kind, saved, now))
     if isinstance(now, _NUMBERS):
         return isinstance(saved, (*_NUMBERS, TensorName))
     return isinstance(saved, type(now))
 
 
-def _as_now(saved: Any, now: Any) -> Any:
-    """Return a saved option as the optimizer has it now: a tuple or a list, a tensor on its device or a number."""
+def _match_option(saved: Any, now: Any) -> Any:
+    """Return a saved option in the optimizer's form: tuple or list, number or tensor on its device."""
     if isinstance(saved, list):
         parts = now if isinstance(now, (tuple, list)) and len(now) == len(saved) else [None] * len(saved)
-        return (list if isinstance(now, list) else tuple)(map(_as_now, saved, parts))
+        return (list if isinstance(now, list) else tuple)(map(_match_option, saved, parts))
     if isinstance(now, torch.Tensor) and isinstance(saved, _NUMBERS):
         dtype = saved.dtype if isinstance(saved, torch.Tensor) else now.dtype
         return torch.as_tensor(saved, dtype=dtype, device=now.device)
@@ -177,11 +205,26 @@ def _as_now(saved: Any, now: Any) -> Any:
 def restore_optimizer(
     checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, convert_dtype: bool
 ) -> list[str]:
-    """Put the optimizer's state back; the names of what belongs to no parameter."""
+    """Restore the optimizer's state.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        A checkpoint that :func:`check_optimizer_state` accepts.
+    model, optimizer
+        The model and its optimizer.
+    convert_dtype : bool
+        True converts floating-point state to the parameter's dtype. Otherwise it keeps the saved dtype.
+
+    Returns
+    -------
+    list of str
+        Names of saved state that belongs to no parameter.
+    """
     for group, values in zip(optimizer.param_groups, checkpoint.values[GROUPS], strict=True):
-        group.update({key: _as_now(value, group.get(key)) for key, value in values.items() if key != "params"})
+        group.update({key: _match_option(value, group.get(key)) for key, value in values.items() if key != "params"})
     parameters = dict(model.named_parameters())
-    entries = below("optimizer/", checkpoint.tensors) | checkpoint.values[SCALARS]
+    entries = select_prefix("optimizer/", checkpoint.tensors) | checkpoint.values[SCALARS]
     optimizer.state.clear()
     unused = []
     for name, value in entries.items():
@@ -191,8 +234,11 @@ def restore_optimizer(
             continue
         parameter = parameters[owner]
 
-        # State without dimensions stays on the CPU, as Adam's step count, unless the parameter has none either.
-        def placed(tensor: torch.Tensor, like: torch.Tensor = parameter, counts: bool = key in _COUNTS) -> torch.Tensor:
+        # State without dimensions stays on the CPU, as torch keeps Adam's step count, unless the parameter has no
+        # dimensions either.
+        def placed(
+            tensor: torch.Tensor, like: torch.Tensor = parameter, counts: bool = key in _SCALAR_STATE
+        ) -> torch.Tensor:
             if not tensor.dim() and (like.dim() or counts):
                 return tensor
             converts = convert_dtype and tensor.is_floating_point()

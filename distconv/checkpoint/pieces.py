@@ -1,4 +1,7 @@
-"""Pieces of tensors in files: whether they cover their tensor, and the part of each that a rank needs."""
+"""Blocks of tensors in files: whether they cover their tensor, and the part of each that a rank needs.
+
+Manifests call such a block a piece. ``schema`` checks the pieces, ``reading`` copies from them. It contains no MPI.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +13,47 @@ import h5py
 import numpy as np
 import torch
 
-from distconv.checkpoint.files import escaped, stored_as
-from distconv.data.opened_file import own_place
+from distconv.checkpoint.files import escape_name, storage_dtype
+from distconv.data.opened_file import resolve_internal_link
 from distconv.distribution import Box, Interval, slices_within
 from distconv.errors import CheckpointError, DataError
 
-MOST_CELLS = 10**6
-"""More than any grid of pieces has: a manifest that claims so many was not written by us."""
+MAX_CELLS = 10**6
+"""Upper bound on the cells of a grid of pieces. A manifest with more was not written by distconv."""
 
 
-def box_of(piece: Mapping[str, Any]) -> Box:
-    """Which elements of its tensor a piece is."""
+def piece_box(piece: Mapping[str, Any]) -> Box:
+    """Return the box of a piece in its tensor, in global indices."""
     return tuple(Interval(start, stop) for start, stop in piece["box"])
 
 
-def whole(shape: Sequence[int]) -> Box:
-    """The box of all elements."""
+def full_box(shape: Sequence[int]) -> Box:
+    """Return the box of all elements of a tensor."""
     return tuple(Interval(0, extent) for extent in shape)
 
 
 def check_cover(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless the pieces of a tensor hold each of its elements once.
+    """Check that the pieces of a tensor hold each of its elements exactly once.
+
+    Parameters
+    ----------
+    name : str
+        The tensor, for the error.
+    entry : mapping
+        Its entry in the manifest: ``shape`` and ``pieces``.
 
     Raises
     ------
     CheckpointError
-        If they do not.
+        If an element is missing, has two pieces, or a piece lies outside the shape.
     """
-    shape, boxes = entry["shape"], [box_of(piece) for piece in entry["pieces"]]
-    if not all(_lies_in(box, shape) for box in boxes):
+    shape, boxes = entry["shape"], [piece_box(piece) for piece in entry["pieces"]]
+    if not all(_is_inside(box, shape) for box in boxes):
         raise CheckpointError(f"a piece of {name!r} lies outside its shape {tuple(shape)}")
-    # The edges of all boxes cut the tensor into cells, each of which a box has in whole or not at all.
+    # The edges of all boxes cut the tensor into cells. Each cell lies inside a box or outside of it. So it is enough to
+    # count the boxes of each cell, whatever the size of the tensor.
     edges = [sorted({0, extent, *(e for box in boxes for e in box[dim])}) for dim, extent in enumerate(shape)]
-    if math.prod(len(each) for each in edges) > MOST_CELLS:
+    if math.prod(len(each) for each in edges) > MAX_CELLS:
         raise CheckpointError(f"{name!r} lies in {len(boxes)} pieces that form no grid")
     times = np.zeros([len(each) - 1 for each in edges], dtype=np.int64)
     places = [{edge: place for place, edge in enumerate(each)} for each in edges]
@@ -58,35 +69,51 @@ def check_cover(name: str, entry: Mapping[str, Any]) -> None:
         )
 
 
-def _lies_in(box: Box, shape: Sequence[int]) -> bool:
+def _is_inside(box: Box, shape: Sequence[int]) -> bool:
     return len(box) == len(shape) and all(0 <= i.start <= i.stop <= e for i, e in zip(box, shape, strict=True))
 
 
 def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: Box) -> None:
-    """Copy what the piece ``box`` of a tensor has of the box ``needed`` to ``out``, which is that box.
+    """Copy the intersection of a piece and a needed box from a file to a tensor.
+
+    Parameters
+    ----------
+    file : h5py.File
+        The file that holds the piece.
+    name : str
+        The tensor.
+    box : Box
+        Global box of the piece.
+    out : Tensor
+        Destination; its shape is that of ``needed``.
+    needed : Box
+        Global box that the rank needs.
 
     Raises
     ------
     CheckpointError
-        If the file has no such piece.
+        If the file has no such piece, or it has another dtype or shape.
     """
     try:
-        places = (each for each in (escaped(name), name) if own_place(file, each) == f"/{each}")
+        places = (each for each in (escape_name(name), name) if resolve_internal_link(file, each) == f"/{each}")
         stored = next((entry for each in places if isinstance(entry := file[each], h5py.Dataset)), None)
     except DataError:
         stored = None
-    # Values lie in it as they are: what is compressed may become any size.
+    # distconv writes contiguous datasets only. A compressed one might take any size in memory.
     if not isinstance(stored, h5py.Dataset) or stored.is_virtual or stored.external or stored.chunks:
         raise CheckpointError(f"there is no dataset {name!r} in its file")
-    kept_as = torch.empty(0, dtype=stored_as(out.dtype), device="cpu").numpy().dtype
+    kept_as = torch.empty(0, dtype=storage_dtype(out.dtype), device="cpu").numpy().dtype
     if stored.shape != tuple(i.extent for i in box) or stored.dtype != kept_as:
         raise CheckpointError(f"a piece of {name!r} is {stored.dtype} {stored.shape}")
     both = tuple(one.intersect(other) for one, other in zip(box, needed, strict=True))
     values = torch.from_numpy(np.asarray(stored[slices_within(both, box)]))
-    as_bits = stored_as(out.dtype) != out.dtype
+    as_bits = storage_dtype(out.dtype) != out.dtype
     out[slices_within(both, needed)] = values.view(out.dtype) if as_bits else values
 
 
 def is_needed(box: Box, needed: Box) -> bool:
-    """Whether they have elements in common. An empty piece is needed by all: its file must be whole, too."""
+    """Return True if a piece must be read: it intersects ``needed``, or is empty.
+
+    All ranks read the files of empty pieces, so that these files are verified, too.
+    """
     return not all(i.extent for i in box) or all(one.intersect(at).extent for one, at in zip(box, needed, strict=True))

@@ -1,4 +1,13 @@
-"""Reading of checkpoints: every rank what it needs, every file verified, and every tensor whole."""
+"""Reading of checkpoints: each rank reads the blocks that it needs, and verifies every file that it reads.
+
+::
+
+    rank 0:  read the manifest -> broadcast          it decides which files belong to the checkpoint
+    all:     check(metadata)                         reject another model before memory is allocated
+    all:     for each file with a needed piece: checksum, then copy the intersections
+
+Every file is verified by some rank, since the blocks of all ranks cover each tensor.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +23,11 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint import manifest
-from distconv.checkpoint.files import digest_of
-from distconv.checkpoint.pieces import box_of, copy_piece, is_needed, whole
-from distconv.checkpoint.schema import dtype_of
-from distconv.checkpoint.values import PREFIX, filled, from_json
-from distconv.checkpoint.verification import AT_ONCE, listed, note_whole, open_file
+from distconv.checkpoint.files import sha256_of
+from distconv.checkpoint.pieces import copy_piece, full_box, is_needed, piece_box
+from distconv.checkpoint.schema import tensor_dtype
+from distconv.checkpoint.values import PREFIX, from_json, replace_tensor_names
+from distconv.checkpoint.verification import CHUNK_BYTES, cache_verified, open_file, read_complete_manifest
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
@@ -26,14 +35,14 @@ from distconv.parameters.weight_files import added_prefix, without_prefix
 from distconv.tensor import DistTensor
 
 LAG_S = 30.0
-"""How long a rank waits for files that rank 0 sees: file systems of several nodes lag."""
+"""Seconds that a rank waits for files that rank 0 sees: file systems of several nodes lag behind each other."""
 
-LayoutOf = Callable[[str, Sequence[int]], Distribution | None]
-"""How a rank wants the tensor of this name and shape: under a layout, or whole."""
+LayoutResolver = Callable[[str, Sequence[int]], Distribution | None]
+"""Returns the distribution in which to read a tensor, by name and shape; None for the full tensor."""
 
 
-class Described(NamedTuple):
-    """What a checkpoint says of a tensor."""
+class TensorMetadata(NamedTuple):
+    """Dtype and shape of a tensor, from the manifest."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,76 +50,108 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint: tensors by name, and plain values, which may have tensors among them."""
+    """The contents of a checkpoint: tensors by name, and plain values, which may contain tensors."""
 
     step: int
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
     skipped: tuple[str, ...] = ()
-    """What is wrong with newer ones, in place of which this one was read."""
+    """Errors of newer checkpoints that are damaged, and were skipped for this one."""
 
 
-class Contents(NamedTuple):
-    """What a checkpoint says of itself, before any tensor is read."""
+class CheckpointMetadata(NamedTuple):
+    """Step, tensors and values of a checkpoint before any tensor is read."""
 
     step: int
-    tensors: dict[str, Described]
+    tensors: dict[str, TensorMetadata]
     values: dict[str, Any]
 
 
-Check = Callable[[Contents], None]
-"""Raises CheckpointError if a checkpoint is of something else. All ranks come to the same."""
+MetadataCheck = Callable[[CheckpointMetadata], None]
+"""Raises CheckpointError if a checkpoint does not fit. It must have the same result on all ranks."""
 
 
 def load(
     folder: str | os.PathLike[str],
     comm: MPI.Intracomm,
-    layout_of: LayoutOf | None = None,
-    check: Check | None = None,
+    layout_of: LayoutResolver | None = None,
+    check: MetadataCheck | None = None,
 ) -> Checkpoint:
-    """Read and verify the checkpoint in ``folder`` (one step's). Collective.
+    """Read and verify one checkpoint.
 
-    A rank reads the files that hold something of its blocks. Tensors for which ``layout_of`` names a layout come as
-    DistTensors on the CPU, the others whole. ``check`` refuses what fits nothing, before anything is made room for.
+    Collective: call on every rank of ``comm``. A rank reads only the files that hold a part of its blocks.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        Folder of one step.
+    comm : MPI.Intracomm
+        The ranks.
+    layout_of : callable, optional
+        Returns the distribution of a tensor, which is then read as a DistTensor on the CPU; or None for the full tensor
+        on each rank. Default: all tensors are read in full.
+    check : callable, optional
+        Raises CheckpointError if the checkpoint does not fit. It is called before memory is allocated.
+
+    Returns
+    -------
+    Checkpoint
+        The contents.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if on any it is incomplete, damaged or of a newer format.
+        On all ranks, if on any it is incomplete, damaged or of a newer format, or ``check`` rejects it.
     """
     check_same_on_all_ranks(comm, "checkpoint to load", str(folder))
     place = Path(folder)
-    # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
-    newest = try_on_rank_0(comm, lambda: listed(place), CheckpointError)
-    contents = Contents(
+    # The manifest of rank 0 counts for all ranks: others may see the folder as it was some time ago.
+    newest = try_on_rank_0(comm, lambda: read_complete_manifest(place), CheckpointError)
+    contents = CheckpointMetadata(
         newest["step"],
-        {name: Described(dtype_of(entry), tuple(entry["shape"])) for name, entry in newest["tensors"].items()},
+        {name: TensorMetadata(tensor_dtype(entry), tuple(entry["shape"])) for name, entry in newest["tensors"].items()},
         from_json(newest["values"]),
     )
     if check is not None:
         try_on_all_ranks(comm, lambda: check(contents), _UnfitCheckpointError)
-    read = try_on_all_ranks(comm, lambda: _Reading(place, newest, comm, layout_of).read(contents), CheckpointError)
+    read = try_on_all_ranks(
+        comm, lambda: _CheckpointReader(place, newest, comm, layout_of).read(contents), CheckpointError
+    )
     if comm.rank == 0:
-        note_whole(place)
+        cache_verified(place)
     return read
 
 
 def load_newest(
     directory: str | os.PathLike[str],
     comm: MPI.Intracomm,
-    layout_of: LayoutOf | None = None,
-    check: Check | None = None,
+    layout_of: LayoutResolver | None = None,
+    check: MetadataCheck | None = None,
     *,
     fallback: bool = False,
 ) -> Checkpoint | None:
-    """:func:`load` of the checkpoint below ``directory`` that was committed last, or None if there is none. Collective.
+    """Read and verify the checkpoint that was committed last.
 
-    With ``fallback`` those that are damaged are passed over.
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    directory : str or path-like
+        Folder of a run's checkpoints.
+    comm, layout_of, check
+        As in :func:`load`.
+    fallback : bool
+        True skips damaged checkpoints; the result lists their errors. Otherwise the first one raises.
+
+    Returns
+    -------
+    Checkpoint or None
+        The contents; None if there is no finished checkpoint.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if it is damaged; with ``fallback`` if all are.
+        On all ranks, if the checkpoint is damaged (with ``fallback``: if all are), or ``check`` rejects it.
     """
     skipped: list[str] = []
     for folder in manifest.newest_first(directory, comm):
@@ -123,30 +164,41 @@ def load_newest(
                 raise
             skipped.append(str(error))
     if skipped:
-        raise CheckpointError(f"no checkpoint in {directory} is whole: {'; '.join(skipped)}")
+        raise CheckpointError(f"all checkpoints in {directory} are damaged: {'; '.join(skipped)}")
     return None
 
 
 class _UnfitCheckpointError(CheckpointError):
-    """A checkpoint that may be whole, but fits nothing here: none to be passed over."""
+    """A checkpoint that may be intact but does not fit: ``fallback`` must not skip it."""
 
 
-def compare(
-    saved: Mapping[str, torch.Tensor | Described],
+def check_tensors_fit(
+    saved: Mapping[str, torch.Tensor | TensorMetadata],
     wanted: Mapping[str, torch.Tensor],
     what: str,
     *,
     strict: bool = True,
     convert_dtype: bool = False,
 ) -> None:
-    """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none.
+    """Check that two sets of tensors have the same names, shapes and dtypes.
 
-    ``strict=False`` lets names differ, ``convert_dtype=True`` dtypes of the same kind.
+    Parameters
+    ----------
+    saved : mapping of str to Tensor or TensorMetadata
+        Tensors of the checkpoint.
+    wanted : mapping of str to Tensor
+        Tensors of the model.
+    what : str
+        The checkpoint; the error begins with it.
+    strict : bool
+        True compares the names, too. Otherwise only tensors with a name in both are compared.
+    convert_dtype : bool
+        True allows other dtypes of the same kind. Otherwise dtypes must be equal.
 
     Raises
     ------
     CheckpointError
-        If there is any.
+        If there is a difference; the error lists all of them.
     """
     wrong = [f"{name!r} is missing" for name in wanted if strict and name not in saved]
     wrong += [f"{name!r} is not in the model" for name in saved if strict and name not in wanted]
@@ -164,32 +216,32 @@ def compare(
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
 
 
-class _Reading:
-    """This rank's part of reading a checkpoint that rank 0 has found."""
+class _CheckpointReader:
+    """This rank's part of :func:`load`."""
 
     def __init__(
-        self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutOf | None
+        self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutResolver | None
     ) -> None:
         self._folder, self._found, self._comm = folder, listing, comm
         self._until = time.monotonic() + LAG_S
         shapes = {name: entry["shape"] for name, entry in listing["tensors"].items()}
         layouts = {name: layout_of(name, shape) if layout_of else None for name, shape in shapes.items()}
         self._layouts = {name: layout for name, layout in layouts.items() if layout is not None}
-        self._boxes: dict[str, Box] = {name: whole(shape) for name, shape in shapes.items()}
+        self._boxes: dict[str, Box] = {name: full_box(shape) for name, shape in shapes.items()}
         self._boxes |= {name: layout.box(None, shapes[name]) for name, layout in self._layouts.items()}
 
-    def read(self, contents: Contents) -> Checkpoint:
+    def read(self, contents: CheckpointMetadata) -> Checkpoint:
         blocks = {
-            name: torch.empty([i.extent for i in self._boxes[name]], dtype=dtype_of(entry), device="cpu")
+            name: torch.empty([i.extent for i in self._boxes[name]], dtype=tensor_dtype(entry), device="cpu")
             for name, entry in self._found["tensors"].items()
         }
-        # The blocks of all ranks cover each tensor: every file is read, and verified, by some rank.
+        # The blocks of all ranks cover each tensor. So every file is read, and verified, by some rank.
         for name in self._found["files"]:
             needed = [
                 (tensor, box)
                 for tensor, entry in self._found["tensors"].items()
                 for piece in entry["pieces"]
-                if piece["file"] == name and is_needed(box := box_of(piece), self._boxes[tensor])
+                if piece["file"] == name and is_needed(box := piece_box(piece), self._boxes[tensor])
             ]
             if needed:
                 self._read_file(name, needed, blocks)
@@ -200,7 +252,7 @@ class _Reading:
             for name, block in blocks.items()
         }
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
-        return Checkpoint(contents.step, own, filled(contents.values, tensors))
+        return Checkpoint(contents.step, own, replace_tensor_names(contents.values, tensors))
 
     def _read_file(self, name: str, needed: Sequence[tuple[str, Box]], blocks: Mapping[str, torch.Tensor]) -> None:
         with self._verified(name) as image:
@@ -212,7 +264,7 @@ class _Reading:
                 raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
     def _verified(self, name: str) -> BinaryIO:
-        """Return the file, open, whose content was compared with its checksum."""
+        """Return the open file after its checksum was compared."""
         path, entry = self._folder / name, self._found["files"][name]
         while True:
             try:
@@ -222,21 +274,21 @@ class _Reading:
                 if self._comm.rank == 0 or time.monotonic() > self._until:
                     raise
                 time.sleep(0.1)
-        # Not all of it at once: a rank may need little of a large file.
-        if digest_of(_pieces(file, entry["bytes"])) != entry["sha256"]:
+        # In chunks: a rank may need little of a file that is larger than its memory.
+        if sha256_of(_read_chunks(file, entry["bytes"])) != entry["sha256"]:
             file.close()
             raise CheckpointError(
-                f"checkpoint {self._folder} is damaged: the checksum of {name} is wrong; {manifest.WAY_OUT}"
+                f"checkpoint {self._folder} is damaged: the checksum of {name} is wrong; {manifest.SUGGESTED_FIX}"
             )
         return file
 
 
-def _pieces(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
-    while nbytes and (piece := read_bytes(file, min(AT_ONCE, nbytes))):
+def _read_chunks(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
+    while nbytes and (piece := read_bytes(file, min(CHUNK_BYTES, nbytes))):
         nbytes -= len(piece)
         yield piece
 
 
 def read_bytes(file: BinaryIO, nbytes: int) -> bytes:
-    """The next ``nbytes`` of a file."""
+    """Return the next ``nbytes`` of a file; tests replace this function."""
     return file.read(nbytes)

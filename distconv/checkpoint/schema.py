@@ -1,4 +1,8 @@
-"""Schema of the manifest of a checkpoint, and the checks that a schema cannot express."""
+"""Schema of the manifest of a checkpoint, and the checks that a schema cannot express.
+
+A manifest may come from anyone. After :func:`check_manifest` its tensors are covered by their pieces, and its files are
+as large as these, so reading needs no more checks of sizes.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,15 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from distconv.checkpoint.files import room_for, stored_as
-from distconv.checkpoint.pieces import box_of, check_cover
+from distconv.checkpoint.files import max_file_bytes, storage_dtype
+from distconv.checkpoint.pieces import check_cover, piece_box
 from distconv.checkpoint.values import from_json, tensor_names
 from distconv.errors import CheckpointError
 from distconv.text_files import decode, describe_value
 
 _STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
 _PLAIN = re.compile(r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex(64|128))")
-"""Types of numbers; a quantized one has scales beside it."""
+"""Dtypes of plain numbers. A quantized tensor would also need its scales."""
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number below 2**63")]
 _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
@@ -26,7 +30,7 @@ _Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexad
 
 # Keys that are not here are allowed, unlike in files that people write.
 class _Head(msgspec.Struct):
-    """The keys that determine which of several checkpoints is newer."""
+    """The keys that determine the order of commits."""
 
     step: _Count
     serial: _Count = 0
@@ -55,8 +59,8 @@ class _Manifest(_Head, kw_only=True):
     tensors: dict[str, _Tensor]
 
 
-def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of a tensor that a manifest lists."""
+def tensor_dtype(entry: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype of a tensor's entry in a manifest."""
     return getattr(torch, entry["dtype"].removeprefix("torch."))  # type: ignore[no-any-return]
 
 
@@ -71,13 +75,13 @@ def check_head(manifest: Mapping[str, Any]) -> None:
     decode(manifest, _Head, "", CheckpointError)
 
 
-def check(manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, naming what is wrong, unless ``manifest`` is one that we may have written.
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Check that ``manifest`` is one that distconv may have written.
 
     Raises
     ------
     CheckpointError
-        If it is not.
+        If it is not; the error names the first key that is wrong.
     """
     decode(manifest, _Manifest, "", CheckpointError)
     try:
@@ -91,7 +95,7 @@ def check(manifest: Mapping[str, Any]) -> None:
         if not _STATE.fullmatch(name):
             raise CheckpointError(f"it refers to the file {name!r}")
     for name, entry in manifest["tensors"].items():
-        if not _is_dtype(entry["dtype"]):
+        if not _is_storable_dtype(entry["dtype"]):
             raise CheckpointError(
                 f"tensor {name!r}: dtype: found {describe_value(entry['dtype'])}, expected one of numbers"
             )
@@ -102,26 +106,26 @@ def check(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(manifest: Mapping[str, Any]) -> None:
-    """Values lie in files as they are: a file is as large as its pieces, and a little that describes them."""
+    """Check that each file is as large as its pieces and their metadata: values are stored without compression."""
     pieces: dict[str, dict[str, int]] = {name: {} for name in manifest["files"]}
     for name, entry in manifest["tensors"].items():
         for piece in entry["pieces"]:
-            nbytes = dtype_of(entry).itemsize
-            for interval in box_of(piece):
+            nbytes = tensor_dtype(entry).itemsize
+            for interval in piece_box(piece):
                 nbytes *= interval.extent
             pieces[piece["file"]][name] = pieces[piece["file"]].get(name, 0) + nbytes
     for name, file in manifest["files"].items():
-        values, most = sum(pieces[name].values()), room_for(pieces[name])
+        values, most = sum(pieces[name].values()), max_file_bytes(pieces[name])
         if not values <= file["bytes"] <= most:
             raise CheckpointError(
                 f"{name} has {file['bytes']} bytes, but what it is to hold takes {values}, and {most} at most"
             )
 
 
-def _is_dtype(name: str) -> bool:
+def _is_storable_dtype(name: str) -> bool:
     """Return True if checkpoints can hold tensors of the dtype with this name."""
     dtype = getattr(torch, name.removeprefix("torch."), None) if _PLAIN.fullmatch(name) else None
     try:
-        return isinstance(dtype, torch.dtype) and stored_as(dtype).itemsize > 0
+        return isinstance(dtype, torch.dtype) and storage_dtype(dtype).itemsize > 0
     except (TypeError, RuntimeError):
         return False

@@ -1,4 +1,4 @@
-"""A module, its optimizer and the random number generators as named tensors and plain values, and back."""
+"""A module, its optimizer and the random number generators as named tensors and plain values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.manifest import nothing_in
+from distconv.checkpoint.manifest import describe_missing
 from distconv.checkpoint.optimizers import (
-    below,
-    check_state,
+    check_optimizer_state,
+    describe_optimizer_mismatch,
     optimizer_state,
-    other_optimizer,
     restore_optimizer,
+    select_prefix,
 )
-from distconv.checkpoint.reading import Checkpoint, Contents, LayoutOf, compare, load_newest
+from distconv.checkpoint.reading import Checkpoint, CheckpointMetadata, LayoutResolver, check_tensors_fit, load_newest
 from distconv.checkpoint.writing import save
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Distribution
@@ -34,23 +34,23 @@ Tensors = dict[str, torch.Tensor]
 
 _MODEL, _AVERAGE = "model/", "average/"
 _USER = "user"
-"""Where the values of a user's own loop are."""
+"""Key of the values of a user's own loop."""
 EXTRA = "extra_state"
-"""Where what modules' ``get_extra_state`` returned is that is not a tensor."""
+"""Key of the results of modules' ``get_extra_state`` that are not tensors."""
 
 
 class Loaded(NamedTuple):
-    """What :func:`load_checkpoint` found."""
+    """Result of :func:`load_checkpoint`."""
 
     step: int
     values: dict[str, Any]
-    """Those that were given to :func:`save_checkpoint`."""
+    """The values that were passed to :func:`save_checkpoint`."""
     missing: tuple[str, ...] = ()
-    """Tensors of the model that the checkpoint lacks; they are as they were."""
+    """Tensors of the model that the checkpoint lacks; they are unchanged."""
     unexpected: tuple[str, ...] = ()
-    """Tensors of the checkpoint that nothing wanted, of the model or of the optimizer."""
+    """Tensors of the checkpoint that neither model nor optimizer has."""
     skipped: tuple[str, ...] = ()
-    """What is wrong with newer checkpoints, in place of which this one was read."""
+    """Errors of newer checkpoints that are damaged, and were skipped for this one."""
 
 
 def save_checkpoint(
@@ -63,30 +63,36 @@ def save_checkpoint(
     comm: MPI.Intracomm | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write model, optimizer (if any), random numbers and ``values`` as this step's checkpoint.
+    """Write model, optimizer (if any), random number states and ``values`` as the checkpoint of this step.
 
-    Collective over ``comm`` (default: the ranks that ``model`` was parallelized over, otherwise all ranks of the job).
-    Each rank writes what it alone has of sharded weights. Returns the folder. :class:`Saving` writes while training
-    continues::
+    Collective: call on every rank of ``comm``. Each rank writes its own blocks of sharded weights. :class:`AsyncSave`
+    writes while training continues::
 
         dc.save_checkpoint("run", step, model, optimizer, {"scheduler": scheduler.state_dict()})
 
     Parameters
     ----------
-    directory
-        Folder of the run's checkpoints, made if need be.
-    step
+    directory : str or path-like
+        Folder of the run's checkpoints; it is created if needed.
+    step : int
         Number of the step. Rank 0 warns if it is below that of the last commit.
-    model, optimizer
-        What is saved; ``get_extra_state`` of the model's modules, too.
-    values
-        What is saved besides: numbers, strings, tensors, and lists and dictionaries of them. Rank 0's are saved.
-        Tensors come back whole and on the CPU, tuples as lists.
-    comm
-        Ranks that take part.
-    keep
+    model : Module
+        The model, with the results of its modules' ``get_extra_state``.
+    optimizer : Optimizer, optional
+        The optimizer.
+    values : mapping of str to object, optional
+        Further values: numbers, strings, tensors, and lists and dictionaries of them. Rank 0's are saved.
+        Tensors are loaded in full and on the CPU, tuples as lists.
+    comm : MPI.Intracomm, optional
+        Ranks that take part. Default: the ranks that ``model`` was parallelized over, otherwise all ranks of the job.
+    keep : int
         Number of checkpoints that stay in ``directory``. Once this one is committed, **older ones are deleted**, all
-        but the last ``keep`` that are whole: by default the last two stay. A large number keeps all.
+        but the last ``keep`` that are intact: by default the last two stay. A large number keeps all.
+
+    Returns
+    -------
+    Path
+        Folder of the checkpoint.
 
     Raises
     ------
@@ -97,7 +103,7 @@ def save_checkpoint(
     comm = comm or training_comm(model)
     check_same_on_all_ranks(comm, "save_checkpoint", f"step {step} in {directory}")
     try_on_all_ranks(comm, lambda: _check_values(values), CheckpointError)
-    tensors, own = capture(model, optimizer, comm)
+    tensors, own = capture_state(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
 
@@ -119,48 +125,66 @@ def load_checkpoint(
     fallback: bool = False,
     missing_ok: bool = False,
 ) -> Loaded | None:
-    """Put what was committed last below ``directory`` into model and optimizer, bit for bit.
+    """Load the checkpoint that was committed last below ``directory`` into model and optimizer, bit for bit.
 
-    Collective over ``comm``; default: the ranks that ``model`` was parallelized over, else all of the job.
-    Any number of ranks and any grid reads what any other wrote, each rank the blocks that it has; with as many ranks
-    the random numbers go on, too. Returns the step and the values that were saved with it. Without an ``optimizer``
-    the model and the random numbers alone are taken.
+    Collective: call on every rank of ``comm``. Checkpoints are independent of the process grid: each rank reads its own
+    blocks. With the same number of ranks the random number generators continue, too. Without an ``optimizer`` only the
+    model and the random number states are loaded.
 
-    strict
-        False: names may be missing or unexpected, which the result lists; of another optimizer nothing is taken.
-    convert_dtype
-        Let dtypes differ: what is read gets the model's.
-    fallback
-        Where the newest is damaged take the newest that is whole; the result says why.
-    missing_ok
-        Return None where there is no finished checkpoint, as in the first start of a job that goes on by itself.
+    Parameters
+    ----------
+    directory : str or path-like
+        Folder of the run's checkpoints.
+    model : Module
+        The model to load into.
+    optimizer : Optimizer, optional
+        The optimizer to load into.
+    comm : MPI.Intracomm, optional
+        Ranks that take part. Default: the ranks that ``model`` was parallelized over, otherwise all ranks of the job.
+    strict : bool
+        True raises if names are missing or unexpected, or the optimizer is another one. Otherwise the result lists the
+        names, and nothing is loaded from another optimizer.
+    convert_dtype : bool
+        True converts tensors to the model's dtypes. Otherwise other dtypes raise.
+    fallback : bool
+        True loads the newest intact checkpoint if newer ones are damaged; the result lists their errors. Otherwise a
+        damaged one raises.
+    missing_ok : bool
+        True returns None if there is no finished checkpoint, as at the first start of a job that resumes by itself.
+        Otherwise that raises.
+
+    Returns
+    -------
+    Loaded or None
+        The step, and the values that were saved with it.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
+        On all ranks, if there is no checkpoint, it is damaged, or of another model or optimizer. Nothing has been
+        changed then.
     """
     comm = comm or training_comm(model)
     check_same_on_all_ranks(
         comm, "load_checkpoint", f"{directory}, {strict=}, {convert_dtype=}, {fallback=}, {missing_ok=}"
     )
 
-    def check(contents: Contents) -> None:
+    def check(contents: CheckpointMetadata) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
 
-    loaded = load_newest(directory, comm, layouts_of(model), check, fallback=fallback)
+    loaded = load_newest(directory, comm, layout_resolver(model), check, fallback=fallback)
     if loaded is None and missing_ok:
         return None
     if loaded is None:
         with watchdog.waiting(lambda: "looking for a checkpoint"):
-            reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
-        raise CheckpointError(f"{reason}; with missing_ok=True that is none, and the job starts anew")
-    missing, unexpected = restore(loaded, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
+            reason = comm.bcast(describe_missing(directory) if comm.rank == 0 else "")
+        raise CheckpointError(f"{reason}. To start without a checkpoint, pass missing_ok=True.")
+    missing, unexpected = restore_state(loaded, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
     return Loaded(loaded.step, loaded.values.get(_USER, {}), missing, unexpected, loaded.skipped)
 
 
-def layouts_of(model: torch.nn.Module) -> LayoutOf:
-    """How ``load`` is to read a checkpoint for ``model``: sharded parameters, and their optimizer state, by blocks."""
+def layout_resolver(model: torch.nn.Module) -> LayoutResolver:
+    """Return how to read a checkpoint for ``model``: sharded parameters, and their optimizer state, as blocks."""
     named = model.named_parameters(remove_duplicate=False)
     sharded = {name: p for name, p in named if isinstance(p, DistTensor)}
 
@@ -172,11 +196,30 @@ def layouts_of(model: torch.nn.Module) -> LayoutOf:
     return layout_of
 
 
-def capture(
+def capture_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, comm: MPI.Intracomm
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The state of all of them: tensors, sharded ones as they are, and values for JSON. Collective."""
-    state, extra = _state_of(model)
+    """Return the state of model, optimizer and random number generators.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    optimizer : Optimizer or None
+        The optimizer.
+    comm : MPI.Intracomm
+        The ranks.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Tensors, under ``model/``, ``optimizer/`` and ``random/``. Sharded ones are DistTensors.
+    dict of str to object
+        Plain values, for JSON.
+    """
+    state, extra = _model_state(model)
     tensors = {f"model/{name}": tensor.detach() for name, tensor in state.items()}
     moments, values = optimizer_state(model, optimizer)
     if extra:
@@ -191,14 +234,14 @@ def capture(
     return tensors, values
 
 
-def _state_of(model: torch.nn.Module) -> tuple[Tensors, dict[str, Any]]:
-    """Return the tensors of a model's state dict, and what else modules' ``get_extra_state`` put there. Collective."""
+def _model_state(model: torch.nn.Module) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors of a model's state dict, and its other entries (``get_extra_state``). Collective."""
     state = model.state_dict(keep_vars=True)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return tensors, {name: value for name, value in state.items() if name not in tensors}
 
 
-def restore(
+def restore_state(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
@@ -207,29 +250,43 @@ def restore(
     strict: bool = True,
     convert_dtype: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Put the state back, bit for bit; what is missing and what was unexpected, without ``strict``. Collective.
+    """Restore the state of model, optimizer and random number generators, bit for bit.
 
-    With another number of ranks than it was saved from, every rank takes rank 0's random numbers.
+    If the number of ranks has changed, every rank takes rank 0's random number states. Collective: call on every rank.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        The checkpoint.
+    model, optimizer, comm, strict, convert_dtype
+        As in :func:`load_checkpoint`.
+
+    Returns
+    -------
+    tuple of str
+        Names that the checkpoint lacks; only without ``strict``.
+    tuple of str
+        Names that neither model nor optimizer has; only without ``strict``.
 
     Raises
     ------
     CheckpointError
-        If it is of another model or optimizer; nothing has been changed then.
+        If it is of another model or optimizer. Nothing has been changed then.
     """
     check_fits(checkpoint, model, optimizer, strict=strict, convert_dtype=convert_dtype)
-    saved, (wanted, extra) = below("model/", checkpoint.tensors), _state_of(model)
+    saved, (wanted, extra) = select_prefix("model/", checkpoint.tensors), _model_state(model)
     saved_extra = checkpoint.values.get(EXTRA, {})
     what = f"checkpoint of step {checkpoint.step}"
 
     def converted() -> tuple[Tensors, Tensors]:
         beside = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
-        return beside, _random_numbers(checkpoint, model, comm)
+        return beside, _saved_random_states(checkpoint, model, comm)
 
     beside, random = try_on_all_ranks(comm, converted, CheckpointError)
     beside |= {name: value for name, value in saved_extra.items() if name in extra}
     model.load_state_dict(beside, strict=strict)
-    unused = list(below("optimizer/", checkpoint.tensors))
-    if optimizer is not None and not other_optimizer(checkpoint.values, optimizer):
+    unused = list(select_prefix("optimizer/", checkpoint.tensors))
+    if optimizer is not None and not describe_optimizer_mismatch(checkpoint.values, optimizer):
         unused = restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
     for name, state in random.items():
         _set_random_state(model, name, state)
@@ -239,50 +296,59 @@ def restore(
 
 
 def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
-    """The tensors of a moving average of the weights, beside those of :func:`capture`. Collective."""
-    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in _state_of(average.module)[0].items()}
+    """Return the tensors of a moving average, to be saved with those of :func:`capture_state`. Collective."""
+    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in _model_state(average.module)[0].items()}
 
 
 def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
-    """Put it back, bit for bit; it is one of as many steps as were taken.
+    """Restore a moving average of the weights, bit for bit. Its number of averaged models becomes the step.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint has none of this model; nothing has been changed then.
+        If the checkpoint has no average of this model. Nothing has been changed then.
     """
-    saved, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
-    wanted, extra = _state_of(average.module)
-    compare(saved, wanted, what)
-    average.module.load_state_dict({**saved, **extra})  # averages have none of that
+    saved, what = select_prefix(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
+    wanted, extra = _model_state(average.module)
+    check_tensors_fit(saved, wanted, what)
+    average.module.load_state_dict({**saved, **extra})  # extra states are not averaged: the module keeps its own
     average.n_averaged.fill_(checkpoint.step)
 
 
-def averaged(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the moving average of the weights, where it has one, in place of the weights."""
-    saved = below(_AVERAGE, checkpoint.tensors)
+def with_average(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the moving average in place of the weights, if it has one."""
+    saved = select_prefix(_AVERAGE, checkpoint.tensors)
     weights = {f"{_MODEL}{name}": tensor for name, tensor in saved.items()}
     return replace(checkpoint, tensors=checkpoint.tensors | weights)
 
 
 def check_fits(
-    contents: Contents | Checkpoint,
+    contents: CheckpointMetadata | Checkpoint,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     *,
     strict: bool = True,
     convert_dtype: bool = False,
 ) -> None:
-    """Refuse what is of another model or optimizer, by what a checkpoint says of its tensors.
+    """Check that a checkpoint is of this model and optimizer, by the metadata of its tensors.
+
+    Parameters
+    ----------
+    contents : CheckpointMetadata or Checkpoint
+        The checkpoint.
+    model, optimizer, strict, convert_dtype
+        As in :func:`load_checkpoint`.
 
     Raises
     ------
     CheckpointError
-        If it is; the text lists all differences.
+        If it is not; the error lists all differences.
     """
     what = f"checkpoint of step {contents.step}"
-    wanted, extra = _state_of(model)
-    compare(below("model/", contents.tensors), wanted, what, strict=strict, convert_dtype=convert_dtype)
+    wanted, extra = _model_state(model)
+    check_tensors_fit(
+        select_prefix("model/", contents.tensors), wanted, what, strict=strict, convert_dtype=convert_dtype
+    )
     other_extra = sorted(contents.values.get(EXTRA, {}).keys() ^ extra.keys())
     if other_extra and strict:
         raise CheckpointError(
@@ -291,20 +357,32 @@ def check_fits(
         )
     if optimizer is None:
         return
-    other = other_optimizer(contents.values, optimizer)
+    other = describe_optimizer_mismatch(contents.values, optimizer)
     if other and strict:
         raise CheckpointError(f"{what} {other}")
     if not other:
-        check_state(contents, model, optimizer, what)
+        check_optimizer_state(contents, model, optimizer, what)
 
 
 def as_dtype(saved: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> torch.Tensor:
-    """``saved`` with the dtype of ``wanted``, beside it.
+    """Return ``saved`` with the dtype and the device of ``wanted``.
+
+    Parameters
+    ----------
+    saved, wanted : Tensor
+        The saved tensor, and the model's.
+    name, what : str
+        Names of the tensor and of the checkpoint, for the error.
+
+    Returns
+    -------
+    Tensor
+        The converted values.
 
     Raises
     ------
     CheckpointError
-        If it has values that are too large for that.
+        If values are too large for the dtype.
     """
     values = saved.to(wanted.device, wanted.dtype)
     if values.dtype != saved.dtype:
@@ -314,8 +392,8 @@ def as_dtype(saved: torch.Tensor, wanted: torch.Tensor, name: str, what: str) ->
     return values
 
 
-def _random_numbers(checkpoint: Checkpoint, model: torch.nn.Module, comm: MPI.Intracomm) -> Tensors:
-    """The state of each of this rank's generators that the checkpoint has."""
+def _saved_random_states(checkpoint: Checkpoint, model: torch.nn.Module, comm: MPI.Intracomm) -> Tensors:
+    """Return the saved state of each of this rank's generators that the checkpoint has."""
     states = {}
     for name, now in _random_states(model).items():
         saved = checkpoint.tensors.get(f"random/{name}")
@@ -328,12 +406,12 @@ def _random_numbers(checkpoint: Checkpoint, model: torch.nn.Module, comm: MPI.In
             )
         states[name] = saved[comm.rank if len(saved) == comm.size else 0].clone()
         if name == "torch":
-            torch.Generator().set_state(states[name])  # refuses what is none
+            torch.Generator().set_state(states[name])  # raises for an invalid state, before anything is changed
     return states
 
 
 def _random_states(model: torch.nn.Module) -> Tensors:
-    """State of each generator that this rank draws from: the CPU's, and that of the GPU the model is on."""
+    """Return the state of each generator that this rank uses: the CPU's, and that of the model's GPU."""
     states = {"torch": torch.get_rng_state()}
     device = _gpu(model)
     return states if device is None else {**states, "cuda": torch.cuda.get_rng_state(device)}

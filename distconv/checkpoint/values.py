@@ -1,6 +1,6 @@
-"""Plain values on their way to JSON and back: what it would change, or drop silently, is kept or rejected.
+"""Conversion of plain values to JSON and back: what JSON would change or drop silently is encoded or rejected.
 
-Tensors among them go to the checkpoint's tensors; JSON has their names.
+Tensors among the values are stored with the checkpoint's tensors; JSON holds their names.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 PAIRS = "distconv/pairs"
-"""The only key of what stands for a mapping whose keys are not all texts, as those of a learning rate's milestones."""
+"""Only key of the object that encodes a mapping with keys other than strings, as a learning rate's milestones."""
 NUMBER = "distconv/number"
-"""The only key of what stands for a number that is not finite."""
+"""Only key of the object that encodes a number that is not finite."""
 TENSOR = "distconv/tensor"
-"""The only key of what stands for a tensor; its value is the tensor's name."""
+"""Only key of the object that encodes a tensor; its value is the tensor's name."""
 PREFIX = "values/"
-"""How names of such tensors begin."""
+"""Prefix of the names of such tensors."""
 
 _RESERVED = frozenset((PAIRS, NUMBER, TENSOR))
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -27,20 +27,32 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 @dataclass(frozen=True)
 class TensorName:
-    """A tensor among values, before it is read."""
+    """A placeholder for a tensor among values that has not been read yet."""
 
     name: str
 
 
 def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A copy of ``value`` that JSON can carry; ``place`` is where it is, for the error.
+    """Return a copy of ``value`` that JSON can represent.
 
-    Tensors in it are added to ``tensors``, by the names that the copy has of them.
+    Parameters
+    ----------
+    value : object
+        None, numbers, strings, tensors, and lists, tuples and mappings of them.
+    place : str
+        Name of the value, for the error.
+    tensors : dict of str to Tensor
+        Tensors in ``value`` are added to it, under the names that the copy has for them.
+
+    Returns
+    -------
+    object
+        The copy. Tuples become lists.
 
     Raises
     ------
     ValueError
-        If it is nothing that comes back as it was, but for tuples, which come back as lists.
+        If :func:`from_json` could not restore the value.
     """
     if value is None or isinstance(value, (str, bool)):
         return value
@@ -60,18 +72,18 @@ def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
             return copies
         return {PAIRS: [[to_json(key, f"a key of {place}", tensors), each] for key, each in copies.items()]}
     raise ValueError(
-        f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot carry; save numbers, "
-        "texts, tensors, lists and dictionaries of them (.tolist() of an array, .state_dict() of a scheduler)"
+        f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot represent. Save numbers, "
+        "strings, tensors, lists and dictionaries of them (.tolist() of an array, .state_dict() of a scheduler)."
     )
 
 
 def from_json(value: Any) -> Any:
-    """Return the values that :func:`to_json` has copied, with a :class:`TensorName` for each tensor.
+    """Return the values that :func:`to_json` encoded, with a :class:`TensorName` for each tensor.
 
     Raises
     ------
     ValueError
-        If it made no such thing.
+        If ``value`` is not a result of :func:`to_json`.
     """
     if isinstance(value, list):
         return [from_json(each) for each in value]
@@ -90,29 +102,31 @@ def from_json(value: Any) -> Any:
     if len(value) > 1 or not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
         raise ValueError(f"{PAIRS!r} holds no pairs")
     try:
-        return {_key(key): from_json(each) for key, each in pairs}
+        return {_restore_key(key): from_json(each) for key, each in pairs}
     except TypeError as error:
-        raise ValueError(f"{PAIRS!r} holds a key that is none: {error}") from error
+        raise ValueError(f"{PAIRS!r} holds an invalid key: {error}") from error
 
 
 def tensor_names(value: Any) -> Iterator[str]:
-    """The names of all tensors in what :func:`from_json` returned."""
+    """Yield the names of all tensors in a result of :func:`from_json`."""
     if isinstance(value, TensorName):
         yield value.name
     for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
         yield from tensor_names(each)
 
 
-def filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the values of :func:`from_json` with the tensors themselves."""
+def replace_tensor_names(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return a result of :func:`from_json` with the tensors themselves."""
     if isinstance(value, TensorName):
         return tensors[value.name]
     if isinstance(value, list):
-        return [filled(each, tensors) for each in value]
-    return {key: filled(each, tensors) for key, each in value.items()} if isinstance(value, dict) else value
+        return [replace_tensor_names(each, tensors) for each in value]
+    return (
+        {key: replace_tensor_names(each, tensors) for key, each in value.items()} if isinstance(value, dict) else value
+    )
 
 
-def _key(key: Any) -> Any:
+def _restore_key(key: Any) -> Any:
     if isinstance(key, dict):
         key = from_json(key)
-    return tuple(map(_key, key)) if isinstance(key, list) else key
+    return tuple(map(_restore_key, key)) if isinstance(key, list) else key

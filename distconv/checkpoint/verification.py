@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are there, and what they were when it was committed."""
+"""Verification that a checkpoint's files are there and unchanged since the commit. It contains no MPI."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distconv.checkpoint import manifest
-from distconv.checkpoint.files import digest_of
+from distconv.checkpoint.files import sha256_of
 from distconv.errors import CheckpointError
 from distconv.whole_files import open_regular
 
-AT_ONCE = 1 << 24
+CHUNK_BYTES = 1 << 24
 """Bytes that are read at a time for a checksum."""
 
 
-def listed(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``, whose files are there.
+def read_complete_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of ``folder``, all of whose files are there with the right size.
 
     Raises
     ------
     CheckpointError
-        If it is damaged, or they are not.
+        If the manifest is damaged, or a file is missing or has another size.
     """
     listing = manifest.read(folder)
     for name, entry in listing["files"].items():
@@ -31,66 +31,72 @@ def listed(folder: Path) -> dict[str, Any]:
     return listing
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether all files of a checkpoint are what they were. Local; reads all of them, unless it has before."""
+def is_intact(folder: Path) -> bool:
+    """Return True if all files of a checkpoint have their checksums.
+
+    Reads all files, unless this process has verified them and they have not changed since.
+    """
     try:
-        files = listed(folder)["files"]
-        if _whole.get(folder) != _seen(folder):
+        files = read_complete_manifest(folder)["files"]
+        if _verified.get(folder) != _file_states(folder):
             for name, entry in files.items():
                 with open_file(folder / name, entry["bytes"]) as file:
-                    if digest_of(iter(lambda file=file: file.read(AT_ONCE), b"")) != entry["sha256"]:  # type: ignore[misc]
+                    if sha256_of(iter(lambda file=file: file.read(CHUNK_BYTES), b"")) != entry["sha256"]:  # type: ignore[misc]
                         return False
-            note_whole(folder)
+            cache_verified(folder)
     except (CheckpointError, OSError):
         return False
     return True
 
 
-def note_whole(folder: Path) -> None:
-    """What lies in ``folder`` was just written, or read and verified: it is whole as long as it is as it is now."""
-    for gone in [each for each in _whole if not each.exists()]:
-        del _whole[gone]
+def cache_verified(folder: Path) -> None:
+    """Record that the files in ``folder`` were just written or verified: they stay so until they change."""
+    for gone in [each for each in _verified if not each.exists()]:
+        del _verified[gone]
     with contextlib.suppress(OSError):
-        seen = _seen(folder)
-        # What is written to in the same tick of the clock looks as before.
+        seen = _file_states(folder)
+        # A file that is written again in the same tick of the clock has the same state, so the change would be missed.
         if time.time_ns() - max((state[-1] for state in seen), default=0) > _TICK_NS:
-            _whole[folder] = seen
+            _verified[folder] = seen
 
 
-_Seen = tuple[tuple[str, int, int, int, int], ...]
+_FileStates = tuple[tuple[str, int, int, int, int], ...]
 
-_whole: dict[Path, _Seen] = {}
-"""What was seen of the files of each checkpoint that was whole."""
+_verified: dict[Path, _FileStates] = {}
+"""State of the files of each checkpoint when it was verified."""
 
 _TICK_NS = 20_000_000
-"""More than between two times that a file system tells apart."""
+"""Upper bound on the resolution of a file system's clock, in nanoseconds."""
 
 
-def _seen(folder: Path) -> _Seen:
-    """Differs when a file of tensors was written to, or has come or gone. Manifests are read whenever they are used."""
+def _file_states(folder: Path) -> _FileStates:
+    """Return a value that differs after a file of tensors was written, added or deleted.
+
+    Manifests are not part of it: they are read at each use.
+    """
     with os.scandir(folder) as entries:
         states = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.endswith(".h5")]
     return tuple((name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in sorted(states))
 
 
 def open_file(path: Path, nbytes: int) -> BinaryIO:
-    """A file of a checkpoint, opened for reading, which has as many bytes as it must have.
+    """Open a file of a checkpoint for reading, and check its size.
 
     Raises
     ------
     CheckpointError
-        If it has not, or is none.
+        If it is missing, a link or not a file, or has another size.
     """
     try:
         file = open_regular(path, follow_links=False)
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {path.parent} is incomplete: {error}") from error
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path.parent} is damaged: {error}; {manifest.WAY_OUT}") from error
+        raise CheckpointError(f"checkpoint {path.parent} is damaged: {error}; {manifest.SUGGESTED_FIX}") from error
     size = os.fstat(file.fileno()).st_size
     if size != nbytes:
         file.close()
         raise CheckpointError(
-            f"checkpoint {path.parent} is damaged: {path.name} has {size} bytes, not {nbytes}; {manifest.WAY_OUT}"
+            f"checkpoint {path.parent} is damaged: {path.name} has {size} bytes, not {nbytes}; {manifest.SUGGESTED_FIX}"
         )
     return file

@@ -1,9 +1,16 @@
-"""Writing of checkpoints: each rank its pieces, and when all are on the disk the commit mark.
+"""Writing of checkpoints: each rank writes its blocks, then rank 0 the commit mark.
 
-Rank 0 writes what is the same on all ranks; of a sharded tensor every block is written by the first of the ranks that
-have it. Nothing is gathered.
+Rank 0 writes what is the same on all ranks. Each block of a sharded tensor is written by the first of the ranks that
+have it. No tensor is gathered::
 
-What is deleted bears our names: nobody else's files, no folder that they lie in, and nothing that a link leads to.
+    [w1]  all:     copy the blocks to host memory              training may continue after this
+    [w2]  all:     a thread writes the rank's files            state-<digest>.h5, with fsync and rename
+    [w3]  finish:  wait until all ranks have written
+    [w4]  rank 0:  gather names and checksums, write manifest.json      the commit
+    [w5]  rank 0:  delete old checkpoints
+
+Only files with distconv's names are deleted: no other files, no folder that contains any, and nothing that a link leads
+to.
 """
 
 from __future__ import annotations
@@ -23,11 +30,11 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.files import digest_of, file_of
-from distconv.checkpoint.lock import lock
-from distconv.checkpoint.manifest import FORMAT, MANIFEST, Commit, behind, commits, folder_of, text_of
+from distconv.checkpoint.files import hdf5_image, sha256_of
+from distconv.checkpoint.lock import lock_directory
+from distconv.checkpoint.manifest import FORMAT, MANIFEST, Commit, commits, encode_manifest, serial_fields, step_folder
 from distconv.checkpoint.values import to_json
-from distconv.checkpoint.verification import is_whole, note_whole
+from distconv.checkpoint.verification import cache_verified, is_intact
 from distconv.communication.agreement import allreduce_max, check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
@@ -36,19 +43,38 @@ from distconv.tensor import DistTensor
 from distconv.whole_files import PARTIAL, Folder
 
 _OURS = re.compile(rf"state-[0-9a-f]{{12}}\.h5|{re.escape(MANIFEST)}|.*{re.escape(PARTIAL)}")
-"""What a save leaves in the folder of its step, finished or not."""
+"""Names of the files that a save leaves in the folder of its step, finished or not."""
 
-_PATIENCE_S = 0.5
-"""How long a rank that still writes lets the others wait before they ask again."""
+_POLL_S = 0.5
+"""Seconds that a rank waits for its own thread before all ranks compare again whether any still writes."""
 
 Entry = dict[str, Any]
+"""A JSON object of the manifest."""
 
 
-class Saving:
-    """A checkpoint on its way to the disk: the tensors are copied when it is made. Collective.
+class AsyncSave:
+    """A checkpoint that a thread writes while training continues.
 
-    A thread writes this rank's file, and training may go on. ``finish`` commits the checkpoint; until then the step
-    does not count.
+    The tensors are copied to host memory at construction. The checkpoint does not count until :meth:`finish` has
+    committed it. Collective: construct on every rank of ``comm``.
+
+    Parameters
+    ----------
+    directory : str or path-like
+        Folder of the run's checkpoints; it is created if needed.
+    step : int
+        Number of the step.
+    tensors : mapping of str to Tensor
+        Tensors by name: DistTensors, or tensors that are identical on all ranks.
+    values : mapping of str to object
+        Plain values, as :func:`~distconv.checkpoint.values.to_json` takes them. Rank 0's are saved.
+    comm : MPI.Intracomm
+        The ranks.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if a value or a tensor cannot be saved, or another job has locked the folder.
     """
 
     def __init__(
@@ -60,16 +86,16 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         check_same_on_all_ranks(comm, "checkpoint", f"step {step} in {directory}")
-        number = _step_of(step)
-        self.folder, self._comm = folder_of(directory, number).absolute(), comm
+        number = _check_step(step)
+        self.folder, self._comm = step_folder(directory, number).absolute(), comm
         self._manifest: Entry = {"format": FORMAT, "step": number}
-        tensors = {**tensors, **try_on_all_ranks(comm, lambda: self._begin(values), CheckpointError)}
+        tensors = {**tensors, **try_on_all_ranks(comm, lambda: self._prepare(values), CheckpointError)}
         try_on_all_ranks(comm, lambda: self._check_storable(tensors), CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
-        # What all ranks need and what some need lie apart.
+        # Tensors that all ranks need and sharded ones go to different files: a rank reads, and verifies, full files.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
         self._parts = try_on_all_ranks(
-            comm, lambda: [{name: _copied(tensors[name]) for name in part} for part in parts], CheckpointError
+            comm, lambda: [{name: _copy_to_host(tensors[name]) for name in part} for part in parts], CheckpointError
         )
         self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
         self._files: Entry = {}
@@ -78,8 +104,8 @@ class Saving:
         self._thread.start()
 
     @property
-    def written(self) -> bool:
-        """Whether this rank is done, and ``finish`` waits for others alone."""
+    def is_written(self) -> bool:
+        """True if this rank has written its files, so that :meth:`finish` waits only for other ranks."""
         return not self._thread.is_alive()
 
     @property
@@ -87,20 +113,20 @@ class Saving:
         """Bytes of the files that this rank has written."""
         return sum(file["bytes"] for file in self._files.values())
 
-    def _begin(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Take the values; the tensors among them."""
+    def _prepare(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Encode the values and lock the folder; return the tensors among the values."""
         tensors: dict[str, torch.Tensor] = {}
         try:
             self._manifest["values"] = {
                 name: to_json(value, f"value {name!r}", tensors) for name, value in values.items()
             }
         except (ValueError, RecursionError) as error:
-            raise self._cannot(error) from error
+            raise self._write_error(error) from error
         try:
             if self._comm.rank == 0:
-                lock(self.folder.parent)
+                lock_directory(self.folder.parent)
         except OSError as error:
-            raise self._cannot(error) from error
+            raise self._write_error(error) from error
         return tensors
 
     def _check_storable(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -108,7 +134,7 @@ class Saving:
             block = tensor.local if isinstance(tensor, DistTensor) else tensor
             if block.layout is not torch.strided or block.is_quantized or block.is_meta:
                 kind = "quantized" if block.is_quantized else "on the meta device" if block.is_meta else block.layout
-                raise self._cannot(ValueError(f"tensor {name!r} is {kind}. Save it as a dense tensor."))
+                raise self._write_error(ValueError(f"tensor {name!r} is {kind}. Save it as a dense tensor."))
 
     def _write(self) -> None:
         try:
@@ -118,16 +144,17 @@ class Saving:
             ):
                 for blocks in filter(None, self._parts):
                     self._write_file(folder, blocks)
-        except Exception as error:  # whatever it is: finish() must not commit what is not there
+        except Exception as error:  # of any kind: finish() must not commit files that are missing
             self._failed = error
 
     def _write_file(self, folder: Folder, blocks: dict[str, torch.Tensor]) -> None:
-        pieces = file_of(blocks)
+        pieces = hdf5_image(blocks)
         with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(digest_of, pieces)
+            hashed = beside.submit(sha256_of, pieces)
             partial = folder.write_temporary(f"state-{self._comm.rank}", pieces)
             digest = hashed.result()
-        # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
+        # The name depends on rank and content: ranks may have equal blocks, and files of a finished checkpoint of the
+        # same step must not be replaced before the new one is committed.
         name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
         folder.rename(partial, name)
         for tensor in blocks:
@@ -136,21 +163,31 @@ class Saving:
         self._files[name] = {"bytes": sum(map(len, pieces)), "sha256": digest}
 
     def finish(self, keep: int = 2) -> Path:
-        """Wait until all ranks have written, and commit; the ``keep`` that were committed last and are whole stay.
+        """Wait until all ranks have written, commit the checkpoint, and delete older ones.
 
-        Older ones are deleted. Collective. Returns the folder. Where the step is an earlier one than that of the last
-        commit, rank 0 warns.
+        Collective: call on every rank. Rank 0 warns if the step is below that of the last commit.
+
+        Parameters
+        ----------
+        keep : int
+            Number of intact checkpoints that stay, the last committed ones, this one included.
+
+        Returns
+        -------
+        Path
+            Folder of the checkpoint.
 
         Raises
         ------
         CheckpointError
-            On all ranks, with the system's reason, if it could not be written, or ``keep`` is below 0; earlier
-            checkpoints are intact.
+            On all ranks, with the system's reason, if the checkpoint could not be written, or ``keep`` is below 0;
+            earlier checkpoints are intact.
         """
         remarks: list[str] = []
-        keep = checked_keep(keep)
+        keep = check_keep(keep)
         try:
-            # No rank waits for long in one call: a disk may be slower than what the watchdog takes for a deadlock.
+            # Each wait is short: a slow disk must not look like a deadlock to the watchdog. All ranks leave the loop in
+            # the same iteration, since all get the same maximum.
             while allreduce_max(self._comm, int(self._still_writes()), "end of the writing of a checkpoint"):
                 pass
             try_on_all_ranks(self._comm, self._check_written, CheckpointError)
@@ -161,7 +198,7 @@ class Saving:
             )
         except CheckpointError:
             if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
-                # A full disk needs the room that the others' files take.
+                # The files of ranks that succeeded would keep a full disk full.
                 with contextlib.suppress(OSError):
                     _delete(self.folder)
             raise
@@ -170,18 +207,18 @@ class Saving:
         return self.folder
 
     def _still_writes(self) -> bool:
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_POLL_S)
         return self._thread.is_alive()
 
     def _check_written(self) -> None:
         if self._failed is not None:
-            raise self._cannot(self._failed)
+            raise self._write_error(self._failed)
 
-    def _cannot(self, error: BaseException) -> CheckpointError:
+    def _write_error(self, error: BaseException) -> CheckpointError:
         return CheckpointError(f"checkpoint {self.folder} could not be written: {error or type(error).__name__}")
 
     def _commit(self, written: list[tuple[Entry, Entry]], keep: int) -> list[str]:
-        """Write the commit mark; what is to be said of it."""
+        """Write the manifest, which commits the checkpoint; return the warnings."""
         files: Entry = {}
         tensors: Entry = {}
         for own_files, entries in written:
@@ -191,22 +228,23 @@ class Saving:
         directory = self.folder.parent
         try:
             earlier = [each for each in commits(directory) if each.folder != self.folder]
-            content = text_of({**self._manifest, **behind(earlier), "files": files, "tensors": tensors})
+            content = encode_manifest({**self._manifest, **serial_fields(earlier), "files": files, "tensors": tensors})
             with Folder(directory) as above, Folder(self.folder.name, within=above) as folder:
                 folder.write(MANIFEST, [memoryview(content)])
                 above.sync()
         except OSError as error:
-            raise self._cannot(error) from error
-        # It is committed: nothing that fails from here on makes it less than that.
-        return [*self._gone_back(earlier), *_tidied(self.folder, {*files, MANIFEST}, earlier, keep)]
+            raise self._write_error(error) from error
+        # Committed: whatever fails from here on is a warning, not an error.
+        return [*self._describe_step_back(earlier), *_clean_up(self.folder, {*files, MANIFEST}, earlier, keep)]
 
-    def _gone_back(self, earlier: list[Commit]) -> list[str]:
+    def _describe_step_back(self, earlier: list[Commit]) -> list[str]:
+        """Return a warning if the step is below that of the last commit."""
         step, last = self._manifest["step"], earlier[-1] if earlier else None
         if last is None or last.step <= step:
             return []
         return [
-            f"checkpoint {self.folder} is of an earlier step than {last.folder.name}, which was committed before it: "
-            "the run has gone back; what was committed last is loaded first and kept longest"
+            f"checkpoint {self.folder} has an earlier step than {last.folder.name}, which was committed before it: the "
+            "run has gone back. The last commit, not the highest step, is loaded first and kept longest."
         ]
 
 
@@ -219,26 +257,38 @@ def save(
     *,
     keep: int = 2,
 ) -> Path:
-    """Write ``tensors`` (distributed, or equal on all ranks) and ``values`` as this step's checkpoint. Collective.
+    """Write a checkpoint and wait for it.
 
-    The ``keep`` that were committed last and are whole stay; older ones are deleted once this one is committed.
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    directory, step, tensors, values, comm
+        As in :class:`AsyncSave`.
+    keep : int
+        As in :meth:`AsyncSave.finish`.
+
+    Returns
+    -------
+    Path
+        Folder of the checkpoint.
 
     Raises
     ------
     CheckpointError
         On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
     """
-    keep = checked_keep(keep)
-    return Saving(directory, step, tensors, values, comm).finish(keep)
+    keep = check_keep(keep)
+    return AsyncSave(directory, step, tensors, values, comm).finish(keep)
 
 
-def checked_keep(keep: Any) -> int:
-    """Return how many checkpoints are kept.
+def check_keep(keep: Any) -> int:
+    """Return the number of checkpoints to keep.
 
     Raises
     ------
     CheckpointError
-        If it is not a whole number from 0 on; the new one stays in any case.
+        If it is not an integer from 0 on. With 0 the new checkpoint stays all the same.
     """
     try:
         number = operator.index(keep)
@@ -253,7 +303,7 @@ def checked_keep(keep: Any) -> int:
 
 
 def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:
-    """The box of ``tensor`` that this rank writes, if any."""
+    """Return the box of ``tensor`` that this rank writes; None if another rank writes its block."""
     if not isinstance(tensor, DistTensor):
         return tuple(Interval(0, extent) for extent in tensor.shape) if rank == 0 else None
     replicated = set(tensor.grid.coords) - set(tensor.dist.split_axes)
@@ -266,12 +316,12 @@ def _entry(tensor: torch.Tensor, box: Box) -> Entry:
     return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     block = tensor.local if isinstance(tensor, DistTensor) else tensor
     return block.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _step_of(step: Any) -> int:
+def _check_step(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
@@ -281,11 +331,11 @@ def _step_of(step: Any) -> int:
     return number
 
 
-def _tidied(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> list[str]:
-    """Delete what earlier attempts at this step have left, and old checkpoints; what could not be deleted, and why."""
+def _clean_up(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> list[str]:
+    """Delete leftovers of earlier attempts at this step, and old checkpoints; return a warning if that fails."""
     try:
         _delete(folder, but=of_it)
-        note_whole(folder)
+        cache_verified(folder)
         _delete_old(earlier, keep - 1)
     except OSError as error:
         return [f"checkpoint {folder} is committed, but what is older could not be deleted: {error}"]
@@ -293,21 +343,21 @@ def _tidied(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> 
 
 
 def _delete_old(earlier: list[Commit], keep: int) -> None:
-    """Delete all that were committed before the last ``keep`` that are whole, but what this version cannot read."""
+    """Delete all checkpoints before the last ``keep`` intact ones, except those with an unreadable manifest."""
     whole = 0
     for each in reversed(earlier if len(earlier) > keep else []):
         if whole < keep:
-            whole += is_whole(each.folder)
+            whole += is_intact(each.folder)
         elif each.serial is not None:
             _delete(each.folder)
 
 
 def _delete(step: Path, but: set[str] | frozenset[str] = frozenset()) -> None:
-    """Delete our files from the folder of a step, and the folder if nothing else is in it."""
+    """Delete distconv's files from the folder of a step, and the folder if it is then empty."""
     with Folder(step.parent) as directory:
         with Folder(step.name, within=directory) as folder:
             names = [name for name in folder.names() if _OURS.fullmatch(name) and name not in but]
-            # The mark goes first: half a checkpoint must not count as one.
+            # The commit mark goes first: a checkpoint that is deleted in part must not count as one.
             for name in sorted(names, key=lambda name: name != MANIFEST):
                 with contextlib.suppress(IsADirectoryError):
                     folder.remove(name)

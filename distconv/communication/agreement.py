@@ -64,7 +64,7 @@ def check_mpi_running() -> None:
     CommunicatorError
         If no rank can be reached from this process.
     """
-    if os.getpid() != _process or (not MPI.Is_initialized() and launchers.is_worker()):
+    if os.getpid() != _process or (not MPI.Is_initialized() and launchers.is_worker_process()):
         raise CommunicatorError(
             f"{multiprocessing.current_process().name} is a worker process of a rank, and no rank: it cannot reach "
             'others. Make grids and distributed tensors in the ranks alone, below if __name__ == "__main__":'
@@ -215,7 +215,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
     """
     if is_order_checked(comm):
         CommunicatorState.get(comm).operations += 1
-        check_same_on_all_ranks(comm, what + call_stack.layer_being_called(), "")
+        check_same_on_all_ranks(comm, what + call_stack.running_layer(), "")
 
 
 def is_order_checked(comm: MPI.Intracomm) -> bool:

@@ -247,7 +247,7 @@ def _describe_layer(ctx: Any) -> str:
     if not agreement.is_order_checked(ctx.grid.comm(ctx.axes)):
         return ""
     names = [gradient_reduction.parameter_name(leaf) for leaf in ctx.leaves]
-    return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.layer_being_called()
+    return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.running_layer()
 
 
 def _leaf_or_none(x: torch.Tensor) -> torch.Tensor | None:

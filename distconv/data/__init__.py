@@ -1,44 +1,44 @@
-"""Samples on their way from files to ranks: each rank reads its own boxes alone. ``docs/data.md`` is the guide.
+"""Samples from files to distributed tensors: each rank reads only its own boxes. ``docs/data.md`` is the guide.
 
 ::
 
-    address             Samples that are no files of this machine: an address of fsspec
-    box_function        Samples that a function of the user's reads, box by box
-    channel_statistics  Mean, spread and range of each channel of a dataset
-    conversion          Values converted to the dtype of a tensor, without losing any
-    formats             The formats that samples are stored in, each read by one process alone
-    hdf5                Files of samples: every rank opens them read-only and reads only its own boxes
-    loader              A loader that reads ahead: batches of samples as distributed tensors
-    opened_file         An HDF5 file that is open for reading, from itself alone
-    opening             Samples of whatever format a path has, opened as a source
-    reading_processes   Reading by several processes: HDF5 has one lock in each
-    resizing            Samples resized: a source whose samples have other extents
-    source              What the loader and the moments ask of where samples come from; ``SampleFile`` is a source
+    address             Locations of samples that are not files of this machine: URLs that fsspec understands
+    box_function        Samples that a function of the user's returns, box by box
+    channel_statistics  Mean, standard deviation and range of each channel of a dataset
+    conversion          Conversion of stored values to the dtype of a tensor without losing any
+    formats             The formats of stored samples, each read by one process alone
+    hdf5                Datasets of samples in files: every rank opens them read-only and reads only its own boxes
+    loader              A loader that prefetches: batches of samples as distributed tensors
+    opened_file         Opening of one HDF5 file for reading, from itself alone
+    opening             Opening of samples of any format as a source
+    reading_processes   Reading by several processes per rank: HDF5 has one lock in each process
+    resizing            A source whose samples are resized
+    source              The interface between a source of samples and its readers; ``SampleFile`` is a source
 """
 
-from distconv.data.address import Address
+from distconv.data.address import Url
 from distconv.data.box_function import BoxFunction
 from distconv.data.channel_statistics import Moments, moments
-from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.hdf5 import DatasetLayout, SampleFile
 from distconv.data.loader import Batch, Field, Loader
 from distconv.data.opening import open_source
-from distconv.data.reading_processes import Portable, ReadByProcesses
+from distconv.data.reading_processes import PicklableSource, ReadByProcesses
 from distconv.data.resizing import Resized
 from distconv.data.source import StoredSource
 
 __all__ = [
-    "Address",
     "Batch",
     "BoxFunction",
+    "DatasetLayout",
     "Field",
-    "Layout",
     "Loader",
     "Moments",
-    "Portable",
+    "PicklableSource",
     "ReadByProcesses",
     "Resized",
     "SampleFile",
     "StoredSource",
+    "Url",
     "moments",
     "open_source",
 ]

@@ -1,6 +1,7 @@
-"""Samples that are no files of this machine: an address of fsspec, as ``s3://bucket/samples.zarr``.
+"""Locations of samples that are not files of this machine: URLs of fsspec, as ``s3://bucket/samples.zarr``.
 
-Each process has filesystems of its own: what is sent to another is the address alone.
+``opening`` and the formats call this module; it knows no format and no MPI. A :class:`Url` holds the string alone, so
+that it can be sent to another process: each process makes its own filesystem objects.
 """
 
 from __future__ import annotations
@@ -18,52 +19,52 @@ from typing import Any
 from distconv.errors import DataError
 
 BLOCK_BYTES = 64 << 10
-"""What is read at most behind what was asked for: HDF5 asks for its own notes in small pieces."""
+"""Bytes that are read ahead at most after what was requested: HDF5 reads its metadata in small pieces."""
 
-_ADDRESS = re.compile(r"[a-z][\w+.-]*(::[a-z][\w+.-]*)*://", re.IGNORECASE)
+_URL = re.compile(r"[a-z][\w+.-]*(::[a-z][\w+.-]*)*://", re.IGNORECASE)
 
-_ELSEWHERE = ("reference",)
-"""Filesystems whose files name others, anywhere."""
+_REFERENCE_PROTOCOLS = ("reference",)
+"""Filesystems whose files name other files, anywhere."""
 
-_OWN = ("file", "local")
-"""Filesystems of this machine, whose links fsspec follows wherever they lead."""
+_LOCAL_PROTOCOLS = ("file", "local")
+"""Filesystems of this machine. fsspec follows their links wherever they lead."""
 
-_ARCHIVES = ("zip", "tar")
-"""Filesystems that read one file, the one that is named."""
+_ARCHIVE_PROTOCOLS = ("zip", "tar")
+"""Filesystems that read one file, which the URL names."""
 
-_STATE = frozenset(
+_VERSION_KEYS = frozenset(
     "etag md5 md5hash content-md5 digest crc generation mtime modified created updated last-modified last_modified "
     "lastmodified".split()
 )
-"""What filesystems call that by which a change of a file is noticed."""
+"""Names under which filesystems report the version of a file: they differ after each change of it."""
 
 
 @dataclass(frozen=True)
-class Address:
-    """Where samples are, by a URL that fsspec understands; of a chain (``zip://x.h5::s3://...``) the first is read."""
+class Url:
+    """A location that fsspec understands; of a chain (``zip://x.h5::s3://...``) the first file is read."""
 
     url: str
 
     def __str__(self) -> str:
         return self.url
 
-    def __truediv__(self, name: str) -> Address:
-        """What is called so in it."""
+    def __truediv__(self, name: str) -> Url:
+        """Return the URL of ``name`` in this folder."""
         first, *behind = self.url.split("::")
-        return Address("::".join([f"{first}{'' if first.endswith('/') else '/'}{name}", *behind]))
+        return Url("::".join([f"{first}{'' if first.endswith('/') else '/'}{name}", *behind]))
 
     @property
     def suffix(self) -> str:
-        """The end of the file's name, as that of a path."""
+        """Suffix of the file's name, as that of a path."""
         return PurePosixPath(self.url.split("::")[0].partition("?")[0]).suffix
 
-    def absolute(self) -> Address:
-        """Itself: it is one for every process."""
+    def absolute(self) -> Url:
+        """Return this URL, which is the same in every process. Paths have a method of this name, too."""
         return self
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Whatever a filesystem's libraries raise is a DataError.
+        """Turn all errors of the filesystem's libraries into DataError.
 
         Raises
         ------
@@ -75,15 +76,15 @@ class Address:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{self} cannot be read: {_described(error)}") from error
+            raise DataError(f"{self} cannot be read: {_describe_error(error)}") from error
 
     def is_file(self) -> bool:
-        """Whether such a file is there.
+        """Return True if there is such a file.
 
         Raises
         ------
         DataError
-            If that cannot be known.
+            If the filesystem cannot be reached.
         """
         with self.reached():
             try:
@@ -92,46 +93,54 @@ class Address:
                 return False
 
     def state(self) -> tuple[int, str]:
-        """The size in bytes, and what else changes with the file; of a chain that is the last file's.
+        """Return the size in bytes, and a string that differs after each change of the file.
+
+        Of a chain the string describes the last file, which the others are read from.
 
         Raises
         ------
         DataError
-            If it is not there, or cannot be reached.
+            If the file does not exist, or the filesystem cannot be reached.
         """
         with self.reached():
             size = _info(self.url).get("size")
             last = _info(self.url.rpartition("::")[2])
-        marks = sorted(f"{key}={value}" for key, value in last.items() if key.lower() in _STATE)
+        marks = sorted(f"{key}={value}" for key, value in last.items() if key.lower() in _VERSION_KEYS)
         return size or 0, f"{last.get('size')} {marks}"
 
     def open(self) -> io.RawIOBase:
-        """The file, open for reading of any part of it, for HDF5.
+        """Open the file for reading of any part of it, as HDF5 does.
+
+        Returns
+        -------
+        io.RawIOBase
+            A file object that may be used from several threads.
 
         Raises
         ------
         DataError
-            If it is not there, cannot be reached, or not be read in parts.
+            If the file does not exist, cannot be reached, or cannot be read in parts.
         """
         with self.reached():
             filesystem, path = _filesystem(self.url)
             file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-            file.seek(1)  # fails where a server sends wholes alone
-        return _Uncollected(file, filesystem)
+            file.seek(1)  # fails here, and not in HDF5, if the server can only send the full file
+        return _GcPausingFile(file, filesystem)
 
 
-Place = Path | Address
+Location = Path | Url
 
 
-class _Uncollected(io.RawIOBase):
-    """A file whose reading starts no collection of garbage.
+class _GcPausingFile(io.RawIOBase):
+    """A file that pauses Python's garbage collector while it is read.
 
-    HDF5 has one lock, which is held while a file object is read. If the filesystem's thread then frees an object of
-    HDF5's, it waits for that lock, and who holds it for the thread (h5py's documentation of file-like objects).
+    HDF5 holds its only lock while it reads a file object. If the filesystem's thread collected garbage then and freed
+    an object of HDF5, it would wait for that lock, and the lock's owner for the thread: a deadlock (h5py's
+    documentation of file-like objects).
     """
 
     def __init__(self, file: Any, filesystem: object) -> None:
-        self._file, self._filesystem = file, filesystem  # an archive is closed with its filesystem
+        self._file, self._filesystem = file, filesystem  # an archive is closed when its filesystem is freed
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return int(self._file.seek(offset, whence))
@@ -148,39 +157,49 @@ class _Uncollected(io.RawIOBase):
         gc.disable()
         try:
             return int(self._file.readinto(into))
-        except Exception as error:  # whatever a filesystem's libraries raise, as HDF5 expects it
-            raise OSError(_described(error)) from error
+        except Exception as error:  # filesystems' libraries raise anything; HDF5 handles OSError
+            raise OSError(_describe_error(error)) from error
         finally:
             if enabled:
                 gc.enable()
 
 
-def place_of(path: str | os.PathLike[str] | Place) -> Place:
-    """A path, or an address; one of this machine's own files is a path, which no link in it leads out of.
+def parse_location(path: str | os.PathLike[str] | Location) -> Location:
+    """Return a path for a file of this machine, and a URL for anything else.
+
+    Parameters
+    ----------
+    path : str, path-like or Url
+        A path, or a URL that fsspec understands.
+
+    Returns
+    -------
+    Path or Url
+        ``file://`` and ``local://`` become paths, whose links the readers check.
 
     Raises
     ------
     DataError
-        If what it names would lead elsewhere.
+        If fsspec would follow links or references to other files, which cannot be checked.
     """
     text = str(path)
-    if isinstance(path, Address) or not _ADDRESS.match(text):
-        return path if isinstance(path, Address) else Path(path)
+    if isinstance(path, Url) or not _URL.match(text):
+        return path if isinstance(path, Url) else Path(path)
     protocols = [each.partition("://")[0].lower() for each in text.split("::")]
     for protocol in protocols:
-        if protocol in _ELSEWHERE:
-            raise DataError(f"{text}: {protocol} takes files from wherever others have written; give their own address")
-    if protocols[-1] not in _OWN:
-        return Address(text)
+        if protocol in _REFERENCE_PROTOCOLS:
+            raise DataError(f"{text}: {protocol} reads files that its index names, anywhere. Give the URL of the data.")
+    if protocols[-1] not in _LOCAL_PROTOCOLS:
+        return Url(text)
     if len(protocols) == 1:
         return Path(text.partition("://")[2])
-    if protocols[0] not in _ARCHIVES:
-        raise DataError(f"{text}: {protocols[0]} of files of this machine; give their path")
-    return Address(text)
+    if protocols[0] not in _ARCHIVE_PROTOCOLS:
+        raise DataError(f"{text}: {protocols[0]} of a file of this machine is not supported. Give the file's path.")
+    return Url(text)
 
 
-def _described(error: Exception) -> str:
-    """An error and its cause: of a connection that is refused fsspec says no more than the address."""
+def _describe_error(error: Exception) -> str:
+    """Return an error and its cause: for a refused connection fsspec's own message is only the URL."""
     both = [each for each in (error, error.__cause__) if each is not None]
     return "; ".join(f"{type(each).__name__}: {' '.join(f'{each}'.split())}" for each in both)
 

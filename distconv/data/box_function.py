@@ -1,4 +1,4 @@
-"""Samples that a function of the user's reads, box by box: any file format, or what a simulation computes."""
+"""Samples that a function of the user's returns box by box: any file format, or the results of a simulation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,31 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.formats.store import Computed, unknown
+from distconv.data.formats.store import FunctionStore, describe_unknown_dataset
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
 
 
 class BoxFunction:
-    """Named datasets of which ``read(name, slices)`` gives any box; a source for :class:`Loader`. Collective.
+    """Named datasets whose values a function returns; a source for :class:`Loader`.
 
-    ``shapes`` are global, samples first. ``slices`` has one for each dimension; the first is of one sample. The
-    function is called in another thread, on each rank for that rank's boxes alone: it makes no MPI calls.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    shapes : mapping of str to sequence of int
+        Global shape of each dataset, samples first.
+    read : callable
+        ``read(name, slices)`` returns an array with the values in ``slices``, one slice for each dimension. The first
+        slice has length 1. The function runs in another thread, on each rank for that rank's boxes alone, so it must
+        not call MPI.
+    comm : MPI.Intracomm, optional
+        Ranks that use the source. Default: all ranks of the job.
 
     Raises
     ------
     MismatchError
-        If ranks give different shapes.
+        If ranks pass different shapes.
     """
 
     readers = 1
@@ -38,14 +48,14 @@ class BoxFunction:
         self.comm = MPI.COMM_WORLD if comm is None else comm
         self.path = Path(getattr(read, "__name__", type(read).__name__))
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.store = Computed(self.path, read)
+        self.store = FunctionStore(self.path, read)
         check_same_on_all_ranks(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of a dataset, samples first.
+        """Return the global shape of a dataset, samples first.
 
         Raises
         ------
@@ -53,7 +63,7 @@ class BoxFunction:
             If there is no such dataset.
         """
         if name not in self._shapes:
-            raise DataError(unknown(name, self.path, self._shapes))
+            raise DataError(describe_unknown_dataset(name, self.path, self._shapes))
         return self._shapes[name]
 
     def dtype(self, name: str) -> np.dtype:
@@ -71,21 +81,21 @@ class BoxFunction:
         return dtype
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Any element can be had alone."""
+        """Return 1 for each dimension: the function can return any element alone."""
         return (1,) * len(self.shape(name))
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box``. Local; may run in another thread.
+        """Return the values in ``box``. Not collective; may run in another thread.
 
         Raises
         ------
         DataError
-            On this rank, if the function fails or gives another shape.
+            On this rank, if the function fails or returns another shape.
         """
         return self.store.read(name, tuple(slice(i.start, i.stop) for i in box))
 
     def check_unchanged(self) -> None:
-        """It cannot be known."""
+        """Do nothing: a change of what the function returns cannot be detected."""
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """There are no chunks."""
+        """Do nothing: there are no chunks."""

@@ -1,7 +1,7 @@
-"""Mean, spread and range of each channel of a dataset, the same to the last bit on any number of ranks.
+"""Mean, standard deviation and range of each channel, identical to the last bit on any number of ranks.
 
-Each sample is summed by one rank, piece by piece as the file's chunks lie; the samples' sums are then added in their
-order. So neither the grid nor the number of ranks shows in the result.
+Each sample is summed by one rank, in blocks along the file's chunks. The sums of the samples are then added in the
+order of the samples. So neither the grid nor the number of ranks changes the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
 
@@ -22,23 +22,39 @@ _MEAN, _SQUARE, _LOW, _HIGH = range(4)
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """One number per channel each; a dataset without channels (N, H, W) counts as one channel."""
+    """Statistics of a dataset: arrays of shape (C,). A dataset without channels (N, H, W) counts as one channel."""
 
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
-    """1 where the channel is constant, so that dividing by it does no harm."""
+    """Standard deviation; 1 where the channel is constant, so that dividing by it is harmless."""
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
 
-def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
-    """Moments of the dataset ``name`` (N, C, spatial...), or (N, spatial...) without ``channels``. Collective.
+def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
+    """Return the statistics of each channel of a dataset.
+
+    Collective: call on every rank of ``file.comm``.
+
+    Parameters
+    ----------
+    file : SampleSource
+        The source.
+    name : str
+        Dataset (N, C, [D, [H,]] W), or (N, [D, [H,]] W) without ``channels``.
+    channels : bool
+        True if dimension 1 counts channels. Otherwise all values of a sample count as one channel.
+
+    Returns
+    -------
+    Moments
+        The statistics, identical on all ranks.
 
     Raises
     ------
     DataError
-        On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the text names
-        the sample.
+        On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the error
+        names the sample.
     """
     check_same_on_all_ranks(file.comm, "moments", f"{file.path}: {name!r}, {channels=}")
     shape = file.shape(name)
@@ -51,16 +67,16 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
 
     def measure() -> None:
         for sample in range(comm.rank, shape[0], comm.size):
-            partial[sample] = _of_sample(file, name, sample, channels)
+            partial[sample] = _sample_sums(file, name, sample, channels)
 
     try_on_all_ranks(comm, measure, DataError)
-    # A rank has zeros where another has the sums: this allreduce only copies.
+    # A rank has zeros for the samples of other ranks. So this allreduce copies and rounds nothing, in any order.
     comm.Allreduce(MPI.IN_PLACE, partial, MPI.SUM)
     bad = np.flatnonzero(~np.isfinite(partial).all(axis=(1, 2)))
     if len(bad):
         raise DataError(
             f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}. "
-            "Missing values of packed data are NaN: write others in their place, or leave these samples out."
+            "Missing values of packed data are NaN. Replace them, or leave these samples out."
         )
     mean = partial[:, _MEAN].mean(0)
     variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
@@ -71,8 +87,21 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
     return Moments(mean, np.where(constant, 1.0, std), low, high)
 
 
-def slabs(file: Source, name: str, sample: int, channels: bool = True) -> list[Box]:
-    """Boxes that together cover one sample, each as high as a chunk, so that none is read twice."""
+def chunk_aligned_boxes(file: SampleSource, name: str, sample: int, channels: bool = True) -> list[Box]:
+    """Return disjoint boxes that cover one sample, each as high as a chunk, so that no chunk is read twice.
+
+    Parameters
+    ----------
+    file, name, channels
+        As in :func:`moments`.
+    sample : int
+        Index of the sample.
+
+    Returns
+    -------
+    list of Box
+        Boxes of global indices, one sample each.
+    """
     first = 2 if channels else 1
     shape = file.shape(name)
     height = file.chunks(name)[first] if len(shape) > first else 1
@@ -83,11 +112,12 @@ def slabs(file: Source, name: str, sample: int, channels: bool = True) -> list[B
     return [(*whole[:first], row, *whole[first + 1 :]) for row in rows]
 
 
-def _of_sample(file: Source, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
+def _sample_sums(file: SampleSource, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
+    """Return mean, mean of the squares, minimum and maximum of each channel of one sample, shape (4, C)."""
     count = 0
     total = np.zeros((4, file.shape(name)[1] if channels else 1))
     total[_LOW], total[_HIGH] = np.inf, -np.inf
-    for box in slabs(file, name, sample, channels):
+    for box in chunk_aligned_boxes(file, name, sample, channels):
         stored = file.read(name, box)[0]
         if stored.dtype.kind not in "biuf":
             raise DataError(

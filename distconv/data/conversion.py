@@ -1,7 +1,7 @@
-"""Convert stored values to the dtype of a tensor without losing any.
+"""Conversion of stored values to the dtype of a tensor without losing any.
 
-Integers and booleans come through exactly. Floating-point values may be rounded to a floating-point dtype, but not
-overflow it. Everything else raises.
+Integers and booleans keep their exact value. Floating-point values may be rounded to a floating-point dtype, but must
+not overflow. Everything else raises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distconv.errors import DataError
 
 
 def default_dtype(stored: np.dtype) -> torch.dtype:
-    """Return the dtype of a tensor of ``stored`` values where none is asked for.
+    """Return the dtype of a tensor of ``stored`` values if the user chose none.
 
     Integers become int64, which losses take as class indices; booleans stay booleans; all others become float32.
     """
@@ -25,7 +25,7 @@ def default_dtype(stored: np.dtype) -> torch.dtype:
     return torch.int64 if stored.kind in "iu" else torch.float32
 
 
-def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> torch.Tensor:
+def convert_values(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> torch.Tensor:
     """Return ``values`` as a tensor of ``dtype`` on the CPU.
 
     Parameters
@@ -33,9 +33,14 @@ def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> tor
     values : ndarray
         Numbers of any dtype and byte order.
     dtype : torch.dtype
-        Their new dtype.
+        Dtype of the tensor.
     what : str
-        The values' origin, for the error.
+        Origin of the values; the error begins with it.
+
+    Returns
+    -------
+    Tensor
+        The values, in memory that nothing else uses or that is writable.
 
     Raises
     ------
@@ -47,9 +52,9 @@ def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> tor
     native = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 or dtype.is_complex else np.dtype("f8")
     source: NDArray[Any] = np.array(values, native, order="C", copy=None if values.flags.writeable else True)
     if any(stride < 0 for stride in source.strides):
-        source = source.copy()  # flipped along a dimension of one value, which counts as contiguous
+        source = source.copy()  # NumPy counts a flipped dimension of size 1 as contiguous; torch rejects its stride
     result = torch.from_numpy(source).to(dtype)
-    lost = _lost(source, result)
+    lost = _lossy_mask(source, result)
     if lost is not None and lost.any():
         raise DataError(
             f"{what} has the value {source[lost][0]!s} of {values.dtype}, which {dtype} cannot hold. Give its Field "
@@ -58,8 +63,8 @@ def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> tor
     return result
 
 
-def _lost(source: NDArray[Any], result: torch.Tensor) -> NDArray[Any] | None:
-    """Return where ``result`` is not ``source``; None if that cannot be, whatever the values."""
+def _lossy_mask(source: NDArray[Any], result: torch.Tensor) -> NDArray[Any] | None:
+    """Return a mask of the values that ``result`` does not hold; None if no value of this dtype can be lost."""
     kind, dtype = source.dtype.kind, result.dtype
     if kind == "b" or torch.from_numpy(np.empty(0, source.dtype)).dtype == dtype:
         return None
@@ -73,13 +78,13 @@ def _lost(source: NDArray[Any], result: torch.Tensor) -> NDArray[Any] | None:
         return np.asarray(~((np.trunc(wide) == wide) & (wide >= float(info.min)) & (wide < float(info.max) + 1)))
     if dtype.is_complex:
         dtype = dtype.to_real()
-    # The integers that a floating-point dtype holds without a gap.
+    # Up to this size a floating-point dtype holds all integers.
     most = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
     least = -most if dtype.is_floating_point else torch.iinfo(dtype).min
     stored = np.iinfo(source.dtype)
     if least <= stored.min and stored.max <= most:
         return None
-    # A bound that the stored dtype cannot hold is not compared: NumPy before 2 would convert it.
+    # Bounds outside of the stored dtype are not compared: NumPy before 2 would convert them, and wrap around.
     lost = np.zeros(source.shape, bool)
     if stored.max > most:
         lost |= source > source.dtype.type(most)

@@ -1,8 +1,8 @@
-"""Files of samples: every rank opens them read-only and reads only its own boxes.
+"""Datasets of samples in files: every rank opens them read-only and reads only its own boxes.
 
-Opening is collective and checks all there is to check; whatever only one rank notices (a file that its node cannot see)
-becomes the same DataError on all. Reading is local, so that a thread may do it; its errors are agreed by the caller.
-A dataset of HDF5 without ``fletcher32`` cannot tell that a bit has flipped.
+Opening is collective and makes all checks. An error that only one rank notices, such as a file that its node cannot
+see, is raised on all. Reading is not collective, so that a thread may do it; the caller must agree on its errors. A
+dataset of HDF5 without ``fletcher32`` cannot detect a flipped bit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.address import Place, place_of
+from distconv.data.address import Location, parse_location
 from distconv.data.formats.hdf5_files import Hdf5File
-from distconv.data.formats.store import Store, Stored, unknown
-from distconv.data.opened_file import identity
+from distconv.data.formats.store import Store, StoredDataset, describe_unknown_dataset
+from distconv.data.opened_file import file_identity
 from distconv.distribution import Box
 from distconv.errors import DataError
 
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a dataset must be: its dtype and its extents, None where any will do. The first counts the samples."""
+class DatasetLayout:
+    """Requirements on a dataset: its dtype and its shape. The first dimension counts samples."""
 
     dtype: str
+    """Name of the dtype, as NumPy writes it."""
     shape: tuple[int | None, ...]
+    """Size of each dimension; None where any size will do."""
 
-    def mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
-        """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
+    def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+        """Return how a dataset of this dtype and shape differs from the layout; "" if it fits."""
         fits = len(shape) == len(self.shape) and all(
             want in (None, have) for want, have in zip(self.shape, shape, strict=True)
         )
@@ -48,39 +50,51 @@ class Layout:
         return f"is {dtype} {shape} but must be {self.dtype} ({wanted})"
 
 
-class StoredSamples:
-    """Datasets of a store, open for reading; all have the same number of samples. Collective.
+class SampleDataset:
+    """Datasets of a store, open for reading; all have the same number of samples.
 
-    ``layouts`` names them; as a mapping it says what each must be too. ``open_store`` opens a store of those names.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : str, path-like or Url
+        Location of the samples, for errors.
+    layouts : mapping of str to Layout, or sequence of str
+        Names of the datasets; a mapping also gives the requirements on each.
+    comm : MPI.Intracomm, optional
+        Ranks that use the datasets. Default: all ranks of the job.
+    open_store : callable
+        Returns a :class:`Store` of the datasets with the names that it is given.
     """
 
     kind = "samples"
+    """What errors call it."""
     readers = 1
-    """How many boxes are read at a time."""
+    """Number of boxes that may be read at a time."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Place,
-        layouts: Mapping[str, Layout] | Sequence[str],
+        path: str | os.PathLike[str] | Location,
+        layouts: Mapping[str, DatasetLayout] | Sequence[str],
         comm: MPI.Intracomm | None,
         open_store: Callable[[list[str]], Store],
     ) -> None:
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
         layouts = [layouts] if isinstance(layouts, str) else layouts
         check_same_on_all_ranks(comm, self.kind, f"{path} with {sorted(layouts)}")
-        self.path = try_on_all_ranks(comm, lambda: place_of(path), DataError)
+        self.path = try_on_all_ranks(comm, lambda: parse_location(path), DataError)
         self.store = try_on_all_ranks(comm, lambda: open_store(list(layouts)), DataError)
         try:
             try_on_all_ranks(comm, lambda: self._check(layouts), DataError)
-            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", self._described())
+            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", self._summary())
         except BaseException:
             self.store.close()
             raise
 
-    def _check(self, layouts: Mapping[str, Layout] | Sequence[str]) -> None:
+    def _check(self, layouts: Mapping[str, DatasetLayout] | Sequence[str]) -> None:
         stored = self.store.stored
         for name, layout in layouts.items() if isinstance(layouts, Mapping) else ():
-            wrong = layout.mismatch(stored[name].dtype, stored[name].shape)
+            wrong = layout.describe_mismatch(stored[name].dtype, stored[name].shape)
             if wrong:
                 raise DataError(f"{self.path}: dataset {name!r} {wrong}")
         counts = {name: of.shape[0] for name, of in stored.items()}
@@ -88,7 +102,7 @@ class StoredSamples:
             listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
             raise DataError(f"{self.path}: the numbers of samples differ: {listed}")
 
-    def _described(self) -> str:
+    def _summary(self) -> str:
         total = sum(state.size for state in self.store.states.values())
         return f"{total} bytes, " + ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self.store.stored.items())
 
@@ -102,13 +116,13 @@ class StoredSamples:
         """Close the files on this rank."""
         self.store.close()
 
-    def _stored(self, name: str) -> Stored:
+    def _stored(self, name: str) -> StoredDataset:
         if name not in self.store.stored:
-            raise DataError(unknown(name, self.path, self.store.stored))
+            raise DataError(describe_unknown_dataset(name, self.path, self.store.stored))
         return self.store.stored[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of a dataset, samples first."""
+        """Return the global shape of a dataset, samples first."""
         return self._stored(name).shape
 
     def dtype(self, name: str) -> np.dtype:
@@ -116,19 +130,19 @@ class StoredSamples:
         return self._stored(name).dtype
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Extents of a dataset's chunks; one row at a time where it has none."""
+        """Return the shape of a dataset's chunks; that of one row if it has none."""
         return self._stored(name).chunks
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """An attribute of the file or of a group, or None."""
+        """Return an attribute of the file or of a group; None if there is none."""
         return self.store.attribute(name, group)
 
     def column(self, name: str) -> list[object] | None:
-        """A small dataset with one value per sample (family, seed, ...), or None if it is not there. Collective."""
+        """Return a small dataset with one value per sample (family, seed, ...); None if there is none. Collective."""
         return try_on_all_ranks(self.comm, lambda: self.store.column(name), DataError)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box``. Local; may run in another thread.
+        """Return the values in ``box``. Not collective; may run in another thread.
 
         Raises
         ------
@@ -142,16 +156,16 @@ class StoredSamples:
         """Raise DataError on all ranks if a file was replaced or changed since it was opened. Collective."""
 
         def check() -> None:
-            # The ranks share the looking: of a list there may be thousands.
+            # Each rank checks some of the files: a list may have thousands.
             for path, then in list(self.store.states.items())[self.comm.rank :: self.comm.size]:
-                now = identity(path)
+                now = file_identity(path)
                 if now != then:
-                    raise DataError(f"{path} has been {then.change(now)} since it was opened; start again")
+                    raise DataError(f"{path} has been {then.change(now)} since it was opened. Start again.")
 
         try_on_all_ranks(self.comm, check, DataError)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) to be read."""
+        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) that a rank reads."""
         chunk = self.chunks(name)[1:]
         if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
             warnings.warn(
@@ -161,26 +175,35 @@ class StoredSamples:
             )
 
 
-class SampleFile(StoredSamples):
-    """Datasets of an HDF5 file, open for reading; all have the same number of samples. Collective.
+class SampleFile(SampleDataset):
+    """Datasets of one HDF5 file, open for reading; all have the same number of samples.
 
-    ``layouts`` names them; as a mapping it says what each must be too. ``comm``: by default all ranks of the job.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : str, path-like or Url
+        The file.
+    layouts : mapping of str to Layout, or sequence of str
+        Names of the datasets; a mapping also gives the requirements on each.
+    comm : MPI.Intracomm, optional
+        Ranks that use the file. Default: all ranks of the job.
 
     Raises
     ------
     DataError
         On all ranks, with path and reason, if on any of them the file is missing, unreadable, incomplete or damaged,
-        or a dataset is missing or has another layout.
+        or a dataset is missing or does not fit its layout.
     MismatchError
-        If ranks ask for different files or see different ones.
+        If ranks pass different files or see different ones.
     """
 
     kind = "HDF5 file"
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Place,
-        layouts: Mapping[str, Layout] | Sequence[str],
+        path: str | os.PathLike[str] | Location,
+        layouts: Mapping[str, DatasetLayout] | Sequence[str],
         comm: MPI.Intracomm | None = None,
     ) -> None:
-        super().__init__(path, layouts, comm, lambda names: Hdf5File(place_of(path), names))
+        super().__init__(path, layouts, comm, lambda names: Hdf5File(parse_location(path), names))

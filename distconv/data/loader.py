@@ -1,9 +1,9 @@
-"""A loader that reads ahead: batches of samples as distributed tensors, each rank reading only its own blocks.
+"""A loader that prefetches: batches of samples as distributed tensors, each rank reads only its own.
 
-The order of the samples, their mirroring, transposition and crops follow from the seed, the epoch and the sample alone,
-never from the grid.
-Threads read the next batches meanwhile, as many as the source has readers. They make no MPI call: whether all ranks
-could read is agreed by the main threads at the step that the batch belongs to.
+Order, flips, transposition and crops of the samples depend on the seed, the epoch and the sample alone, not on the
+grid. So a run gets the same values on any grid. Threads read the next batches during computation, as many as the source
+has readers. They must not call MPI: the main threads agree, at the step that a batch belongs to, whether all ranks
+could read it.
 """
 
 from __future__ import annotations
@@ -20,45 +20,57 @@ import torch
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.conversion import converted, default_dtype
-from distconv.data.source import Source
+from distconv.data.conversion import convert_values, default_dtype
+from distconv.data.source import SampleSource
 from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
 _ORDER, _MIRRORS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
-"""Streams of random numbers that must not repeat each other; 2 is a job's."""
+"""Independent streams of random numbers; stream 2 belongs to a job."""
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One dataset and how its values become a tensor: mirrored, shifted and scaled per channel, converted."""
+    """One dataset and its conversion to a tensor: mirrored, shifted and scaled per channel, converted."""
 
     dataset: str
+    """Name of the dataset."""
     dims: str
-    """Grid axis of each dimension: ``"nchw"`` for images, ``"nhw"`` for label maps, ``"n"`` for one number a sample."""
+    """Grid axis of each dimension, such as ``"nchw"`` for images; ``-`` for a dimension that is never split.
+
+    ``"nhw"`` fits label maps, ``"n"`` one number per sample.
+    """
     dtype: torch.dtype | None = None
-    """dtype of the tensor; if None, integers become int64, booleans stay so, and all others, or what is shifted or
-    scaled, becomes float32. A value that the dtype cannot hold raises: integers are kept exactly, floating-point values
-    may be rounded."""
+    """Dtype of the tensor; None: by the stored values.
+
+    If None, integers become int64, booleans stay booleans, and all other values, and those that are
+    shifted or scaled, become float32. A value that the dtype cannot hold raises: integers are kept exactly,
+    floating-point values may be rounded.
+    """
     shift: NDArray[np.float64] | Sequence[float] | float | None = None
     scale: NDArray[np.float64] | Sequence[float] | float | None = None
     """Values become (value - shift) / scale; one number per channel, or one for all."""
-    odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Per axis the factor of each channel when the sample is mirrored along it: -1 for a velocity across the mirror."""
-    exchanged: Sequence[tuple[int, float]] = ()
-    """For each channel of the transposed sample the channel that it comes from and a factor; empty: as they are."""
+    mirror_signs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Factor of each channel when the sample is flipped, by axis: -1 for a velocity normal to the mirror."""
+    transposed_channels: Sequence[tuple[int, float]] = ()
+    """Source channel and factor of each channel of a transposed sample. If empty, channels keep their order."""
 
     @property
     def has_channels(self) -> bool:
-        """True if dimension 1 counts channels. Otherwise the extents follow the samples."""
+        """True if dimension 1 counts channels. Otherwise the spatial dimensions follow the sample dimension."""
         return len(self.dims) > 1 and self.dims[1] not in "dhw"
 
     @property
     def computes(self) -> bool:
         """True if values are multiplied or added to. Otherwise they are only moved."""
-        return bool(self.odd) or bool(self.exchanged) or self.shift is not None or self.scale is not None
+        return (
+            bool(self.mirror_signs)
+            or bool(self.transposed_channels)
+            or self.shift is not None
+            or self.scale is not None
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +78,13 @@ class Batch:
     """One global mini-batch: a tensor per field."""
 
     samples: tuple[int, ...]
-    """Indices in the file, in the order of the batch."""
+    """Indices of the samples in the source, in the order of the batch."""
     tensors: tuple[Any, ...]
-    """DistTensors, or what a job's own loader makes."""
+    """DistTensors, or what a job's own loader returns."""
 
 
-class Epochs(ABC):
-    """Mini-batches of samples, epoch after epoch, in an order that follows from the seed and the epoch alone.
+class EpochLoader(ABC):
+    """Mini-batches of samples, epoch by epoch, in an order that depends on the seed and the epoch alone.
 
     The last batch of an epoch may be smaller, or is dropped.
     """
@@ -87,12 +99,27 @@ class Epochs(ABC):
         shuffle: bool = False,
         drop_last: bool = False,
     ) -> None:
-        """``of`` says in an error where the samples are, and what they are.
+        """Store the options.
+
+        Parameters
+        ----------
+        samples : int
+            Number of samples.
+        batch : int
+            Global batch size.
+        of : tuple of object and str
+            Location of the samples and what they are, for the error.
+        seed : int
+            Seed of the order.
+        shuffle : bool
+            True draws a new order for each epoch. Otherwise samples come in the order of the source.
+        drop_last : bool
+            True drops a last batch that is smaller. Otherwise it is returned.
 
         Raises
         ------
         DataError
-            If no batch can be made of the samples.
+            If there are not enough samples for a batch.
         """
         self.samples, self.batch, self.seed, self.shuffle, self.drop_last = samples, batch, seed, shuffle, drop_last
         if batch < 1 or self.steps < 1:
@@ -105,27 +132,27 @@ class Epochs(ABC):
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples in the order of this epoch."""
+        """Return the indices of the samples in the order of this epoch, shape (samples,)."""
         if not self.shuffle:
             return np.arange(self.samples)
         return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
 
     def batches(self, epoch: int, start: int = 0) -> list[tuple[int, ...]]:
-        """The samples of each batch of this epoch from step ``start`` on."""
+        """Return the samples of each batch of this epoch, from step ``start`` on."""
         order = self.order(epoch)
         return [tuple(map(int, order[i * self.batch : (i + 1) * self.batch])) for i in range(start, self.steps)]
 
     @abstractmethod
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+        """Yield the batches of an epoch, from step ``start`` on. Collective, as is each batch."""
 
 
-class Loader(Epochs):
-    """Batches of ``batch`` samples over ``grid``. The last batch of an epoch may be smaller, or is dropped."""
+class Loader(EpochLoader):
+    """Batches of samples as distributed tensors over a grid."""
 
     def __init__(
         self,
-        file: Source,
+        file: SampleSource,
         fields: Sequence[Field],
         grid: ProcessGrid,
         batch: int,
@@ -136,21 +163,40 @@ class Loader(Epochs):
         mirror: str = "",
         transpose: bool = False,
         crop: Mapping[str, int] | None = None,
-        ahead: int = 1,
+        prefetch: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Collective over ``grid``.
+        """Check the fields against the source.
 
-        ``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
+        Collective over ``grid``.
 
-        ``transpose``: its rows become its columns with probability one half, too; both are equally many then.
-        ``crop`` is how much is taken of a sample along some axes, ``{"h": 256, "w": 256}``, at a place drawn for it.
-        ``ahead``: batches that are read while the model works on one.
+        Parameters
+        ----------
+        file : SampleSource
+            Source of the samples. The caller closes it.
+        fields : sequence of Field
+            The datasets to read; each batch has a tensor for each.
+        grid : ProcessGrid
+            Grid of the tensors.
+        batch : int
+            Global batch size.
+        seed, shuffle, drop_last
+            As in :class:`EpochLoader`.
+        mirror : str
+            Axes along which a sample is flipped with probability one half, for example "hw".
+        transpose : bool
+            True swaps rows and columns of a sample with probability one half. Their numbers must be equal.
+        crop : mapping of str to int, optional
+            Size of a random crop along some axes, ``{"h": 256, "w": 256}``.
+        prefetch : int
+            Number of batches that are read while the model computes.
+        device : torch.device or str
+            Device of the tensors.
 
         Raises
         ------
         DataError
-            If no batch can be made of the samples, or a field, ``mirror`` or ``crop`` does not fit them.
+            If there are not enough samples for a batch, or a field, ``mirror`` or ``crop`` does not fit them.
         MismatchError
             If ranks pass different options.
         """
@@ -161,33 +207,33 @@ class Loader(Epochs):
         samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
         super().__init__(samples, batch, of, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self.file, self.grid, self.device = file, grid, torch.device(device)
-        self.fields = tuple(checked_field(each, file, samples) for each in fields)
-        self.mirror, self.transpose, self.crop, self.ahead = mirror, transpose, dict(crop or {}), ahead
+        self.fields = tuple(resolve_field(each, file, samples) for each in fields)
+        self.mirror, self.transpose, self.crop, self.prefetch = mirror, transpose, dict(crop or {}), prefetch
         self._check_mirror()
         self._check_crop()
         first = self.fields[0]
         block = self._distribution(first).local_shape((self.samples, *self._extents(first)))[1:]
         file.warn_of_large_chunks(first.dataset, block)
 
-    def mirrored(self, epoch: int, sample: int) -> str:
-        """The axes along which this sample is mirrored in this epoch."""
+    def mirrored_axes(self, epoch: int, sample: int) -> str:
+        """Return the axes along which this sample is flipped in this epoch."""
         if not self.mirror:
             return ""
         drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
 
-    def transposed(self, epoch: int, sample: int) -> bool:
-        """Whether rows and columns of this sample change places in this epoch."""
+    def is_transposed(self, epoch: int, sample: int) -> bool:
+        """Return True if rows and columns of this sample are swapped in this epoch."""
         return self.transpose and bool(np.random.default_rng((self.seed, _TRANSPOSES, epoch, sample)).integers(2))
 
-    def cropped(self, epoch: int, sample: int) -> dict[str, int]:
-        """Where the part begins that is taken of this sample in this epoch, along each axis that is cropped."""
+    def crop_offsets(self, epoch: int, sample: int) -> dict[str, int]:
+        """Return the first index of this sample's crop in this epoch, for each axis that is cropped."""
         random = np.random.default_rng((self.seed, _CROPS, epoch, sample))
-        whole = self._whole()
+        whole = self._sample_sizes()
         return {axis: int(random.integers(0, whole[axis] - extent + 1)) for axis, extent in self.crop.items()}
 
-    def _whole(self) -> dict[str, int]:
-        """Extents of the samples along the axes of all fields."""
+    def _sample_sizes(self) -> dict[str, int]:
+        """Return the size of the samples along each axis of any field."""
         return {
             axis: extent
             for each in self.fields
@@ -197,7 +243,7 @@ class Loader(Epochs):
 
     def _check_mirror(self) -> None:
         known = {axis for each in self.fields for axis in each.dims[1:]} - set("nc-")
-        for option, axes in (("mirror", self.mirror), ("odd", self._odd_axes())):
+        for option, axes in (("mirror", self.mirror), ("mirror_signs", self._sign_axes())):
             if not known.issuperset(axes) or len(set(axes)) != len(axes):
                 listed = "".join(axes)
                 raise DataError(
@@ -214,11 +260,11 @@ class Loader(Epochs):
                     "not splits nothing."
                 )
 
-    def _odd_axes(self) -> list[str]:
-        return sorted({axis for each in self.fields for axis in each.odd})
+    def _sign_axes(self) -> list[str]:
+        return sorted({axis for each in self.fields for axis in each.mirror_signs})
 
     def _check_crop(self) -> None:
-        whole = self._whole()
+        whole = self._sample_sizes()
         for each in self.fields:
             for axis, extent in zip(each.dims[1:], self.file.shape(each.dataset)[1:], strict=True):
                 if axis in self.crop and extent != whole.get(axis, extent):
@@ -243,7 +289,7 @@ class Loader(Epochs):
         return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], whole, strict=True))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch.
+        """Yield the batches of an epoch, from step ``start`` on. Collective, as is each batch.
 
         Raises
         ------
@@ -254,15 +300,15 @@ class Loader(Epochs):
         check_same_on_all_ranks(self.grid.world, "epoch of a Loader", f"{number} from step {start} on")
         self.file.check_unchanged()
         batches = self.batches(number, start)
-        waiting: deque[_Reading] = deque()
+        waiting: deque[_PendingBatch] = deque()
         with ThreadPoolExecutor(self.file.readers, "distconv-loader") as readers:
             try:
                 for index, samples in enumerate(batches):
                     if not waiting:
-                        waiting.append(self._begin(readers, number, samples))
+                        waiting.append(self._submit_batch(readers, number, samples))
                     blocks = try_on_all_ranks(self.grid.world, waiting.popleft().result, DataError)
-                    for later in batches[index + 1 + len(waiting) : index + 1 + self.ahead]:
-                        waiting.append(self._begin(readers, number, later))
+                    for later in batches[index + 1 + len(waiting) : index + 1 + self.prefetch]:
+                        waiting.append(self._submit_batch(readers, number, later))
                     tensors = (self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
                     yield Batch(samples, tuple(tensors))
             finally:
@@ -275,45 +321,45 @@ class Loader(Epochs):
         shape = (samples, *self._extents(each))
         return DistTensor(block.to(self.device, non_blocking=True), self._distribution(each), shape)
 
-    def _begin(self, readers: Executor, epoch: int, samples: tuple[int, ...]) -> _Reading:
-        """Let a batch be read, each sample of each field by itself."""
+    def _submit_batch(self, readers: Executor, epoch: int, samples: tuple[int, ...]) -> _PendingBatch:
+        """Start reading a batch, each sample of each field as its own task."""
         blocks, rows = [], []
         for each in self.fields:
             shape = (len(samples), *self._extents(each))
             mine, *space = self._distribution(each).box(None, shape)
-            # A GPU takes pinned memory while the host goes on.
+            # From pinned memory the copy to a GPU overlaps with the host's work.
             pinned = self.device.type == "cuda"
             extents = (mine.extent, *(i.extent for i in space))
             block = torch.empty(extents, dtype=each.dtype, device="cpu", pin_memory=pinned)
             blocks.append(block)
             for row, sample in enumerate(samples[mine.start : mine.stop]):
                 rows.append(readers.submit(self._read, block[row], each, sample, space, epoch))
-        return _Reading(blocks, rows)
+        return _PendingBatch(blocks, rows)
 
     def _read(self, into: torch.Tensor, each: Field, sample: int, space: list[Interval], epoch: int) -> None:
         what = f"{self.file.path}: sample {sample} of dataset {each.dataset!r}"
-        into.copy_(converted(self._prepared(each, sample, space, epoch), into.dtype, what))
+        into.copy_(convert_values(self._read_transformed(each, sample, space, epoch), into.dtype, what))
 
-    def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
-        """The values in ``space`` of one sample, which is cropped, then mirrored, then transposed."""
-        transposed = each.dims.endswith("hw") and self.transposed(epoch, sample)
-        there = _before_transposing(each, space) if transposed else space
-        values = self._mirrored_values(each, sample, there, epoch)
+    def _read_transformed(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
+        """Return the values in ``space`` of one sample, which is cropped, then flipped, then transposed."""
+        transposed = each.dims.endswith("hw") and self.is_transposed(epoch, sample)
+        there = _region_before_transpose(each, space) if transposed else space
+        values = self._read_mirrored(each, sample, there, epoch)
         if transposed:
             values = values.swapaxes(-1, -2)
-            if each.exchanged:
-                sources = each.exchanged[space[0].start : space[0].stop]
+            if each.transposed_channels:
+                sources = each.transposed_channels[space[0].start : space[0].stop]
                 values = values[[source - there[0].start for source, _ in sources]]
-                values = values * _per_channel(each, [factor for _, factor in each.exchanged], space, values)
+                values = values * _per_channel(each, [factor for _, factor in each.transposed_channels], space, values)
         if each.shift is not None:
             values = values - _per_channel(each, each.shift, space, values)
         if each.scale is not None:
             values = values / _per_channel(each, each.scale, space, values)
         return values
 
-    def _mirrored_values(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
-        """The values in ``space`` of one sample, which is cropped and then mirrored."""
-        mirrored, begins = self.mirrored(epoch, sample), self.cropped(epoch, sample)
+    def _read_mirrored(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
+        """Return the values in ``space`` of one sample, which is cropped and then flipped."""
+        mirrored, begins = self.mirrored_axes(epoch, sample), self.crop_offsets(epoch, sample)
         # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
         box, steps = [Interval(sample, sample + 1)], []
         for axis, interval, extent in zip(each.dims[1:], space, self._extents(each), strict=True):
@@ -331,44 +377,60 @@ class Loader(Epochs):
             exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
             values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
         for axis in mirrored:
-            if axis in each.odd:
-                values = values * _per_channel(each, each.odd[axis], space, values)
+            if axis in each.mirror_signs:
+                values = values * _per_channel(each, each.mirror_signs[axis], space, values)
         return values
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _PendingBatch:
     """A batch that is being read."""
 
     blocks: list[torch.Tensor]
     rows: list[Future[None]]
 
     def result(self) -> list[torch.Tensor]:
-        """This rank's block of each field, when all is read."""
+        """Wait until all is read, and return this rank's block of each field."""
         for row in self.rows:
             row.result()
         return self.blocks
 
 
-def _before_transposing(each: Field, space: list[Interval]) -> list[Interval]:
-    """Where the values in ``space`` of a transposed sample, channels (if any), rows, columns, are in the sample."""
+def _region_before_transpose(each: Field, space: list[Interval]) -> list[Interval]:
+    """Return the region of the stored sample for ``space`` of the transposed one: channels (if any), rows, columns."""
     *channels, rows, columns = space
-    sources = [source for source, _ in each.exchanged[space[0].start : space[0].stop]]
+    sources = [source for source, _ in each.transposed_channels[space[0].start : space[0].stop]]
     if sources:
         channels = [Interval(min(sources), max(sources) + 1)]
     return [*channels, columns, rows]
 
 
 def _per_channel(each: Field, numbers: Any, space: list[Interval], values: NDArray[Any]) -> NDArray[Any]:
-    """Return the numbers of the channels in ``space``, to be combined with ``values``."""
+    """Return the numbers of the channels in ``space``, with the dtype and the number of dimensions of ``values``."""
     own = np.asarray(numbers, values.dtype)
     if own.size > 1:
         own = own[space[0].start : space[0].stop]
     return own.reshape(-1, *(1,) * (values.ndim - 1)) if values.ndim else own.reshape(())
 
 
-def checked_field(each: Field, source: Source, samples: int) -> Field:
-    """Return the field with its dtype and its numbers as arrays. Collective if the source must be asked for the dtype.
+def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
+    """Check a field against its source; return it with its dtype, and its numbers as arrays.
+
+    Collective if the source must determine the dtype by reading.
+
+    Parameters
+    ----------
+    each : Field
+        The field.
+    source : SampleSource
+        The source.
+    samples : int
+        Number of samples of the other fields.
+
+    Returns
+    -------
+    Field
+        The complete field.
 
     Raises
     ------
@@ -396,12 +458,16 @@ def checked_field(each: Field, source: Source, samples: int) -> Field:
                 f"or one for all{'; none may be 0' if name == 'scale' else ''}."
             )
         changed[name] = own
-    for name, factors in (*((f"odd[{axis!r}]", each.odd[axis]) for axis in each.odd), ("exchanged", each.exchanged)):
-        if len(factors) != channels and (factors or name != "exchanged"):
+    for name, factors in (
+        *((f"mirror_signs[{axis!r}]", each.mirror_signs[axis]) for axis in each.mirror_signs),
+        ("transposed_channels", each.transposed_channels),
+    ):
+        if len(factors) != channels and (factors or name != "transposed_channels"):
             raise DataError(f"{what}: {name} has {len(factors)} entries for {channels} channels. Give one for each.")
-    if any(not 0 <= channel < channels for channel, _ in each.exchanged):
+    if any(not 0 <= channel < channels for channel, _ in each.transposed_channels):
         raise DataError(
-            f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
+            f"{what}: transposed_channels names channels {[c for c, _ in each.transposed_channels]} of {channels}. "
+            "Count from 0."
         )
     if each.dtype is not None and not isinstance(each.dtype, torch.dtype):
         raise DataError(f"{what}: dtype is {each.dtype!r}. Give one of torch, such as torch.float32.")

@@ -1,4 +1,8 @@
-"""An HDF5 file that is open for reading: regular, read from itself alone, and beside whatever else has it open."""
+"""Opening of one HDF5 file for reading: a regular file, read from itself alone, also while others have it open.
+
+The formats, checkpoints and jobs call this module, on one rank at a time: it contains no MPI. A file may come from
+anyone. So every link, filter and size is checked before HDF5 follows it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Address, Place
-from distconv.data.formats.decoding import Decoder, decoded_attributes
+from distconv.data.address import Location, Url
+from distconv.data.formats.decoding import Decoder, decoding_attributes
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
 SMALL_BYTES = 64 << 20
-MOST_COMPRESSED = 100
-"""What is larger than both, the first in bytes and the second in what is stored of it, was made to fill memories."""
+"""Size in bytes up to which a dataset is read whatever its compression."""
+MAX_COMPRESSION = 100
+"""Larger datasets with a higher ratio of size to stored bytes are rejected: they were made to fill memory."""
 
-_MOST_LINKS = 16
+_MAX_LINKS = 16
 
 _FILTERS = {
     307: "bzip2",
@@ -35,32 +40,32 @@ _FILTERS = {
     32017: "sz",
     32026: "blosc2",
 }
-"""Registered filters, for files that do not name them."""
+"""Names of registered filters, for files that give only a number."""
 
 _NO_COORDINATE = "/_nc4_non_coord_"
 """Prefix in netCDF of a variable that has the name of a dimension and is not its coordinate."""
 
-_OTHERS = {
+_OTHER_FORMATS = {
     b"CDF": "a classic netCDF 3 file, which has no chunks. Convert it to netCDF 4: nccopy -k nc4 OLD.nc NEW.nc.",
     b"\x0e\x03\x13\x01": "an HDF4 file, not HDF5. Convert it: h4toh5convert OLD.hdf NEW.h5.",
     b"PK\x03\x04": "a zip archive (.npz, .zip), not HDF5. Unpack it: a folder of .npy files and zarr groups are read.",
     b"\x93NUMPY": "an array of NumPy, not HDF5. Name it alone, or the folder of such files.",
 }
-"""How files of other formats begin, and what to do with them."""
+"""First bytes of files of other formats, and what to do with such a file."""
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Which file it is, and its state."""
+class FileIdentity:
+    """Which file a path led to, and its state: two that are equal mean that the file has not changed."""
 
     device: int
     inode: int
     size: int
     modified: int | str
-    """In nanoseconds, or whatever an address has instead."""
+    """Modification time in nanoseconds, or the version string of a URL."""
 
-    def change(self, now: Identity) -> str:
-        """What has become of it, in words."""
+    def change(self, now: FileIdentity) -> str:
+        """Return a phrase that says how the file differs from ``now``, for "has been ..."."""
         if (self.device, self.inode) != (now.device, now.inode):
             return "replaced by another file"
         if self.size != now.size:
@@ -68,38 +73,50 @@ class Identity:
         return "written to"
 
 
-def identity(path: Place) -> Identity:
-    """That of the file which ``path`` leads to now."""
-    if isinstance(path, Address):
-        return Identity(0, 0, *path.state())
+def file_identity(path: Location) -> FileIdentity:
+    """Return the identity of the file that ``path`` leads to now."""
+    if isinstance(path, Url):
+        return FileIdentity(0, 0, *path.state())
     status = path.stat()
-    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def opened(path: Place) -> tuple[h5py.File, Identity]:
-    """The HDF5 file ``path``, open for reading, whoever else has it open and how.
+def open_hdf5(path: Location) -> tuple[h5py.File, FileIdentity]:
+    """Open an HDF5 file for reading, whoever else has it open and with which locking.
+
+    Parameters
+    ----------
+    path : Path or Url
+        The file.
+
+    Returns
+    -------
+    h5py.File
+        The file. The caller closes it.
+    FileIdentity
+        Its identity, taken before it was opened.
 
     Raises
     ------
     DataError
-        If it is empty, or no HDF5 file.
+        If the file is empty or not an HDF5 file.
     """
-    if isinstance(path, Address):
-        return _opened(path, path.open(), {})
-    # The operating system's reasons are clearer than HDF5's, so it is asked first; and HDF5 would wait for a pipe.
+    if isinstance(path, Url):
+        return _open_checked(path, path.open(), {})
+    # First by the operating system, whose reasons are clearer than HDF5's. HDF5 would wait for a pipe.
     if path.is_dir():
         raise DataError(f"{path} is a directory, not an HDF5 file")
     open_regular(path).close()
-    # A driver other than h5py's own: HDF5 refuses a file that it has open already with another way of locking, and the
-    # user's way is the user's choice.
-    return _opened(path, path, {"driver": "stdio", "locking": False})
+    # A driver other than h5py's own: HDF5 rejects a file that it has already open with different locking, and the
+    # user's own code may have opened it with any.
+    return _open_checked(path, path, {"driver": "stdio", "locking": False})
 
 
-def _opened(path: Place, source: object, options: dict[str, Any]) -> tuple[h5py.File, Identity]:
-    state = identity(path)
+def _open_checked(path: Location, source: object, options: dict[str, Any]) -> tuple[h5py.File, FileIdentity]:
+    state = file_identity(path)
     if state.size == 0:
         raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
-    if not isinstance(path, Address) and (other := _other_format(path)):
+    if not isinstance(path, Url) and (other := _other_format(path)):
         raise DataError(f"{path} is {other}")
     try:
         return h5py.File(source, "r", **options), state
@@ -108,19 +125,31 @@ def _opened(path: Place, source: object, options: dict[str, Any]) -> tuple[h5py.
 
 
 def _other_format(path: Path) -> str:
-    """Return what a file is that begins as one of another format, and what to do; otherwise an empty string."""
+    """Return a description of the file's format and what to do, if it is a known one other than HDF5; otherwise ""."""
     with open_regular(path) as file:
         begin = file.read(8)
-    return next((text for mark, text in _OTHERS.items() if begin.startswith(mark)), "")
+    return next((text for mark, text in _OTHER_FORMATS.items() if begin.startswith(mark)), "")
 
 
-def own_place(file: h5py.File, name: str) -> str | None:
-    """Where in ``file`` the name ends, or None if it is not there. Nothing else is opened on the way.
+def resolve_internal_link(file: h5py.File, name: str) -> str | None:
+    """Return the path in ``file`` that ``name`` leads to through soft links, without opening any other file.
+
+    Parameters
+    ----------
+    file : h5py.File
+        An open file.
+    name : str
+        Path of a group or dataset, from the top of the file.
+
+    Returns
+    -------
+    str or None
+        The path of the object itself; None if there is no such object.
 
     Raises
     ------
     DataError
-        If a link leads to another file, or links lead nowhere.
+        If a link leads to another file, or there are too many links in a row.
     """
     place, parts, hops = "/", name.split("/"), 0
     while parts:
@@ -135,47 +164,75 @@ def own_place(file: h5py.File, name: str) -> str | None:
             place = posixpath.join(place, part)
             continue
         hops += 1
-        if kind != h5py.h5l.TYPE_SOFT or hops > _MOST_LINKS:
-            raise DataError(f"{name!r} lies in other files; copy it into this one")
+        if kind != h5py.h5l.TYPE_SOFT or hops > _MAX_LINKS:
+            raise DataError(f"{name!r} lies in other files. Copy it into this one.")
         target = above.id.links.get_val(part.encode()).decode()
         place, parts = "/" if target.startswith("/") else place, [*target.split("/"), *parts]
     return place
 
 
-def values(file: h5py.File, name: str, path: Place, file_bytes: int) -> NDArray[Any]:
-    """All of the dataset called ``name``, decoded, if that is not out of all proportion to the file.
+def read_dataset(file: h5py.File, name: str, path: Location, file_bytes: int) -> NDArray[Any]:
+    """Return all values of a dataset, decoded, if their size is plausible for the bytes that are stored.
+
+    Parameters
+    ----------
+    file, name, path, file_bytes
+        As in :func:`open_dataset`.
+
+    Returns
+    -------
+    ndarray
+        The decoded values, of the dataset's shape.
 
     Raises
     ------
     DataError
-        As :func:`dataset`, or if its values would take far more memory than they take in the file.
+        As in :func:`open_dataset`, or if the values would take far more memory than the file has bytes for them.
     """
-    content = dataset(file, name, path, file_bytes)
+    content = open_dataset(file, name, path, file_bytes)
     stored = content.id.get_storage_size()
-    if content.nbytes > max(SMALL_BYTES, MOST_COMPRESSED * stored):
+    if content.nbytes > max(SMALL_BYTES, MAX_COMPRESSION * stored):
         raise DataError(
-            f"{path}: dataset {name!r} claims {content.nbytes} bytes, for which {stored} are in the file; no data are "
-            "so much alike; write it again with less compression"
+            f"{path}: dataset {name!r} claims {content.nbytes} bytes, but {stored} are in the file. "
+            "Write it again with less compression."
         )
     try:
-        return Decoder(path, name, decoded_attributes(content.attrs)).decode(np.asarray(content[()]))
+        return Decoder(path, name, decoding_attributes(content.attrs)).decode(np.asarray(content[()]))
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot read dataset {name!r}: {error}") from error
 
 
-def dataset(
-    file: h5py.File, name: str, path: Place, file_bytes: int, virtual: Callable[[h5py.Dataset], object] | None = None
+def open_dataset(
+    file: h5py.File, name: str, path: Location, file_bytes: int, virtual: Callable[[h5py.Dataset], object] | None = None
 ) -> h5py.Dataset:
-    """The dataset called ``name`` if all of it is in this file, or ``virtual`` has checked where it is.
+    """Return a dataset of which all values are in this file, or whose virtual sources ``virtual`` has checked.
+
+    Parameters
+    ----------
+    file : h5py.File
+        An open file.
+    name : str
+        Path of the dataset. A netCDF variable that shares its name with a dimension is found, too.
+    path : Path or Url
+        The file's location, for errors.
+    file_bytes : int
+        Size of the file. No dataset may claim more.
+    virtual : callable, optional
+        Called with a virtual dataset to check its sources. Without it virtual datasets are rejected.
+
+    Returns
+    -------
+    h5py.Dataset
+        The dataset, with one dimension at least.
 
     Raises
     ------
     DataError
-        If it is missing, incomplete, in other files, or none.
+        If it is missing, incomplete, not a dataset of equal arrays, or stored in other files.
     """
     try:
-        place = own_place(file, name)
-        if place is not None and (variable := own_place(file, _NO_COORDINATE.join(posixpath.split(place)))):
+        place = resolve_internal_link(file, name)
+        if place is not None and (variable := resolve_internal_link(file, _NO_COORDINATE.join(posixpath.split(place)))):
             place = variable
         entry = None if place is None else file[place]
     except DataError as error:
@@ -188,11 +245,11 @@ def dataset(
     if not isinstance(entry, h5py.Dataset):
         raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(entry)) or 'nothing'}")
     if (entry.is_virtual and virtual is None) or entry.external or entry.file.filename != file.filename:
-        raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
+        raise DataError(f"{path}: dataset {name!r} lies in other files. Copy it into this one.")
     try:
         kind = entry.dtype.kind
     except TypeError as error:
-        raise DataError(f"{path}: dataset {name!r} has values of a type that NumPy has not: {error}") from error
+        raise DataError(f"{path}: dataset {name!r} has a type that NumPy does not support: {error}") from error
     if kind == "O" or entry.ndim == 0:
         raise DataError(
             f"{path}: dataset {name!r} is {'ragged' if entry.ndim else 'a single value'}; samples must be equal arrays"
@@ -202,7 +259,8 @@ def dataset(
         return entry
     _check_filters(entry, path, name)
     stored = entry.id.get_storage_size()
-    # Chunks that were never written have the fill value: sparse masks have few. Nothing at all was not meant.
+    # Single chunks that were never written are allowed, as in sparse masks: they have the fill value. A dataset without
+    # any stored byte is that of a writer that did not finish.
     if not stored and entry.size:
         raise DataError(
             f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes but 0 were written"
@@ -212,20 +270,20 @@ def dataset(
     return entry
 
 
-def _check_filters(entry: h5py.Dataset, path: Place, name: str) -> None:
-    """Raise DataError, naming the filter, unless this process can undo all filters of a dataset.
+def _check_filters(entry: h5py.Dataset, path: Location, name: str) -> None:
+    """Check that this process can undo all filters of a dataset.
 
     Raises
     ------
     DataError
-        If one is missing, and hdf5plugin has not it.
+        If a filter, which the error names, is not installed and not part of hdf5plugin.
     """
     settings = entry.id.get_create_plist()
     for index in range(settings.get_nfilters()):
         number, _, _, label = settings.get_filter(index)
         if not h5py.h5z.filter_avail(number):
             with contextlib.suppress(ImportError):
-                importlib.import_module("hdf5plugin")  # makes its filters known to HDF5
+                importlib.import_module("hdf5plugin")  # registers its filters with HDF5
         if not h5py.h5z.filter_avail(number):
             known = label.decode(errors="replace").partition(";")[0] or _FILTERS.get(number, "unknown")
             raise DataError(

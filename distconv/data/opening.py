@@ -1,4 +1,4 @@
-"""Samples of whatever format a path has, opened as a source: each rank reads the chunks that its boxes touch."""
+"""Opening of samples of any format as a source: each rank reads the chunks that its boxes touch."""
 
 from __future__ import annotations
 
@@ -11,87 +11,107 @@ import h5py
 from mpi4py import MPI
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
-from distconv.data.address import Address, Place, place_of
-from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
-from distconv.data.formats.npy import NpyFiles, is_npy
+from distconv.data.address import Location, Url, parse_location
+from distconv.data.formats.hdf5_files import ConcatenatedFiles, Hdf5File, read_file_metadata
+from distconv.data.formats.npy import NpyFiles, has_npy_files
 from distconv.data.formats.store import Store, check_inside
 from distconv.data.formats.zarr_groups import ZarrGroup
-from distconv.data.hdf5 import Layout, SampleFile, StoredSamples
-from distconv.data.opened_file import opened, own_place
+from distconv.data.hdf5 import DatasetLayout, SampleDataset, SampleFile
+from distconv.data.opened_file import open_hdf5, resolve_internal_link
 from distconv.data.reading_processes import ReadByProcesses
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
-AnyPath = str | os.PathLike[str] | Place
+AnyPath = str | os.PathLike[str] | Location
 
-_ONE = (str, os.PathLike, Address)
-_ZARR = ("zarr.json", ".zgroup", ".zarray")
-_NETCDF = (".nc", ".nc4", ".netcdf")
-_HDF5 = (".h5", ".hdf5", ".hdf")
-_NPY = b"\x93NUMPY"
-"""How a .npy file begins."""
+_SINGLE_PATH_TYPES = (str, os.PathLike, Url)
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+_NETCDF_SUFFIXES = (".nc", ".nc4", ".netcdf")
+_HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
+_NPY_MAGIC = b"\x93NUMPY"
+"""First bytes of a .npy file."""
 
 
 def open_source(
     path: AnyPath | Sequence[AnyPath],
-    layouts: Mapping[str, Layout] | Sequence[str],
+    layouts: Mapping[str, DatasetLayout] | Sequence[str],
     comm: MPI.Intracomm | None = None,
     *,
     one_each: bool = False,
     readers: int = 1,
 ) -> StoredSource:
-    """The datasets ``layouts`` of ``path``, as a source for :class:`Loader`. Collective.
+    """Open stored datasets of any supported format as a source for :class:`Loader`.
 
-    ``path`` is a zarr group, an HDF5 or netCDF 4 file, virtual datasets among them, a folder of NumPy's .npy files or
-    one such file; or a list, a pattern (``samples/*.h5``) or a folder of HDF5 or netCDF files, which have samples each,
-    or ``one_each``: datasets without the dimension that counts them. Groups and files may be addresses that fsspec
-    understands, ``s3://bucket/samples.zarr``. The content decides of which format a file is, not its name. Values that
-    attributes describe (``scale_factor``, ``_FillValue``) are decoded as xarray decodes them. ``layouts`` names the
-    datasets; as a mapping it says what each must be too. ``readers``: processes that read at a time, besides this one.
+    The content of a file determines its format, not its name. Values that attributes describe (``scale_factor``,
+    ``_FillValue``) are decoded as xarray decodes them. Collective: call on every rank.
+
+    Parameters
+    ----------
+    path : str, path-like, Url or sequence of these
+        A zarr group; an HDF5 or netCDF 4 file, with virtual datasets, too; a folder of NumPy's .npy files, or one such
+        file; or several HDF5 or netCDF files: a list, a pattern (``samples/*.h5``) or a folder. Groups and files may be
+        URLs that fsspec understands, ``s3://bucket/samples.zarr``.
+    layouts : mapping of str to Layout, or sequence of str
+        Names of the datasets; a mapping also gives the requirements on each.
+    comm : MPI.Intracomm, optional
+        Ranks that read. Default: all ranks of the job.
+    one_each : bool
+        True if each file of a list holds one sample, without a dimension that counts samples. Otherwise the samples of
+        the files are concatenated.
+    readers : int
+        Processes that read at a time on each rank. With 1 this process reads, in a thread.
+
+    Returns
+    -------
+    StoredSource
+        The open datasets. The caller closes it.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing, incomplete, damaged, lead elsewhere, or hold Python's objects.
+        On all ranks, if files are missing, incomplete or damaged, lead elsewhere, or hold Python objects.
     MismatchError
-        If ranks ask for different files, or see different ones.
+        If ranks pass different files, or see different ones.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     layouts = [layouts] if isinstance(layouts, str) else layouts
-    named = path if isinstance(path, _ONE) else [str(each) for each in path]
+    named = path if isinstance(path, _SINGLE_PATH_TYPES) else [str(each) for each in path]
     check_same_on_all_ranks(comm, "open_source", f"{sorted(layouts)} of {named}, {one_each}, {readers}")
     if not layouts:
         raise DataError(f"open_source: no datasets of {path} are named. Name at least one.")
-    files = try_on_all_ranks(comm, lambda: _files_of(path), DataError)
-    opened: StoredSamples
+    files = try_on_all_ranks(comm, lambda: _list_files(path), DataError)
+    opened: SampleDataset
     if files is not None:
-        opened = _files(place_of(_name_of(path)), files, layouts, comm, one_each)
+        opened = _open_files(parse_location(_display_path(path)), files, layouts, comm, one_each)
     else:
-        place = place_of(path)  # type: ignore[arg-type]  # a list has files
-        kind = try_on_all_ranks(comm, lambda: _kind_of(place), DataError)
-        opened = SampleFile(place, layouts, comm) if kind is Hdf5File else _store(kind, place, layouts, comm)
+        place = parse_location(path)  # type: ignore[arg-type]  # a list has files
+        kind = try_on_all_ranks(comm, lambda: _detect_format(place), DataError)
+        opened = SampleFile(place, layouts, comm) if kind is Hdf5File else _open_store(kind, place, layouts, comm)
     return opened if readers == 1 else ReadByProcesses(opened, readers)
 
 
-def is_source(path: Path) -> bool:
-    """Whether a path is a pattern, or of a format that is no single HDF5 file."""
+def is_source_path(path: Path) -> bool:
+    """Return True if a path is a pattern, or has a format other than a single HDF5 file."""
     if glob.has_magic(str(path)) and not path.exists():
         return True
     if path.is_dir():
-        return any((path / name).is_file() for name in _ZARR) or is_npy(path)
-    return path.suffix in (".npy", *_NETCDF)
+        return any((path / name).is_file() for name in _ZARR_FILES) or has_npy_files(path)
+    return path.suffix in (".npy", *_NETCDF_SUFFIXES)
 
 
 def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
-    """Whether rank 0 finds such a group in what is stored; what is wrong with it, opening it will say. Collective."""
+    """Return True if rank 0 finds such a group in the file or folder. Collective: call on every rank.
+
+    A file that cannot be read counts as one without the group; opening it raises the error.
+    """
 
     def look() -> bool:
         if path.is_dir():
             return (path / group).is_dir()
         try:
-            with opened(path)[0] as file:
-                place = own_place(file, group)
+            with open_hdf5(path)[0] as file:
+                place = resolve_internal_link(file, group)
                 return place is not None and isinstance(file[place], h5py.Group)
         except OSError:
             return False
@@ -99,57 +119,60 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
     return try_on_rank_0(comm, look, DataError)
 
 
-def _store(
-    kind: type[Store], path: Place, layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm
-) -> StoredSamples:
-    return StoredSamples(path, layouts, comm, lambda names: kind(path, names))
+def _open_store(
+    kind: type[Store], path: Location, layouts: Mapping[str, DatasetLayout] | Sequence[str], comm: MPI.Intracomm
+) -> SampleDataset:
+    return SampleDataset(path, layouts, comm, lambda names: kind(path, names))
 
 
-def _kind_of(path: Place) -> type[Store]:
-    """Return the format of what is no list, by its content."""
-    if isinstance(path, Address):
-        if path.suffix not in (".npy", *_NETCDF, *_HDF5) and any((path / name).is_file() for name in _ZARR):
+def _detect_format(path: Location) -> type[Store]:
+    """Return the store class for the content of one file or folder."""
+    if isinstance(path, Url):
+        if path.suffix not in (".npy", *_NETCDF_SUFFIXES, *_HDF5_SUFFIXES) and any(
+            (path / name).is_file() for name in _ZARR_FILES
+        ):
             return ZarrGroup
     elif path.is_dir():
-        if any((path / name).is_file() for name in _ZARR):
+        if any((path / name).is_file() for name in _ZARR_FILES):
             return ZarrGroup
-        if is_npy(path):
+        if has_npy_files(path):
             return NpyFiles
-        raise DataError(f"{path} is a folder, but has no zarr group, no .npy files and no HDF5 files in it")
+        raise DataError(f"{path} is a folder without a zarr group, .npy files or HDF5 files. Name another.")
     elif path.is_file():
         with open_regular(path) as file:
-            return NpyFiles if file.read(len(_NPY)) == _NPY else Hdf5File
+            return NpyFiles if file.read(len(_NPY_MAGIC)) == _NPY_MAGIC else Hdf5File
     return NpyFiles if path.suffix == ".npy" else Hdf5File
 
 
-def _name_of(path: AnyPath | Sequence[AnyPath]) -> str:
-    if isinstance(path, _ONE):
+def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
+    """Return how errors name the samples: the path, or the common folder of a list."""
+    if isinstance(path, _SINGLE_PATH_TYPES):
         return str(path)
-    places = [place_of(each).absolute() for each in path]
-    if any(isinstance(each, Address) for each in places):
+    places = [parse_location(each).absolute() for each in path]
+    if any(isinstance(each, Url) for each in places):
         return f"{places[0]} and {len(places) - 1} others"
     return os.path.commonpath([str(each) for each in places])
 
 
-def _files_of(path: AnyPath | Sequence[AnyPath]) -> Sequence[Place] | None:
-    """The HDF5 files of a list, a pattern or a folder, or None if it is none of them."""
-    if not isinstance(path, _ONE):
+def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
+    """Return the HDF5 files of a list, a pattern or a folder; None if ``path`` is not one of these."""
+    if not isinstance(path, _SINGLE_PATH_TYPES):
         if not path:
             raise DataError("open_source: the list of files is empty; name at least one")
-        return [place_of(each) for each in path]
-    text, place = str(path), place_of(path)
-    if isinstance(place, Address):
+        return [parse_location(each) for each in path]
+    text, place = str(path), parse_location(path)
+    if isinstance(place, Url):
         if "*" in text:
-            raise DataError(f"{text}: an address is no pattern; give a list of the files'")
+            raise DataError(f"{text}: patterns are not supported in URLs. Give a list of the files' URLs.")
         return None
     if place.is_dir():
-        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5 + _NETCDF)
+        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5_SUFFIXES + _NETCDF_SUFFIXES)
         folder = place
     elif glob.has_magic(text) and not place.exists():
         folder, pattern = _split_pattern(place)
         files = sorted(folder / each for each in glob.glob(pattern, root_dir=folder, recursive=True))
         if not files:
-            raise DataError(f"{text}: no file is called so")
+            raise DataError(f"{text}: no file matches the pattern. Correct it.")
     else:
         return None
     for each in files:
@@ -158,27 +181,30 @@ def _files_of(path: AnyPath | Sequence[AnyPath]) -> Sequence[Place] | None:
 
 
 def _split_pattern(path: Path) -> tuple[Path, str]:
-    """Return the folder in which a pattern begins, and the pattern: what exists as it is written is no pattern."""
+    """Return the folder in which a pattern begins, and the rest. A component that exists is not a pattern."""
     folder, parts = Path(path.anchor), list(path.parts[1:] if path.anchor else path.parts)
     while len(parts) > 1 and (not glob.has_magic(parts[0]) or (folder / parts[0]).is_dir()):
         folder /= parts.pop(0)
     return folder, str(Path(*parts))
 
 
-def _files(
-    path: Place,
-    files: Sequence[Place],
-    layouts: Mapping[str, Layout] | Sequence[str],
+def _open_files(
+    path: Location,
+    files: Sequence[Location],
+    layouts: Mapping[str, DatasetLayout] | Sequence[str],
     comm: MPI.Intracomm,
     one_each: bool,
-) -> StoredSamples:
-    """A list: the ranks share the looking at its files."""
+) -> SampleDataset:
+    """Open a list of files; each rank reads the metadata of some of them."""
     check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
     mine = try_on_all_ranks(
         comm,
-        lambda: [head_of(each, list(layouts), one_each, _kind_of(each)) for each in files[comm.rank :: comm.size]],
+        lambda: [
+            read_file_metadata(each, list(layouts), one_each, _detect_format(each))
+            for each in files[comm.rank :: comm.size]
+        ],
         DataError,
     )
     heads_of_ranks = comm.allgather(mine)
     heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]
-    return StoredSamples(path, layouts, comm, lambda names: Hdf5Files(path, names, heads, one_each))
+    return SampleDataset(path, layouts, comm, lambda names: ConcatenatedFiles(path, names, heads, one_each))

@@ -1,6 +1,7 @@
-"""Reading by several processes: HDF5 has one lock in each, and Python computes in one thread.
+"""Reading by several processes per rank: HDF5 has one lock in each process, and Python computes in one thread.
 
-They are children of a process that has neither MPI nor threads (``reader_server``), and end with the rank.
+They are children of one process that has neither MPI nor threads (``reader_server``), since forking a rank would copy
+its MPI state. They end with the rank, whose sockets close then.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.address import Place
+from distconv.data.address import Location
 from distconv.data.formats import reader_server
-from distconv.data.formats.reader_server import message, received, send
+from distconv.data.formats.reader_server import receive_into, receive_message, send_message
 from distconv.data.formats.store import Store
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box
 from distconv.errors import DataError
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,18 +34,25 @@ if TYPE_CHECKING:
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Portable(Source, Protocol):
-    """A source whose boxes another process can read: files, and functions that can be imported there."""
+class PicklableSource(SampleSource, Protocol):
+    """A source whose boxes another process can read: files, or functions that can be imported there."""
 
     store: Any
-    """What reads boxes by ``read(name, slices)`` there; it is pickled on its way."""
+    """Object whose ``read(name, slices)`` reads boxes; it is pickled and sent to the other process."""
 
 
 class ReadByProcesses:
-    """A source whose boxes ``readers`` processes read on each rank, as many at a time. Collective.
+    """A source whose boxes several processes of each rank read at the same time.
 
-    ``source`` is one of :func:`open_source`, or a :class:`BoxFunction` whose function is in a module that does not
-    import distconv: there is no MPI in those processes.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    source : PicklableSource
+        A result of :func:`open_source`, or a :class:`BoxFunction` whose function is in a module that does not import
+        distconv: there is no MPI in the reading processes.
+    readers : int
+        Number of processes on each rank.
 
     Raises
     ------
@@ -52,7 +60,7 @@ class ReadByProcesses:
         On all ranks, if the source cannot be read in another process.
     """
 
-    def __init__(self, source: Portable, readers: int) -> None:
+    def __init__(self, source: PicklableSource, readers: int) -> None:
         self.source, self.readers = source, readers
         self.path, self.comm = source.path, source.comm
         check_same_on_all_ranks(self.comm, "reading processes", str(readers))
@@ -68,7 +76,7 @@ class ReadByProcesses:
         if self.readers < 1:
             raise DataError(f"{self.path}: {self.readers} reading processes; ask for at least one")
         store = getattr(self.source, "store", None)
-        pickled = _pickled(self.path, store)
+        pickled = _pickle_store(self.path, store)
         pairs = [socket.socketpair() for _ in range(self.readers)]
         self._links = [ours for ours, _ in pairs]
         theirs = [link.fileno() for _, link in pairs]
@@ -78,30 +86,30 @@ class ReadByProcesses:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=theirs,
-                env=without_launcher() | _ONE_THREAD,
-                start_new_session=True,  # who interrupts the job means the ranks; these end behind them
+                env=environment_without_launcher() | _ONE_THREAD,
+                start_new_session=True,  # Ctrl-C reaches the ranks alone; the readers end after them
             )
         finally:
             for _, link in pairs:
                 link.close()
         modules = [type(store).__module__, *getattr(store, "libraries", ())]
-        send(self._links[0], json.dumps({"path": [os.getcwd(), *sys.path], "modules": modules}).encode())
-        send(self._links[0], pickled)
+        send_message(self._links[0], json.dumps({"path": [os.getcwd(), *sys.path], "modules": modules}).encode())
+        send_message(self._links[0], pickled)
         for link in self._links:
             if error := self._answer(link).get("error"):
                 raise DataError(error)
             self._free.put(link)
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
-        """What a process says.
+        """Return the header of the next answer of a reading process.
 
         Raises
         ------
         DataError
-            If it is gone.
+            If the process has ended.
         """
         try:
-            text = message(link)
+            text = receive_message(link)
         except OSError:
             text = None
         if text is None:
@@ -113,7 +121,7 @@ class ReadByProcesses:
         return f"{self.path}: a reading process has ended; look for the reason above, and start again"
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box``, which a process reads that has nothing to do. Local; may run in another thread.
+        """Return the values in ``box``, read by an idle process. Not collective; may run in another thread.
 
         Raises
         ------
@@ -123,17 +131,17 @@ class ReadByProcesses:
         link = self._free.get()
         in_step = False
         try:
-            send(link, json.dumps([name, [[i.start, i.stop] for i in box]]).encode())
+            send_message(link, json.dumps([name, [[i.start, i.stop] for i in box]]).encode())
             answer = self._answer(link)
             if "error" not in answer:
                 values: NDArray[Any] = np.empty(answer["shape"], np.dtype(answer["dtype"]))
-                if values.size and not received(link, values.reshape(-1).view(np.uint8).data):
+                if values.size and not receive_into(link, values.reshape(-1).view(np.uint8).data):
                     raise DataError(self._ended())
             in_step = True
         except OSError as error:
             raise DataError(self._ended()) from error
         finally:
-            if not in_step:  # what is left of the answer would be taken for that to the next request
+            if not in_step:  # the rest of this answer would be taken for the answer to the next request
                 link.close()
             self._free.put(link)
         if "error" in answer:
@@ -141,20 +149,20 @@ class ReadByProcesses:
         return values
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of a dataset, samples first."""
+        """Return the global shape of a dataset, samples first."""
         return self.source.shape(name)
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the dtype of a dataset's values as :meth:`read` returns them. Collective for what is computed."""
+        """Return the dtype of a dataset's values as :meth:`read` returns them. Collective for a function."""
         known = getattr(self.source, "dtype", None)
         return np.dtype("f4") if known is None else known(name)
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """What is read as a whole of the dataset ``name``."""
+        """Return the shape of the dataset's chunks."""
         return self.source.chunks(name)
 
     def check_unchanged(self) -> None:
-        """Raise DataError on all ranks if the data are not those that were opened. Collective."""
+        """Raise DataError on all ranks if the data have changed since they were opened. Collective."""
         self.source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
@@ -162,12 +170,12 @@ class ReadByProcesses:
         self.source.warn_of_large_chunks(name, block)
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """An attribute of the files or of a group, or None."""
+        """Return an attribute of the files or of a group; None if there is none."""
         store = self.source.store
         return store.attribute(name, group) if isinstance(store, Store) else None
 
     def column(self, name: str) -> list[object] | None:
-        """A small dataset with one value per sample, or None if it is not there. Collective."""
+        """Return a small dataset with one value per sample; None if there is none. Collective."""
         store = self.source.store
         return try_on_all_ranks(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
 
@@ -190,7 +198,8 @@ class ReadByProcesses:
             server.wait()
 
 
-def _pickled(path: Place, store: Any) -> bytes:
+def _pickle_store(path: Location, store: Any) -> bytes:
+    """Pickle what reads the boxes; raise DataError if another process could not import it."""
     function = getattr(store, "function", None)
     if store is None:
         raise DataError(f"{path}: cannot be read in another process")

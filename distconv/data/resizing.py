@@ -1,4 +1,4 @@
-"""Samples resized: a source of other extents. Each rank reads and computes what its boxes need alone."""
+"""A source whose samples are resized. Each rank reads and computes only what its own boxes need."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
 
 
 class Resized:
-    """A source whose last dimensions are resized to ``extents``, by dataset; others stay as they are. Collective.
+    """A source of resized samples: the last dimensions of the named datasets have other sizes.
 
-    Values between those that are stored are interpolated linearly, as ``F.interpolate(mode="bilinear")`` does; those of
-    datasets that are ``nearest``, such as label maps, are the nearest (``mode="nearest-exact"``).
+    Values are interpolated linearly, as ``F.interpolate(mode="bilinear")`` does. Collective: construct on every rank.
+
+    Parameters
+    ----------
+    source : SampleSource
+        The source to resize.
+    extents : mapping of str to sequence of int
+        New sizes of the last dimensions, by dataset. Datasets that are not named stay as they are.
+    nearest : collection of str
+        Datasets that take the nearest value instead (``mode="nearest-exact"``), such as label maps.
 
     Raises
     ------
     DataError
-        If there are more extents than a sample has dimensions, one is below 1, or ``nearest`` names others.
+        If there are more sizes than a sample has dimensions, one is below 1, or ``nearest`` names other datasets.
     MismatchError
-        If ranks ask for different extents.
+        If ranks pass different sizes.
     """
 
-    def __init__(self, source: Source, extents: Mapping[str, Sequence[int]], *, nearest: Collection[str] = ()) -> None:
+    def __init__(
+        self, source: SampleSource, extents: Mapping[str, Sequence[int]], *, nearest: Collection[str] = ()
+    ) -> None:
         self.source, self.path, self.comm, self.readers = source, source.path, source.comm, source.readers
         self._extents = {name: tuple(sizes) for name, sizes in extents.items()}
         self._nearest = frozenset(nearest)
@@ -44,11 +54,11 @@ class Resized:
             )
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         self.source.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the dataset ``name`` with the new extents."""
+        """Return the shape of a dataset with the new sizes."""
         shape, sizes = self.source.shape(name), self._extents.get(name, ())
         return (*shape[: len(shape) - len(sizes)], *sizes)
 
@@ -60,17 +70,17 @@ class Resized:
         return np.result_type(stored, np.float32) if resized else stored
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """What is read as a whole of the dataset ``name``, about, with the new extents."""
+        """Return the approximate shape of a chunk of the dataset in the new sizes."""
         pairs = zip(self.source.chunks(name), self.source.shape(name), self.shape(name), strict=True)
         return tuple(max(1, chunk * new // old) for chunk, old, new in pairs)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box``. Local; may run in another thread."""
-        steps: list[tuple[int, _Line]] = []
+        """Return the values in ``box``. Not collective; may run in another thread."""
+        steps: list[tuple[int, _Resampling]] = []
         there = list(box)
         for axis, (wanted, old, new) in enumerate(zip(box, self.source.shape(name), self.shape(name), strict=True)):
             if old != new and wanted.extent:
-                line = _Line(wanted, old, new, name in self._nearest)
+                line = _Resampling(wanted, old, new, name in self._nearest)
                 there[axis] = line.needs
                 steps.append((axis, line))
         values: NDArray[Any] = self.source.read(name, tuple(there))
@@ -88,8 +98,8 @@ class Resized:
         self.source.warn_of_large_chunks(name, tuple(-(-extent * old // new) for extent, old, new in pairs))
 
 
-class _Line:
-    """The indices ``wanted`` of a dimension of ``new`` values, from one of ``old``."""
+class _Resampling:
+    """Resampling along one dimension: the indices ``wanted`` of ``new`` values, from ``old`` values."""
 
     def __init__(self, wanted: Interval, old: int, new: int, nearest: bool) -> None:
         place = (np.arange(wanted.start, wanted.stop) + 0.5) * (old / new)
@@ -104,7 +114,7 @@ class _Line:
         self.needs = Interval(int(self._low[0]), int(self._high[-1]) + 1)
 
     def of(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
-        """The wanted ones; ``values`` has those that it needs along ``axis``."""
+        """Return the wanted values; ``values`` holds the indices ``needs`` along ``axis``."""
         low = values.take(self._low - self.needs.start, axis)
         if self._weight is None:
             return low

@@ -1,4 +1,4 @@
-"""What the loader and the moments ask of where samples come from; ``SampleFile`` is a source."""
+"""The interface between a source of samples and its readers: the loader, the statistics and wrappers."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.data.address import Place
+from distconv.data.address import Location
 from distconv.distribution import Box
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Named datasets whose first dimension counts samples.
 
-    A source may have a method ``dtype(name)``, too: the dtype of what ``read`` returns, from which a
-    :class:`~distconv.data.Field` without a dtype takes its own. Of a source without it such a field is float32.
+    A source may also have a method ``dtype(name)``, which returns the dtype of what ``read`` returns. A
+    :class:`~distconv.data.Field` without a dtype takes its own from it, and is float32 if the source has no such
+    method.
     """
 
     comm: MPI.Intracomm
     readers: int
-    """How many boxes may be read at a time, each in a thread of its own."""
+    """Number of boxes that may be read at a time, each in its own thread."""
 
     @property
-    def path(self) -> Place:
-        """Where they are."""
+    def path(self) -> Location:
+        """Location of the samples, for errors."""
 
     def close(self) -> None:
-        """Let go of the file on this rank."""
+        """Close the files on this rank."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the dataset ``name``."""
+        """Return the shape of a dataset, samples first."""
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """What is read as a whole of the dataset ``name``."""
+        """Return the shape of the blocks in which a dataset is stored: reading one element reads such a block."""
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values of the dataset ``name`` in ``box``. Local."""
+        """Return the values of a dataset in a box of global indices. Not collective; called in threads."""
 
     def check_unchanged(self) -> None:
-        """Raise DataError on all ranks if the data are not those that were opened. Collective."""
+        """Raise DataError on all ranks if the data have changed since they were opened. Collective."""
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Warn if reading ``block`` of a sample reads much more than that."""
+        """Warn if reading ``block`` (one sample, without the sample dimension) reads much more than that."""
 
 
-class StoredSource(Source, Protocol):
-    """A source that may say more of its samples; what :func:`open_source` opens is one."""
+class StoredSource(SampleSource, Protocol):
+    """A source that also has attributes and columns; :func:`open_source` returns one."""
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """An attribute of what is stored, or of a group in it, or None."""
+        """Return an attribute of the stored file or of a group in it; None if there is none."""
 
     def column(self, name: str) -> list[object] | None:
-        """A small dataset with one value per sample, or None if it is not there. Collective."""
+        """Return a small dataset with one value per sample; None if there is none. Collective."""

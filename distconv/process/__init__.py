@@ -2,12 +2,12 @@
 
 ::
 
-    call_stack     Where a thread is, as its user knows it: their line, the layer, the function of torch
+    call_stack     Where a thread is, in the user's terms: their line, the layer, the function of torch
     command_start  The restart of a command with an allocator that keeps freed blocks
-    endings        How ranks end: all together, or the job ends and names the rank that failed or left
+    endings        Coordination of exits: ranks end together, or the job ends and names the rank that failed or left
     environment    The environment variables that distconv reads: all of them are here
-    launchers      The import of MPI, and whether MPI knows of all processes that the launcher started
-    memory         How memory is kept from step to step, and what to say when there is none left
+    launchers      The import of MPI, and the check that MPI has all processes that the launcher started
+    memory         How memory is kept from step to step, and the explanation of out-of-memory errors
     patches        Patches of torch: the attributes that distconv replaces, why, and by which module
     profiling      Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup        The start of distconv in a process: everything that has an effect on the process

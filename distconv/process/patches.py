@@ -1,7 +1,8 @@
 """Patches of torch: the attributes that distconv replaces, why, and by which module.
 
-torch dispatches most calls with a DistTensor to it first. These targets are called without that dispatch, or too late.
-Modules declare their patches when they are imported; :func:`~distconv.process.start` applies all of them, once.
+torch dispatches most calls with a DistTensor to it first. The patched functions are called without that dispatch, or
+too late. Modules declare their patches when they are imported; :func:`~distconv.process.start` applies all of them,
+once.
 """
 
 from __future__ import annotations
@@ -36,11 +37,22 @@ class Patch(NamedTuple):
 
 
 _PATCHES: list[Patch] = []
-_at_start: list[Callable[[], None]] = []
+_start_callbacks: list[Callable[[], None]] = []
 
 
 def declare(owner: Any, name: str, new: Any, why: str) -> None:
-    """Declare that ``owner.name``, which torch has, is ``new`` once distconv has started.
+    """Declare that ``new`` replaces the attribute ``owner.name`` of torch once distconv has started.
+
+    Parameters
+    ----------
+    owner : module or type
+        Owner of the attribute.
+    name : str
+        The attribute.
+    new : object
+        Its new value.
+    why : str
+        The reason, for errors and documentation.
 
     Raises
     ------
@@ -57,14 +69,14 @@ def declare(owner: Any, name: str, new: Any, why: str) -> None:
 
 
 def replace(owner: Any, name: str, new: Any, why: str) -> None:
-    """Replace ``owner.name`` now; for what a function loads after distconv has started, such as torch's compiler."""
+    """Replace ``owner.name`` now; for modules that are loaded after distconv has started, such as torch's compiler."""
     declare(owner, name, new, why)
     setattr(owner, name, new)
 
 
-def at_start(act: Callable[[], None]) -> None:
-    """Have ``act`` called by :func:`apply`; for patches that depend on which modules of torch are loaded by then."""
-    _at_start.append(act)
+def call_at_start(act: Callable[[], None]) -> None:
+    """Register ``act`` to be called by :func:`apply`, for patches that depend on the loaded modules of torch."""
+    _start_callbacks.append(act)
 
 
 @cache
@@ -72,7 +84,7 @@ def apply() -> None:
     """Apply all declared patches, at the first call."""
     for patch in _PATCHES:
         setattr(patch.owner, patch.name, patch.new)
-    for act in _at_start:
+    for act in _start_callbacks:
         act()
 
 

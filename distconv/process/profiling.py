@@ -8,14 +8,14 @@ import torch
 from torch.profiler import record_function
 
 enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-"""Whether a profiler records this thread."""
+"""Returns True if a profiler records this thread."""
 
 _NOTHING = nullcontext()
 
 
 def section(name: str) -> AbstractContextManager[object]:
-    """The range ``distconv::name`` in the trace of the profiler that records this thread, if one does.
+    """Return a context manager that names a range ``distconv::name`` in the trace of an active profiler.
 
-    torch's own ``record_function`` takes microseconds without a profiler, too.
+    torch's own ``record_function`` takes microseconds even without a profiler.
     """
     return record_function(f"distconv::{name}") if enabled() else _NOTHING

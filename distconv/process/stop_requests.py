@@ -1,4 +1,8 @@
-"""Signals that ask a training to stop: batch systems send one some time before they end a job."""
+"""Signals that ask a training to stop: batch systems send one some time before they end a job.
+
+A signal may reach one rank only, but all ranks must stop after the same step. So the ranks combine what they have
+received by an allreduce at each step, which overlaps with the step in a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +24,54 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 EXIT_CODE = 128 + signal.SIGTERM
-"""Of a training that has stopped as asked, with a checkpoint from which it can go on."""
+"""Exit code of a training that has stopped as requested, with a checkpoint from which it can resume."""
 
-_Answer = tuple["NDArray[np.int64]", MPI.Request]
+_PendingAllreduce = tuple["NDArray[np.int64]", MPI.Request]
 
-_abandoned: list[_Answer] = []
-"""Of trainings that failed: MPI may still write to them."""
+_abandoned: list[_PendingAllreduce] = []
+"""Pending allreduces of trainings that failed: MPI may still write to their buffers, which must not be freed."""
 
 
-class StopRequests:
-    """Takes the signals while it is entered, whichever rank they reach."""
+class PreemptionHandler:
+    """Handles SIGTERM and SIGUSR1 while it is entered, whichever rank they reach.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks of the training.
+    ahead : int
+        Number of steps that one rank may be ahead of another, as in a pipeline. A result is awaited so many calls
+        later.
+    written : callable
+        Returns a count, such as that of the checkpoints that this rank has written. Its minimum over the ranks is sent
+        in the same message.
+    """
 
     def __init__(self, comm: MPI.Intracomm, ahead: int, written: Callable[[], int] = lambda: 0) -> None:
-        """``ahead``: steps that ranks may be ahead of others, which no answer waits for.
-
-        ``written`` is asked at each call, and what it says goes with the same message.
-        """
         self._comm, self._ahead, self._written = comm, ahead, written
-        self._heard = False
+        self._received = False
         self.least_written = 0
-        """The least that ``written`` said on any rank, ``ahead`` calls ago; the same on all ranks."""
-        self._answers: deque[_Answer] = deque()
+        """Minimum of ``written`` over all ranks, as of ``ahead`` calls ago; identical on all ranks."""
+        self._answers: deque[_PendingAllreduce] = deque()
 
     def __enter__(self) -> Self:
-        self._before = {each: signal.signal(each, self._hear) for each in SIGNALS}
+        self._before = {each: signal.signal(each, self._receive_signal) for each in SIGNALS}
         return self
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._heard = True
+    def _receive_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
 
-    def heard(self) -> bool:
-        """Whether a rank had heard of one, ``ahead`` calls ago; the same on all ranks. Collective."""
-        answer = np.array([self._heard, -self._written()], dtype=np.int64)
+    def stop_requested(self) -> bool:
+        """Return True if a signal had reached any rank ``ahead`` calls ago.
+
+        Collective: call on every rank, once a step.
+
+        Returns
+        -------
+        bool
+            Identical on all ranks.
+        """
+        answer = np.array([self._received, -self._written()], dtype=np.int64)
         self._answers.append((answer, self._comm.Iallreduce(MPI.IN_PLACE, answer, MPI.MAX)))
         return len(self._answers) > self._ahead and self._next()
 

@@ -1,17 +1,17 @@
 """The watchdog: reports ranks that wait for long, and ends the job when a wait lasts too long.
 
 A wait in MPI for a message that is never sent does not return, and signal handlers do not run during it. So waits are
-entered in a table (:class:`waiting`), and a daemon thread looks at it. The reason for a wait is where another rank is.
-The threads of the ranks therefore exchange messages over communicators of their own, if MPI has
-``MPI_THREAD_MULTIPLE``; the main threads take no part.
+entered in a table (:class:`waiting`), which a daemon thread checks. The cause of a wait is the position of another
+rank. So the threads of the ranks exchange messages over their own communicators, if MPI has ``MPI_THREAD_MULTIPLE``;
+the main threads take no part.
 
 1. A rank whose wait is ``notice_s`` old asks all ranks where they are. Ranks ask one after the other, and a rank that
    has been asked about its wait does not ask about the same one.
 2. Each rank answers with its wait or its call, and with the lines of the user's script that it is at.
 3. The rank that asked prints the answers (:mod:`.stuck_ranks`), with the ranks that are elsewhere or do not answer.
 4. After ``DISTCONV_TIMEOUT_S`` the rank asks once more, each rank prints the stacks of its threads, and the job ends.
-5. A rank that has come to the end of its program waits for the others, and asks every second. Its wait begins again
-   whenever another rank is found at another place. If all others wait, no message is to come, and the job ends.
+5. A rank that has reached the end of its program waits for the others, and asks every second. Its wait begins again
+   whenever another rank is found at another place. If all others wait, no message will come, and the job ends.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from mpi4py import MPI
 from distconv.process import stuck_ranks
 from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
-from distconv.process.stuck_ranks import State, show
+from distconv.process.stuck_ranks import RankState, print_to_stderr
 
 ABORT_CODE = 75
 """Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
 
 NOTICE_S = 30.0
-"""A rank that has waited this long is reported, with what the others do."""
+"""Seconds after which a wait is reported, with the positions of the other ranks."""
 
 PAUSE_S = 0.1
-"""Time between two looks, at most."""
+"""Maximum of the seconds between two checks."""
 
 _ANSWERS_S = 1.0
-"""Time that ranks have for an answer: their threads look ten times in it."""
+"""Seconds in which ranks must answer: their threads check for messages ten times in it."""
 
 _TURN_S, _TURNS = 0.5, 4
-"""A rank asks so much later than the one before it, which may spare it the question; from the fifth on together."""
+"""Delay of a rank's question after the one of the rank before it, which may answer it; at most 4 delays."""
 
 _STUCK_S = 1.0
-"""A rank that has waited this long may wait for one that has come to its end, which asks this often."""
+"""A rank that has waited this long may wait for one that has reached its end, which asks this often."""
 
 _OTHERS_S = 1.5
-"""Time that other ranks have for reports of their own before the job ends."""
+"""Seconds in which other ranks may print their own reports before the job ends."""
 
 _STOP_S = 1.0
-"""Time for which the end of MPI waits for a look that is under way."""
+"""Seconds for which the end of MPI waits for a check that is running."""
 
 _LAST_WORDS_S = 0.2
-"""Time that a launcher has to pass on what was printed."""
+"""Seconds in which a launcher may pass on what was printed."""
 
 _ASK, _ANSWER, _STACKS = 3, 4, 5
-"""Tags: a rank asks where the receiver is; the answer; the receiver prints its stacks, too."""
+"""Message tags: a question where the receiver is, its answer, and a question that also prints its stacks."""
 
 _UNKNOWN = (
     "which other ranks have perhaps not called; DISTCONV_CHECK=all tells at once where ranks call different things; "
@@ -66,19 +66,25 @@ timeout_s = TIMEOUT_S.value_or_default()
 notice_s = min(NOTICE_S, timeout_s / 2) if timeout_s else NOTICE_S
 
 Wait = tuple[float, Callable[[], str]]
-"""Since when, by ``time.monotonic``, and what for."""
+"""Start of a wait by ``time.monotonic``, and a function that returns its description."""
 
 waits: dict[int, Wait] = {}
-"""The wait of each thread that is in one."""
+"""The current wait of each thread that waits."""
 
-_looks: list[Callable[[], Iterable[Wait]]] = []
+_wait_sources: list[Callable[[], Iterable[Wait]]] = []
 _started = threading.Lock()
-_looking = threading.Lock()
+_look_lock = threading.Lock()
 _stopped = threading.Event()
 
 
 class waiting:
-    """Enter a wait of this thread; ``describe`` is called only for a report."""
+    """A context manager that enters a wait of this thread in the table.
+
+    Parameters
+    ----------
+    describe : callable
+        Returns the description of the wait; it is called only for a report.
+    """
 
     def __init__(self, describe: Callable[[], str]) -> None:
         self._describe, self._section = describe, section("wait")
@@ -87,7 +93,7 @@ class waiting:
     def __enter__(self) -> None:
         self._section.__enter__()
         start()
-        # A wait inside another one (a sum within an agreement) is what the rank is at; the outer one resumes after it.
+        # The inner one of nested waits (a sum within an agreement) counts; the outer one is restored after it.
         thread = threading.get_ident()
         self._outer = waits.get(thread)
         waits[thread] = (time.monotonic(), self._describe)
@@ -101,17 +107,23 @@ class waiting:
         self._section.__exit__(*raised)
 
 
-def look_at(waits: Callable[[], Iterable[Wait]]) -> None:
-    """Have the watchdog's thread call ``waits`` at each look, for waits that block no thread."""
-    if timeout_s and waits not in _looks:
-        _looks.append(waits)
+def register_wait_source(waits: Callable[[], Iterable[Wait]]) -> None:
+    """Register a function that returns waits that block no thread, such as those of a GPU.
+
+    Parameters
+    ----------
+    waits : callable
+        Returns the waits; the watchdog's thread calls it at each check.
+    """
+    if timeout_s and waits not in _wait_sources:
+        _wait_sources.append(waits)
         start()
 
 
 def current_waits() -> list[tuple[int, float, Callable[[], str]]]:
-    """Return this rank's waits: the thread, since when by ``time.monotonic``, and what for."""
-    by_gpu = [(threading.main_thread().ident or 0, *wait) for look in _looks for wait in look()]
-    # A copy in one step: the other threads change the table meanwhile.
+    """Return this rank's waits: thread, start by ``time.monotonic``, and a function that describes the wait."""
+    by_gpu = [(threading.main_thread().ident or 0, *wait) for look in _wait_sources for wait in look()]
+    # tuple() copies in one step: other threads change the table at the same time.
     return [*((thread, *wait) for thread, wait in tuple(waits.items())), *by_gpu]
 
 
@@ -122,27 +134,35 @@ def start() -> None:
 
 
 def stop(*_: Any) -> None:
-    """Look no more: MPI is about to end. A look that is under way ends before."""
-    held = _looking.acquire(timeout=_STOP_S)
+    """Stop checking, since MPI is about to end; wait for a check that is running."""
+    held = _look_lock.acquire(timeout=_STOP_S)
     _stopped.set()
     if held:
-        _looking.release()
+        _look_lock.release()
 
 
-def what_ends_it() -> str:
-    """Return the line of a report that says when the job ends, if it does."""
+def describe_timeout() -> str:
+    """Return the line of a report that says when the job ends, or ""."""
     return f"    (the job ends when a rank has waited DISTCONV_TIMEOUT_S={timeout_s:g} seconds)" if timeout_s else ""
 
 
 def abort(code: int) -> None:
-    """End the job. A launcher that is told so at once may drop what was just written to stderr."""
+    """End the job.
+
+    MPI_Abort comes after a pause: a launcher may drop what was written to stderr just before it.
+
+    Parameters
+    ----------
+    code : int
+        Exit code of the job.
+    """
     time.sleep(_LAST_WORDS_S)
     MPI.COMM_WORLD.Abort(code)
 
 
 def end_job(why: str, code: int) -> None:
-    """Print ``why`` and end the job."""
-    show(f"distconv: {why}; ending the job")
+    """Print ``why`` and end the job with exit code ``code``."""
+    print_to_stderr(f"distconv: {why}; ending the job")
     abort(code)
 
 
@@ -150,12 +170,12 @@ def _watch() -> None:
     pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
     while True:
         time.sleep(pause)
-        with _looking:
+        with _look_lock:
             if not _stopped.is_set():
                 reporter.look()
 
 
-class Channel:
+class ExitChannel:
     """A communicator whose ranks report to each other and coordinate their exits. Collective to make."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -173,7 +193,7 @@ class Channel:
         return contained
 
     def arrived(self, tag: int) -> dict[int, Any]:
-        """Return the last message that each rank has sent with this tag, of those that have arrived."""
+        """Return the last message with this tag of each rank from which one has arrived."""
         arrived, status = {}, MPI.Status()
         while self.comm.Iprobe(tag=tag):
             message = self.comm.recv(tag=tag, status=status)
@@ -183,21 +203,21 @@ class Channel:
 
 class _Question(NamedTuple):
     number: int
-    """An answer to an earlier question may come late."""
+    """Serial number: an answer to an earlier question may come late."""
     covers: bool
-    """True if the answers are printed: the receiver then does not ask about its present waits."""
+    """True if the answers are printed: the receiver then does not ask about its present waits. Otherwise it may."""
     left: int = 0
-    """If the sender has come to its end, a digest of the ranks that it asks."""
+    """Digest of the ranks that the sender asks, if it has reached the end of its program; otherwise 0."""
 
 
-class Reporter:
-    """The part of one rank: asks, answers and prints, in the watchdog's thread."""
+class StuckRankReporter:
+    """The watchdog of one rank: asks, answers and prints, in the watchdog's thread."""
 
     def __init__(self) -> None:
-        self.channels: list[Channel] = []
+        self.channels: list[ExitChannel] = []
         """Channels to the other ranks; none before the first grid, and without ``MPI_THREAD_MULTIPLE``."""
         self.has_left = False
-        """True once this rank has come to the end of its program."""
+        """True once this rank has reached the end of its program. Otherwise it is running."""
         self._seen: set[tuple[int, float]] = set()
         """Waits of this rank that a report has covered: thread and since when."""
         self._sent: list[MPI.Request] = []
@@ -205,15 +225,15 @@ class Reporter:
         self._question: _Question | None = None
         """The question whose answers are awaited."""
         self._count = 0
-        self._answers: dict[int, State] = {}
+        self._answers: dict[int, RankState] = {}
         self._stacks_printed = False
         self._others: tuple[object, ...] = ()
-        """Where the ranks that have not come to their end were found last, by one that has."""
+        """Last known positions of the running ranks, if this rank has reached its end."""
         self._is_spared = False
-        """True if a lower rank has come to its end, too, and asks instead of this one."""
+        """True if a lower rank has reached its end, too, and asks instead of this one. Otherwise this one asks."""
 
     def _peers(self) -> dict[int, tuple[MPI.Intracomm, int]]:
-        """How to reach the other ranks, by their number in the job."""
+        """Return a communicator and a rank in it for each other rank, by its rank in MPI.COMM_WORLD."""
         found: dict[int, tuple[MPI.Intracomm, int]] = {}
         for channel in self.channels:
             for rank, world_rank in enumerate(channel.world_ranks):
@@ -224,11 +244,11 @@ class Reporter:
     def _group(self) -> int:
         return hash(frozenset({MPI.COMM_WORLD.rank, *self._peers()}))
 
-    def _state(self) -> State:
-        return stuck_ranks.state(current_waits(), self._group(), has_left=self.has_left)
+    def _state(self) -> RankState:
+        return stuck_ranks.current_state(current_waits(), self._group(), has_left=self.has_left)
 
     def look(self) -> None:
-        """Answer, ask, print and end the job, as the steps above say. To be called now and then."""
+        """Answer, ask, print and end the job, as the module's steps say. Called periodically by the thread."""
         self._receive()
         self._sent = [request for request in self._sent if not request.Test()]
         if self._is_spared:
@@ -246,10 +266,12 @@ class Reporter:
                 if self.has_left:
                     self._follow_others()
                 if covers and any(wait[:2] in self._seen for wait in current_waits()):
-                    show(self._report(what_ends_it()))
+                    print_to_stderr(self._report(describe_timeout()))
         elif late and not self.channels:
             self._seen.add(late[0][:2])
-            show(stuck_ranks.alone(now - late[0][1], late[0][2], late[0][0], what_ends_it()))
+            print_to_stderr(
+                stuck_ranks.format_isolated_report(now - late[0][1], late[0][2], late[0][0], describe_timeout())
+            )
         elif late or (self.has_left and not self._is_spared and now > self._asked_at + _STUCK_S + turn):
             self._ask(_ASK, covers=bool(late))
 
@@ -262,7 +284,7 @@ class Reporter:
         self._sent += [comm.isend(self._question, rank, tag) for comm, rank in self._peers().values()]
 
     def _cover(self) -> None:
-        """Take this rank's waits for reported, but for those that have begun only now."""
+        """Mark this rank's waits as reported, except those that have only just begun."""
         since = time.monotonic() - notice_s / 2
         self._seen = {wait[:2] for wait in current_waits() if wait[1] < since}
 
@@ -287,9 +309,10 @@ class Reporter:
     # -- the end of a job ---------------------------------------------------------------------------------------------
 
     def _follow_others(self) -> None:
-        """End the job if all ranks that have not come to their end wait; they are found so twice.
+        """End the job if all ranks that are still running wait, and were found in the same waits twice.
 
-        A rank may also wait for one that this rank shares no grid with: all must be asked by the same ranks.
+        A rank may also wait for one that this rank shares no grid with. So it counts as stuck only if the same ranks
+        ask it.
         """
         staying = {rank: state for rank, state in self._answers.items() if not state.has_left}
         stuck = len(self._answers) == len(self._peers()) and all(
@@ -312,9 +335,10 @@ class Reporter:
             waits[main] = (time.monotonic(), waits[main][1])
 
     def _end(self, waited: float, describe: Callable[[], str], thread: int) -> None:
-        show(
+        print_to_stderr(
             f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {describe()}, "
-            f"for\n    {stuck_ranks.call_of(thread)}\n{stuck_ranks.idle() or _UNKNOWN}ending the job "
+            f"for\n    {stuck_ranks.describe_thread(thread)}\n"
+            f"{stuck_ranks.describe_dead_ranks() or _UNKNOWN}ending the job "
             f"(raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)"
         )
         if self._stacks_printed:
@@ -324,7 +348,7 @@ class Reporter:
             while not self._is_answered(time.monotonic()):
                 time.sleep(PAUSE_S / 5)
                 self._receive()
-            show(self._report(""))
+            print_to_stderr(self._report(""))
         self._print_stacks()
         # Ranks that wait elsewhere began to at about the same time: their reports say what was not called here.
         time.sleep(_OTHERS_S)
@@ -333,13 +357,13 @@ class Reporter:
     def _print_stacks(self) -> None:
         if not self._stacks_printed:
             self._stacks_printed = True
-            stuck_ranks.show_stacks()
+            stuck_ranks.print_stacks()
 
     def _report(self, ending: str) -> str:
-        states: dict[int, State | None] = {rank: self._answers.get(rank) for rank in self._peers()}
+        states: dict[int, RankState | None] = {rank: self._answers.get(rank) for rank in self._peers()}
         states[MPI.COMM_WORLD.rank] = self._state()
-        return stuck_ranks.report(states, ending)
+        return stuck_ranks.format_report(states, ending)
 
 
-reporter = Reporter()
-"""The part of this process."""
+reporter = StuckRankReporter()
+"""The reporter of this process."""

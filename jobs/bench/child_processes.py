@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from distconv.errors import DistconvError
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 
 MIB = 2**20
 
@@ -41,7 +41,7 @@ def in_new_process(words: Sequence[str]) -> Peak:
     DistconvError
         If that fails.
     """
-    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **without_launcher()}
+    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **environment_without_launcher()}
     command = [sys.executable, "-m", "distconv", "bench", *words]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode:

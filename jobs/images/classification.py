@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.loader import Epochs
+from distconv.data.loader import EpochLoader
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
@@ -48,7 +48,7 @@ class _Images(Classifier):
         scales = {"mean": moments.mean.tolist(), "std": moments.std.tolist()}
         return {"task": "classify", "classes": self.samples.classes, **scales}
 
-    def batches_of(self, group: str) -> Epochs:
+    def batches_of(self, group: str) -> EpochLoader:
         """Batches of ``train`` or ``test`` in the file's order, without augmentation."""
         return self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
 

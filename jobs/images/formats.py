@@ -22,7 +22,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.opened_file import MOST_COMPRESSED, SMALL_BYTES
+from distconv.data.opened_file import MAX_COMPRESSION, SMALL_BYTES
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
@@ -111,7 +111,7 @@ class _Content:
         self._path, self._file = path, open_regular(path)
         self._stored = os.fstat(self._file.fileno()).st_size
         packed = path.suffix in (".gz", ".xz")
-        self.most = min(MOST_BYTES, max(SMALL_BYTES, MOST_COMPRESSED * self._stored)) if packed else MOST_BYTES
+        self.most = min(MOST_BYTES, max(SMALL_BYTES, MAX_COMPRESSION * self._stored)) if packed else MOST_BYTES
         if not packed:
             self._check(self._stored)
         self._stream: io.BufferedIOBase | IO[bytes] = self._file

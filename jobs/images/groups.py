@@ -13,9 +13,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.hdf5 import Layout
-from distconv.data.opening import has_group, is_source, open_source
-from distconv.data.source import Source
+from distconv.data.hdf5 import DatasetLayout
+from distconv.data.opening import has_group, is_source_path, open_source
+from distconv.data.source import SampleSource
 from distconv.distribution import Interval
 from distconv.errors import DataError
 
@@ -35,7 +35,7 @@ KNOWN = (
 class ImageGroup:
     """Images (N, C, H, W) in a dataset of a source, with their labels (N)."""
 
-    source: Source
+    source: SampleSource
     dataset: str
     labels: NDArray[np.int64]
     labels_in: str
@@ -57,7 +57,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class NumbersLayout(Layout):
+class NumbersLayout(DatasetLayout):
     """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
 
     kinds: str = ""
@@ -105,7 +105,7 @@ def open_groups(
 
 
 def _check_exists(path: Path) -> None:
-    if str(path) != digits.NAME and not path.exists() and not is_source(path):
+    if str(path) != digits.NAME and not path.exists() and not is_source_path(path):
         raise DataError(
             f"{path}: there is no such folder or file; known are {KNOWN}, or --data {digits.NAME}, which needs no file"
         )
@@ -124,7 +124,7 @@ def locate(path: Path, group: str) -> Files | None:
     DataError
         If there are images without labels.
     """
-    if is_source(path):
+    if is_source_path(path):
         return Files("stored", (path,))
     if not path.is_dir():
         cifar = re.search(r"\.bin(\.gz|\.xz)?$", path.name)

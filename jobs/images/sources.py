@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box, Interval
 
 _SHIFTS = 2
@@ -55,7 +55,7 @@ class ShiftedImages:
 
     epoch = 0
 
-    def __init__(self, source: Source, samples: int, *, shift: int = 0, seed: int = 0) -> None:
+    def __init__(self, source: SampleSource, samples: int, *, shift: int = 0, seed: int = 0) -> None:
         self.path, self.comm, self.readers = source.path, source.comm, source.readers
         self._source, self._samples, self._shift, self._seed = source, samples, shift, seed
 

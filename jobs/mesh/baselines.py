@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.channel_statistics import slabs
+from distconv.data.channel_statistics import chunk_aligned_boxes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 
@@ -78,10 +78,14 @@ def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[lis
     """This rank's share of the samples of a group, slab by slab: the datasets' values and the family."""
     file, comm = samples.file(group), samples.comm
     for sample in range(comm.rank, samples.count(group), comm.size):
-        for rows in slabs(file, f"{group}/label", sample, channels=False):
+        for rows in chunk_aligned_boxes(file, f"{group}/label", sample, channels=False):
             values = []
             for name in names:
-                box = rows if name != "input" else (rows[0], slabs(file, f"{group}/input", sample)[0][1], *rows[1:])
+                box = (
+                    rows
+                    if name != "input"
+                    else (rows[0], chunk_aligned_boxes(file, f"{group}/input", sample)[0][1], *rows[1:])
+                )
                 values.append(file.read(f"{group}/{name}", box)[0])
             yield values, samples.families[group][sample]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from distconv.data.opened_file import opened
+from distconv.data.opened_file import open_hdf5
 from distconv.errors import DataError
 from distconv.text_files import load
 from distconv.whole_files import PARTIAL
@@ -155,7 +155,7 @@ def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
     if not target.exists():
         return None
     try:
-        with opened(target)[0] as file:
+        with open_hdf5(target)[0] as file:
             stored = json.loads(file.attrs["recipe"])
             summary = json.loads(file.attrs["summary"])
     except (OSError, KeyError, ValueError):

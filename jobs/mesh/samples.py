@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from distconv.data.hdf5 import Layout
+from distconv.data.hdf5 import DatasetLayout
 from distconv.data.loader import Loader
 from distconv.data.opening import open_source
 from distconv.data.source import StoredSource
@@ -20,10 +20,10 @@ from distconv.jobs.segmentation.samples import SegmentationGroup, SegmentationSa
 from .dataset import CHANNELS, flip, transpose
 
 LAYOUTS = {
-    "input": Layout("float32", (None, len(CHANNELS), None, None)),
-    "label": Layout("uint8", (None, None, None)),
+    "input": DatasetLayout("float32", (None, len(CHANNELS), None, None)),
+    "label": DatasetLayout("uint8", (None, None, None)),
 }
-EXTRAPOLATED = {"extrapolated": Layout("float32", (None, None, None))}
+EXTRAPOLATED = {"extrapolated": DatasetLayout("float32", (None, None, None))}
 
 
 class MeshSamples(SegmentationSamples):
@@ -92,7 +92,7 @@ def exchanged() -> tuple[tuple[int, float], ...]:
 
 
 def _opened(
-    path: str | os.PathLike[str], group: str, layouts: dict[str, Layout], comm: MPI.Intracomm, readers: int
+    path: str | os.PathLike[str], group: str, layouts: dict[str, DatasetLayout], comm: MPI.Intracomm, readers: int
 ) -> StoredSource:
     named = {f"{group}/{name}": layout for name, layout in layouts.items()}
     return open_source(path, named, comm, readers=readers)

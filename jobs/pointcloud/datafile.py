@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
-from distconv.data.opened_file import opened
+from distconv.data.opened_file import open_hdf5
 from distconv.errors import DataError
 from distconv.whole_files import atomic_path
 
@@ -39,7 +39,7 @@ def made_from(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        with opened(path)[0] as file:
+        with open_hdf5(path)[0] as file:
             return str(file.attrs.get("made_from", ""))
     except OSError:
         return ""

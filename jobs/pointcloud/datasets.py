@@ -16,8 +16,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
-from distconv.data.hdf5 import Layout, SampleFile
-from distconv.data.opened_file import opened, own_place
+from distconv.data.hdf5 import DatasetLayout, SampleFile
+from distconv.data.opened_file import open_hdf5, resolve_internal_link
 from distconv.distribution import Interval
 from distconv.errors import DataError
 
@@ -30,7 +30,7 @@ STEPS = 4095
 
 
 @dataclass(frozen=True)
-class CloudLayout(Layout):
+class CloudLayout(DatasetLayout):
     """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
 
     kinds: str = ""
@@ -46,11 +46,11 @@ class CloudLayout(Layout):
         return f"is {dtype} {shape} but must be {self.dtype} ({wanted})"
 
 
-def _floats(*shape: int | None) -> Layout:
+def _floats(*shape: int | None) -> DatasetLayout:
     return CloudLayout("floats", shape, kinds="f")
 
 
-def _whole(*shape: int | None) -> Layout:
+def _whole(*shape: int | None) -> DatasetLayout:
     return CloudLayout("whole numbers", shape, kinds="ui")
 
 
@@ -68,7 +68,7 @@ class FileClouds:
         On all ranks, if the file is not what it should be, has no cloud in this group, or a label is no class.
     """
 
-    def __init__(self, path: Path, group: str, datasets: dict[str, Layout], comm: MPI.Intracomm) -> None:
+    def __init__(self, path: Path, group: str, datasets: dict[str, DatasetLayout], comm: MPI.Intracomm) -> None:
         self.group = group
         self._file = SampleFile(path, {f"{group}/{name}": layout for name, layout in datasets.items()}, comm)
         try:
@@ -195,13 +195,13 @@ class PointClouds:
             clouds.close()
 
 
-def _formats(path: Path) -> dict[str, dict[str, Layout]]:
+def _formats(path: Path) -> dict[str, dict[str, DatasetLayout]]:
     """The datasets to open in each group. If there are no clouds, opening what is missing will say so."""
-    formats: dict[str, dict[str, Layout]] = {"train": OURS}
+    formats: dict[str, dict[str, DatasetLayout]] = {"train": OURS}
     try:
-        with opened(path)[0] as file:
+        with open_hdf5(path)[0] as file:
             for group in GROUPS:
-                place = own_place(file, group)
+                place = resolve_internal_link(file, group)
                 there = None if place is None else file[place]
                 if isinstance(there, h5py.Group):
                     formats[group] = QUANTISED if "q" in there else OURS | (PARTS if "part" in there else {})

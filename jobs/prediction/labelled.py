@@ -21,7 +21,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.cli import COMMANDS, make_parser
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.opening import is_source
+from distconv.data.opening import is_source_path
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training.classifier import Score, score
@@ -35,7 +35,7 @@ from .samples import DATASET
 
 def is_labelled(of: Trained, data: Path) -> bool:
     """Return True if the samples are opened as for training: they are no boxes of an array."""
-    arrays = is_source(data) or data.suffix in (".h5", ".hdf5")
+    arrays = is_source_path(data) or data.suffix in (".h5", ".hdf5")
     return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
 
 
@@ -68,8 +68,8 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
         more: Mapping[str, Any] = {name: getattr(training, name) for name in job.trainer_options}
         trainer = job.trainer(settings, samples, grid, device, **more)
         assert of.folder is not None
-        loaded = checkpoint.load(of.folder, comm, checkpoint.layouts_of(trainer.model))
-        checkpoint.restore(checkpoint.averaged(loaded), trainer.model, None, comm)
+        loaded = checkpoint.load(of.folder, comm, checkpoint.layout_resolver(trainer.model))
+        checkpoint.restore_state(checkpoint.with_average(loaded), trainer.model, None, comm)
         group = "test" if "test" in samples.groups else "train"
         labels = samples.groups[group].labels
         logits = torch.cat([each for _, each in trainer.predictions(group)])

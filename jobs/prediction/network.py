@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.checkpoint.values import from_json
-from distconv.checkpoint.verification import listed
+from distconv.checkpoint.verification import read_complete_manifest
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.grid import ProcessGrid
@@ -66,7 +66,7 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
         folder = checkpoint.newest(directory, MPI.COMM_SELF)
         if folder is None:
             raise CheckpointError(f"{path}: there is no finished checkpoint, and no file of weights")
-        manifest = listed(folder)
+        manifest = read_complete_manifest(folder)
         values = from_json(manifest["values"])
         notes = checkpoint_notes(values)
         if "task" not in notes or "settings" not in values:
@@ -128,9 +128,9 @@ def on_grid(
     model = parallelize(model.to(device, dtype), grid, comm=grid.world, batch_norm=batch_norm)
     if of.folder is not None:
 
-        def check(contents: checkpoint.Contents) -> None:
+        def check(contents: checkpoint.CheckpointMetadata) -> None:
             checkpoint.check_fits(contents, model, None, convert_dtype=True)
 
-        loaded = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
-        checkpoint.restore(checkpoint.averaged(loaded), model, None, grid.world, convert_dtype=True)
+        loaded = checkpoint.load(of.folder, grid.world, checkpoint.layout_resolver(model), check)
+        checkpoint.restore_state(checkpoint.with_average(loaded), model, None, grid.world, convert_dtype=True)
     return model.eval()

@@ -17,7 +17,7 @@ from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import open_source
-from distconv.data.source import Source, StoredSource
+from distconv.data.source import SampleSource, StoredSource
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs import progress
@@ -187,7 +187,7 @@ class PredictionRun:
             raise DataError(f"--window: samples of {space} have the axes {', '.join(axes)}, not {other[0]}")
         return tuple(min(wanted.get(axis, extent), extent) for axis, extent in zip(axes, space, strict=True))
 
-    def _loader(self, source: Source) -> Loader:
+    def _loader(self, source: SampleSource) -> Loader:
         options = self.options
         return Loader(source, [self.field], self.grid, options.batch, shuffle=False, device=options.device)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.opening import open_source
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box, Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -111,7 +111,7 @@ def draw(path: Path, predictions: Path, inputs: Inputs, title: str) -> None:
     write_picture(path, figure, dpi=110)
 
 
-def _map(source: Source, name: str, sample: int, *, channel: bool, classes: bool = False) -> NDArray[Any]:
+def _map(source: SampleSource, name: str, sample: int, *, channel: bool, classes: bool = False) -> NDArray[Any]:
     """What is drawn of a sample: (H, W), the first channel or the most likely class."""
     shape = source.shape(name)
     space = shape[2:] if channel else shape[1:]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distconv.data.source import Source
+from distconv.data.source import SampleSource
 from distconv.distribution import Box, Distribution, Interval, block_range, default_axes
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
@@ -42,7 +42,7 @@ class WindowSource:
     A window that is larger than the sample is the sample.
     """
 
-    def __init__(self, source: Source, name: str, window: Sequence[int], overlap: float) -> None:
+    def __init__(self, source: SampleSource, name: str, window: Sequence[int], overlap: float) -> None:
         self.source, self.path, self.comm, self.readers = source, source.path, source.comm, source.readers
         shape = source.shape(name)
         self.space = shape[len(shape) - len(window) :]

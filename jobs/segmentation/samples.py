@@ -14,10 +14,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.channel_statistics import moments, slabs
+from distconv.data.channel_statistics import chunk_aligned_boxes, moments
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import has_group, open_source
-from distconv.data.source import Source, StoredSource
+from distconv.data.source import SampleSource, StoredSource
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 
@@ -170,7 +170,7 @@ MANY_LABELS = 32
 """A largest label from which on the number of classes must be given if most of the labels below it are missing."""
 
 
-def label_counts(file: Source, name: str) -> Counter[int]:
+def label_counts(file: SampleSource, name: str) -> Counter[int]:
     """How often each label is in the dataset ``name`` (N, ...), the same on all ranks. Collective.
 
     Raises
@@ -182,7 +182,7 @@ def label_counts(file: Source, name: str) -> Counter[int]:
     def count() -> Counter[int]:
         counter: Counter[int] = Counter()
         for sample in range(file.comm.rank, file.shape(name)[0], file.comm.size):
-            for box in slabs(file, name, sample, channels=False):
+            for box in chunk_aligned_boxes(file, name, sample, channels=False):
                 counter.update(_counted(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
         return counter
 

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.opened_file import opened, own_place, values
+from distconv.data.opened_file import open_hdf5, read_dataset, resolve_internal_link
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
@@ -76,18 +76,18 @@ def recordings(path: Path) -> Recordings:
 
 def _of_file(path: Path) -> Recordings:
     try:
-        file, state = opened(path)
+        file, state = open_hdf5(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read as HDF5: {error}") from error
     with file:
 
         def numbers(name: str, kinds: str) -> NDArray[Any]:
-            row = values(file, name, path, state.size)
+            row = read_dataset(file, name, path, state.size)
             if row.ndim != 1 or row.dtype.kind not in kinds:
                 raise DataError(f"{path}: {name!r} is {row.dtype} {row.shape} but must be a row of {_KINDS[kinds]}")
             return row
 
-        missing = [name for name in ("audio", "offset", "label") if own_place(file, name) is None]
+        missing = [name for name in ("audio", "offset", "label") if resolve_internal_link(file, name) is None]
         if missing or "sample_rate" not in file.attrs:
             raise DataError(
                 f"{path}: has no {', '.join(missing) or 'attribute sample_rate'}; sounds are audio, offset, label "
@@ -95,9 +95,9 @@ def _of_file(path: Path) -> Recordings:
             )
         audio, offset, label = numbers("audio", "iuf"), numbers("offset", "iu"), numbers("label", "iu")
         held_out = np.zeros(len(label), bool)
-        if own_place(file, "test") is not None:
+        if resolve_internal_link(file, "test") is not None:
             held_out = numbers("test", "iufb").astype(bool)
-        elif own_place(file, "take") is not None:
+        elif resolve_internal_link(file, "take") is not None:
             held_out = numbers("take", "iuf") < HELD_OUT_TAKES
         rate = _rate(file.attrs["sample_rate"], path)
     if len(held_out) != len(label):

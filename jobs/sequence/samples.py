@@ -17,7 +17,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
-from distconv.data.loader import Batch, Epochs
+from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.placement import scatter
@@ -70,7 +70,7 @@ class SequenceSamples:
         """Nothing is open: all sequences are in memory."""
 
 
-class SequenceLoader(Epochs):
+class SequenceLoader(EpochLoader):
     """Batches of ``batch`` sequences: (N, T, C + 1) over axes n and w of ``grid``, and labels (N) over n.
 
     The last channel is 1 at the last step of a sequence and 0 elsewhere. ``order`` is that of Epochs.

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain, islice
 
-from distconv.data.loader import Batch, Epochs
+from distconv.data.loader import Batch, EpochLoader
 
 
-class Accumulated(Epochs):
+class Accumulated(EpochLoader):
     """Mini-batches of ``count`` batches of ``parts`` each, whose tensors are tuples of theirs.
 
     The last of an epoch may have fewer parts, or is dropped if those of ``parts`` are.
     """
 
-    def __init__(self, parts: Epochs, count: int) -> None:
+    def __init__(self, parts: EpochLoader, count: int) -> None:
         more = {"seed": parts.seed, "shuffle": parts.shuffle, "drop_last": parts.drop_last}
         super().__init__(parts.samples, parts.batch * count, ("--accumulate", "samples"), **more)  # type: ignore[arg-type]
         self.parts, self.count = parts, count
@@ -29,7 +29,7 @@ class Accumulated(Epochs):
                 yield Batch(samples, tuple(zip(*(part.tensors for part in group), strict=True)))
 
 
-def accumulated(parts: Epochs, count: int) -> Epochs:
+def accumulated(parts: EpochLoader, count: int) -> EpochLoader:
     """The mini-batches of ``count`` parts each; of one they are the parts themselves.
 
     Raises

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.data.loader import Batch, Epochs
+from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError
 from distconv.jobs import progress
 from distconv.placement import gather
@@ -86,7 +86,7 @@ class Classifier(Training):
     samples: LabelledGroups
 
     @abstractmethod
-    def batches_of(self, group: str) -> Epochs:
+    def batches_of(self, group: str) -> EpochLoader:
         """Batches of ``train`` or ``test`` in order, as they are evaluated."""
 
     def check_logits(self, logits: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.loader import Epochs
+from distconv.data.loader import EpochLoader
 from distconv.errors import CheckpointError, DistconvError
 from distconv.parameters.weight_files import load_weights
 from distconv.tensor import DistTensor
@@ -33,14 +33,14 @@ class Recoverable(ABC):
     """The moving average of the weights, if there is one."""
     optimizer: torch.optim.Optimizer
     comm: MPI.Intracomm
-    loader: Epochs
+    loader: EpochLoader
     """Of the training samples; a job sets it up."""
 
     def __init__(self) -> None:
         self.step_count = 0
         """Steps that have been taken."""
         self.checkpoints_begun = 0
-        self._saving: checkpoint.Saving | None = None
+        self._saving: checkpoint.AsyncSave | None = None
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class Recoverable(ABC):
         """
         self.finish_saving()
         try_on_all_ranks(self.comm, self._check_finite, DistconvError)
-        tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
+        tensors, values = checkpoint.capture_state(self.model, self.optimizer, self.comm)
         if self.average is not None:
             tensors |= checkpoint.capture_average(self.average)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
@@ -95,13 +95,13 @@ class Recoverable(ABC):
             "placement": self.placement,
             "notes": self.notes,
         }
-        self._saving = checkpoint.Saving(directory, self.step_count, tensors, values, self.comm)
+        self._saving = checkpoint.AsyncSave(directory, self.step_count, tensors, values, self.comm)
         self.checkpoints_begun += 1
 
     @property
     def checkpoints_written(self) -> int:
         """How many of the checkpoints that were begun this rank has written."""
-        return self.checkpoints_begun - (self._saving is not None and not self._saving.written)
+        return self.checkpoints_begun - (self._saving is not None and not self._saving.is_written)
 
     def finish_saving(self) -> None:
         """Wait for the checkpoint that was begun, if any, and commit it. Collective.
@@ -135,17 +135,17 @@ class Recoverable(ABC):
             On all ranks, if it is damaged, or of other settings or data.
         """
 
-        def check(contents: checkpoint.Contents) -> None:
+        def check(contents: checkpoint.CheckpointMetadata) -> None:
             self._check_settings(contents)
             checkpoint.check_fits(contents, self.model, self.optimizer)
 
-        layouts = checkpoint.layouts_of(self.model)
+        layouts = checkpoint.layout_resolver(self.model)
         newest = checkpoint.load_newest(directory, self.comm, layouts, check, fallback=fallback)
         if newest is None:
             return False
         for text in newest.skipped if self.comm.rank == 0 else ():
             print(f"passed over: {text}")
-        checkpoint.restore(newest, self.model, self.optimizer, self.comm)
+        checkpoint.restore_state(newest, self.model, self.optimizer, self.comm)
         if self.average is not None:
             checkpoint.restore_average(newest, self.average)
         self.step_count = newest.step
@@ -168,7 +168,7 @@ class Recoverable(ABC):
         """
         load_weights(self.model, path, self.comm)
 
-    def _check_settings(self, saved: checkpoint.Contents) -> None:
+    def _check_settings(self, saved: checkpoint.CheckpointMetadata) -> None:
         try:
             settings, position = saved.values["settings"], saved.values["position"]
             # What a checkpoint does not know yet was as it is by default.

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distconv.checkpoint.lock import LOCK, lock
+from distconv.checkpoint.lock import LOCK, lock_directory
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.jobs import progress
-from distconv.process.stop_requests import EXIT_CODE, StopRequests
+from distconv.process.stop_requests import EXIT_CODE, PreemptionHandler
 from distconv.tracing.steps import StepTrace
 from distconv.whole_files import Folder
 
@@ -38,7 +38,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     """
     folder, comm = Path(options.out), trainer.comm
     try_on_all_ranks(comm, lambda: _make(folder), DataError)
-    try_on_all_ranks(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
+    try_on_all_ranks(comm, lambda: lock_directory(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
             raise DataError(
@@ -100,7 +100,7 @@ def take_steps(
     """
     try:
         with (
-            StopRequests(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests,
+            PreemptionHandler(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests,
             StepTrace(options.trace, Path(options.out) / TRACE, trainer.comm) as traced,
         ):
             stopped = _take_steps(options, trainer, metrics, requests, traced=traced, evaluate=evaluate)
@@ -121,7 +121,7 @@ def _take_steps(
     options: argparse.Namespace,
     trainer: Training,
     metrics: Metrics,
-    requests: StopRequests,
+    requests: PreemptionHandler,
     *,
     traced: StepTrace,
     evaluate: Callable[[], None] | None,
@@ -136,7 +136,7 @@ def _take_steps(
             with traced.step(trainer.step_count + 1):
                 trainer.step(*batch.tensors)
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
-            stops = requests.heard() and not last
+            stops = requests.stop_requested() and not last
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.settle()

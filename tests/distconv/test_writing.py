@@ -18,7 +18,7 @@ import distconv as dc
 from distconv import writing
 from distconv.data import open_source
 from distconv.errors import DataError
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 from distconv.writing import chunk_aligned_bounds, count_written_rows, open_output
 from tests.distconv.data.sample_files import common
 
@@ -226,7 +226,7 @@ def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp
         "output.write(0, dc.scatter(torch.ones(2, 2, 8, 8), dc.ProcessGrid(MPI.COMM_WORLD)))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = without_launcher() | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = environment_without_launcher() | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, timeout=50, capture_output=True)
     path = tmp_path / f"out.{form}"
     assert count_written_rows(path, comm) == 2

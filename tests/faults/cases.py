@@ -100,7 +100,7 @@ CASES = {
     80: "small files that claim much, have no end or are pipes: refused before they cost memory or time",
     81: "a folder without a checkpoint: all, unless that is allowed",
     82: "state that an optimizer's next step needs and that is not there: all, before anything changes",
-    83: "values that JSON cannot carry: all, naming the place",
+    83: "values that JSON cannot represent: all, naming the place",
     84: "values that the model's dtype cannot hold: all",
     85: "a file that cannot be written, whoever writes it: named; the old one stays and nothing is beside it",
     86: "a link that takes a folder's place while we write: nothing goes there",

@@ -44,7 +44,7 @@ def tensors(step):
 
 def save(step):
     state = tensors(step)
-    saving = checkpoint.Saving(folder, step, state, {"of": step}, comm)
+    saving = checkpoint.AsyncSave(folder, step, state, {"of": step}, comm)
     if beside == "beside steps":
         for tensor in state.values():
             tensor.zero_()

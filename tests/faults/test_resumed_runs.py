@@ -103,8 +103,8 @@ def test_weights_of_a_gpu_go_to_the_cpu_and_back_bit_by_bit(comm: Any, shared_tm
     model(torch.ones(2, 2, 5, 5, device="cuda")).square().mean().backward()
     optimizer.step()
     for step, device in enumerate(("cpu", "cuda")):
-        saved = checkpoint.capture(model, optimizer, comm)
+        saved = checkpoint.capture_state(model, optimizer, comm)
         found = checkpoint.load(checkpoint.save(shared_tmp_path, step, *saved, comm), comm)
         before, (model, optimizer) = model.state_dict(), made(device, 1)
-        checkpoint.restore(found, model, optimizer, comm)
+        checkpoint.restore_state(found, model, optimizer, comm)
         assert all(torch.equal(model.state_dict()[name].cpu(), value.cpu()) for name, value in before.items())

@@ -117,7 +117,7 @@ class Channel:
         """CUDA graphs that launch operations of this channel: they must be reset before NCCL ends."""
         self._groups, self._server = rendezvous.connect_groups(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
-        watchdog.look_at(_waited_for)
+        watchdog.register_wait_source(_waited_for)
         _close_all_at_end()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
@@ -243,7 +243,7 @@ def _close_all() -> None:
 
 @functools.cache
 def _close_all_at_end() -> None:
-    endings.after_leaving(_close_all)
+    endings.call_after_exit_wait(_close_all)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Decode values whose meaning is in attributes, by xarray: netCDF's CF conventions, whatever the format of the file.
+"""Decoding of values whose meaning is in attributes, by xarray: netCDF's CF conventions, for any format.
 
 ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``_Unsigned`` and xarray's ``dtype = "bool"`` are
-decoded as ``xarray.open_dataset(..., decode_times=False)`` does. ``valid_range`` masks nothing, as in xarray, and times
-are numbers.
+decoded as ``xarray.open_dataset(..., decode_times=False)`` does. As in xarray, ``valid_range`` masks nothing. Times
+stay numbers.
 """
 
 from __future__ import annotations
@@ -14,22 +14,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Place
+from distconv.data.address import Location
 from distconv.errors import DataError
 
 _DECODED = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
-def decoded_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``attributes`` (of HDF5 or of JSON) that change values, as xarray takes them."""
-    found = {name: _plain(attributes[name]) for name in _DECODED if name in attributes}
-    if "dtype" in attributes and _plain(attributes["dtype"]) == "bool":
+def decoding_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that change values.
+
+    Parameters
+    ----------
+    attributes : mapping
+        Attributes of a dataset, from HDF5 or from JSON.
+
+    Returns
+    -------
+    dict
+        Those that xarray decodes, with the values that its own backends would pass. Empty if none changes values.
+    """
+    found = {name: _unwrap(attributes[name]) for name in _DECODED if name in attributes}
+    if "dtype" in attributes and _unwrap(attributes["dtype"]) == "bool":
         found["dtype"] = "bool"
     return found
 
 
-def _plain(value: Any) -> Any:
-    """Return an attribute as xarray's own backends give it: HDF5 keeps numbers in arrays of one, strings as bytes."""
+def _unwrap(value: Any) -> Any:
+    """Return an attribute's value as xarray's backends do: HDF5 has numbers in arrays, and strings as bytes."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(-1)[0]
     return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -37,12 +48,13 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Decoder:
-    """How the stored values of a dataset become those that they stand for."""
+    """Decodes the stored values of one dataset."""
 
-    path: Place
+    path: Location
+    """Location of the dataset, for errors."""
     name: str
     attributes: Mapping[str, Any]
-    """Result of :func:`decoded_attributes`; if empty, values stay as they are."""
+    """Result of :func:`decoding_attributes`; if empty, values stay as they are."""
 
     def dtype(self, stored: np.dtype) -> np.dtype:
         """Return the dtype of decoded values.

@@ -1,4 +1,4 @@
-"""HDF5 and netCDF 4, which is HDF5: one file, or the samples of many one behind the other."""
+"""HDF5 and netCDF 4, which is HDF5: one file, or the samples of several files concatenated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Address, Place
-from distconv.data.formats.decoding import Decoder, decoded_attributes
-from distconv.data.formats.store import Slices, Store, Stored, check_numbers, states_of
-from distconv.data.formats.virtual import sources_of
-from distconv.data.opened_file import Identity, dataset, opened, own_place
+from distconv.data.address import Location, Url
+from distconv.data.formats.decoding import Decoder, decoding_attributes
+from distconv.data.formats.store import Slices, Store, StoredDataset, check_numeric, file_identities
+from distconv.data.formats.virtual import check_virtual_sources
+from distconv.data.opened_file import FileIdentity, open_dataset, open_hdf5, resolve_internal_link
 from distconv.errors import DataError
 
-_MOST_OPEN = 64
-"""Files of a list that a process has open at a time."""
+_MAX_OPEN_FILES = 64
+"""Files of a list that a process has open at the same time."""
 
 
 class Hdf5File(Store):
-    """Datasets of one HDF5 or netCDF 4 file, virtual ones among them whose sources are in its folder.
+    """Datasets of one HDF5 or netCDF 4 file, and virtual datasets whose sources are in its folder.
 
     Values are decoded as the attributes of their dataset say.
     """
@@ -40,7 +40,7 @@ class Hdf5File(Store):
         DataError
             If the file or a dataset is missing, incomplete or damaged, or lies elsewhere.
         """
-        self._file, state = opened(self.path)
+        self._file, state = open_hdf5(self.path)
         self.states, self._datasets = {self.path: state}, dict[str, h5py.Dataset]()
         self._decoders: dict[str, Decoder] = {}
         try:
@@ -49,29 +49,29 @@ class Hdf5File(Store):
                 stored = self._datasets[name]
                 self._decoders[name] = self._decoder(name, stored)
                 dtype = self._decoders[name].dtype(stored.dtype)
-                check_numbers(self.path, name, stored.shape, dtype)
-                self.stored[name] = Stored(stored.shape, dtype, chunks)
+                check_numeric(self.path, name, stored.shape, dtype)
+                self.stored[name] = StoredDataset(stored.shape, dtype, chunks)
             self.libraries = ("xarray",) if any(each.attributes for each in self._decoders.values()) else ()
         except BaseException:
             self._file.close()
             raise
 
     def _decoder(self, name: str, stored: h5py.Dataset) -> Decoder:
-        return Decoder(self.path, name, decoded_attributes(stored.attrs))
+        return Decoder(self.path, name, decoding_attributes(stored.attrs))
 
     def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, tuple[int, ...]]:
-        """Return a dataset that is whole, and the shape of its chunks."""
+        """Open a complete dataset; return it and the shape of its chunks."""
         sources: dict[Path, tuple[int, ...] | None] = {}
         path = self.path
-        if isinstance(path, Address):  # HDF5 would look for what a virtual dataset shows on this machine
-            stored = dataset(self._file, name, path, size)
+        if isinstance(path, Url):  # HDF5 would search this machine for the sources of a virtual dataset
+            stored = open_dataset(self._file, name, path, size)
         else:
-            stored = dataset(
-                self._file, name, path, size, lambda virtual: sources.update(sources_of(virtual, path, name))
+            stored = open_dataset(
+                self._file, name, path, size, lambda virtual: sources.update(check_virtual_sources(virtual, path, name))
             )
-        self.states |= states_of(sources)
+        self.states |= file_identities(sources)
         _check_records(stored, path, name)
-        # Of several sources the first speaks for all.
+        # The chunks are those of the first source: they serve a warning alone.
         chunks = next(iter(sources.values()), None) if sources else stored.chunks
         chunks = chunks or (1,) * (min(stored.ndim, 2) - 1) + stored.shape[-1:]
         return stored, (1,) * (stored.ndim - len(chunks)) + tuple(chunks)
@@ -83,26 +83,26 @@ class Hdf5File(Store):
         return self._decoders[name].decode(values)
 
     def column(self, name: str) -> list[object] | None:
-        """A dataset with one value per sample, if there is one in the file itself.
+        """Return a dataset with one value per sample, if there is one in the file itself.
 
         Raises
         ------
         DataError
             If it has more values than there are samples, or lies in another file.
         """
-        place = own_place(self._file, name)
+        place = resolve_internal_link(self._file, name)
         entry = None if place is None else self._file[place]
         if not isinstance(entry, h5py.Dataset) or entry.is_virtual or entry.external or entry.ndim != 1:
             return None
         samples = next(iter(self.stored.values())).shape[0]
         if len(entry) > samples:
-            raise DataError(f"{self.path}: {name!r} has {len(entry)} values for {samples} samples; write one for each")
+            raise DataError(f"{self.path}: {name!r} has {len(entry)} values for {samples} samples. Write one for each.")
         values = entry[()] if entry.dtype.kind == "O" else self._decoder(name, entry).decode(entry[()])
         return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
     def attribute(self, name: str, group: str) -> object:
-        """An attribute of a group, or None."""
-        place = own_place(self._file, group)
+        """Return an attribute of a group; None if there is none."""
+        place = resolve_internal_link(self._file, group)
         return None if place is None else self._file[place].attrs.get(name)
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ class Hdf5File(Store):
         self._file.close()
 
 
-def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
-    """Raise DataError if a variable of netCDF is shorter than its unlimited dimension.
+def _check_records(stored: h5py.Dataset, path: Location, name: str) -> None:
+    """Check that a netCDF variable is as long as its unlimited dimension.
 
     Raises
     ------
     DataError
-        If it is.
+        If it is shorter.
     """
     for axis, limit in enumerate(stored.maxshape):
         for scale in stored.dims[axis].values() if limit is None and "DIMENSION_LIST" in stored.attrs else ():
@@ -129,17 +129,35 @@ def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Head:
-    """Description of one file, or zarr group, of a list."""
+class FileMetadata:
+    """Format, identity and datasets of one file, or zarr group, of a list. It is sent between ranks."""
 
     kind: type[Store]
-    path: Place
-    states: Mapping[Place, Identity]
-    stored: Mapping[str, Stored]
+    path: Location
+    states: Mapping[Location, FileIdentity]
+    stored: Mapping[str, StoredDataset]
 
 
-def head_of(path: Place, names: Iterable[str], one_each: bool, kind: type[Store] = Hdf5File) -> Head:
-    """That of the file ``path``, each dataset of which has samples, or is ``one_each``. It is not kept open.
+def read_file_metadata(
+    path: Location, names: Iterable[str], one_each: bool, kind: type[Store] = Hdf5File
+) -> FileMetadata:
+    """Read the metadata of one file of a list, and close the file again.
+
+    Parameters
+    ----------
+    path : Path or Url
+        The file.
+    names : iterable of str
+        The datasets.
+    one_each : bool
+        True if the file holds one sample, without a dimension that counts samples. Otherwise dimension 0 counts them.
+    kind : type of Store
+        The file's format.
+
+    Returns
+    -------
+    FileMetadata
+        The metadata, with a sample dimension in any case.
 
     Raises
     ------
@@ -149,28 +167,28 @@ def head_of(path: Place, names: Iterable[str], one_each: bool, kind: type[Store]
     file = kind(path, names)
     file.close()
     if isinstance(file, Hdf5File) and len(file.states) > 1:
-        raise DataError(f"{path}: has virtual datasets; name it alone, not in a list")
+        raise DataError(f"{path}: virtual datasets are not supported in a list of files. Name the file alone.")
     stored = file.stored
     if one_each:
-        stored = {name: Stored((1, *of.shape), of.dtype, (1, *of.chunks)) for name, of in stored.items()}
-    return Head(kind, file.path, file.states, stored)
+        stored = {name: StoredDataset((1, *of.shape), of.dtype, (1, *of.chunks)) for name, of in stored.items()}
+    return FileMetadata(kind, file.path, file.states, stored)
 
 
-class Hdf5Files(Store):
-    """The samples of many files, or zarr groups, one behind the other; a process has a few open at a time."""
+class ConcatenatedFiles(Store):
+    """The samples of several files, or zarr groups, concatenated; at most ``_MAX_OPEN_FILES`` are open."""
 
-    def __init__(self, path: Place, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
-        """``path`` names them all in messages."""
+    def __init__(self, path: Location, names: Iterable[str], heads: Sequence[FileMetadata], one_each: bool) -> None:
+        """Concatenate the files of ``heads``; ``path`` names all of them in errors."""
         self._heads, self._one_each = tuple(heads), one_each
         super().__init__(path, names)
 
     def open(self) -> None:
-        """Put the files together.
+        """Check that the files fit each other, without opening them.
 
         Raises
         ------
         DataError
-            If their samples differ in more than their number.
+            If their samples differ in shape or dtype.
         """
         self._open: OrderedDict[int, Store] = OrderedDict()
         self._lock = threading.Lock()
@@ -186,10 +204,10 @@ class Hdf5Files(Store):
                         f"{first.path} are {like.dtype} {like.shape[1:]}"
                     )
             count = sum(head.stored[name].shape[0] for head in self._heads)
-            self.stored[name] = Stored((count, *like.shape[1:]), like.dtype, like.chunks)
+            self.stored[name] = StoredDataset((count, *like.shape[1:]), like.dtype, like.chunks)
         self._begins = [0, *itertools.accumulate(self._count(head) for head in self._heads)]
 
-    def _count(self, head: Head) -> int:
+    def _count(self, head: FileMetadata) -> int:
         counts = {name: head.stored[name].shape[0] for name in self.names}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
@@ -212,22 +230,22 @@ class Hdf5Files(Store):
         return values
 
     def _file(self, index: int) -> Store:
-        """The file of this index, open."""
+        """Return the open file with this index; the caller holds the lock, since several threads read."""
         if index not in self._open:
             head = self._heads[index]
             file = head.kind(head.path, self.names)
             for path, then in head.states.items():
                 if (now := file.states.get(path)) != then:
                     change = then.change(now) if now else "removed"
-                    raise DataError(f"{path} has been {change} since it was opened; start again")
+                    raise DataError(f"{path} has been {change} since it was opened. Start again.")
             self._open[index] = file
         self._open.move_to_end(index)
-        if len(self._open) > _MOST_OPEN:
+        if len(self._open) > _MAX_OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return self._open[index]
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open files."""
         while self._open:
             self._open.popitem()[1].close()
 

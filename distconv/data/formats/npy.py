@@ -1,4 +1,4 @@
-"""NumPy's .npy files, mapped into memory: a file is a dataset, of the file's name."""
+"""NumPy's .npy files, mapped into memory: each file is a dataset with the file's name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Address
-from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
+from distconv.data.address import Url
+from distconv.data.formats.store import Slices, Store, StoredDataset, check_inside, check_numeric, file_identities
 from distconv.errors import DataError
 
 
@@ -22,17 +22,17 @@ class NpyFiles(Store):
         Raises
         ------
         DataError
-            If one is missing, cut short, elsewhere, or holds Python's objects.
+            If one is missing, truncated, elsewhere, or holds Python objects.
         """
         paths = {name: self._path(name) for name in self.names}
         self._arrays = {name: self._mapped(name, path) for name, path in paths.items()}
-        self.states = states_of(paths.values())
+        self.states = file_identities(paths.values())
         for name, array in self._arrays.items():
-            check_numbers(self.path, name, array.shape, array.dtype)
-            self.stored[name] = Stored(array.shape, array.dtype, (1,) * (array.ndim - 1) + array.shape[-1:])
+            check_numeric(self.path, name, array.shape, array.dtype)
+            self.stored[name] = StoredDataset(array.shape, array.dtype, (1,) * (array.ndim - 1) + array.shape[-1:])
 
     def _path(self, name: str) -> Path:
-        if isinstance(self.path, Address):
+        if isinstance(self.path, Url):
             raise DataError(f"{self.path}: .npy files are mapped into memory, from paths alone; copy it, or write zarr")
         if self.path.is_dir():
             path = self.path / f"{name}.npy"
@@ -45,7 +45,7 @@ class NpyFiles(Store):
 
     def _mapped(self, name: str, path: Path) -> NDArray[Any]:
         try:
-            # Refuses Python's objects by itself: nothing can be unpickled of a mapped file.
+            # This rejects arrays of Python objects: nothing is unpickled from a mapped file.
             return np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"{path} cannot be mapped as an array of NumPy: {error}") from error
@@ -55,8 +55,8 @@ class NpyFiles(Store):
         return np.array(self._arrays[name][box])
 
     def column(self, name: str) -> list[object] | None:
-        """A file with one number or text per sample, if there is one."""
-        if isinstance(self.path, Address) or not self.path.is_dir():
+        """Return a file with one number or string per sample, if there is one."""
+        if isinstance(self.path, Url) or not self.path.is_dir():
             return None
         path = self.path / f"{name}.npy"
         if not path.is_file():
@@ -66,6 +66,6 @@ class NpyFiles(Store):
         return list(values.tolist()) if values.ndim == 1 and values.dtype.kind in "biufU" else None
 
 
-def is_npy(path: Path) -> bool:
-    """Whether a folder has such files, or a file is one."""
+def has_npy_files(path: Path) -> bool:
+    """Return True if a path is a .npy file, or a folder that contains one."""
     return path.suffix == ".npy" or (path.is_dir() and next(path.rglob("*.npy"), None) is not None)

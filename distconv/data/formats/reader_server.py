@@ -1,10 +1,12 @@
-"""A process without MPI and torch, which reads boxes in children of its own; run as a script by ``reading_processes``.
+"""A process without MPI and torch, which reads boxes in its own child processes.
 
-Importing distconv would start MPI, so the package is a bare name here, below which the modules of formats are found.
-What a rank says is trusted: it has started this process. ::
+``reading_processes`` runs it as a script. Importing distconv would start MPI. So ``distconv`` is an empty package here,
+below which the modules of the formats are found. Messages of the rank are trusted, since the rank started this process.
+Each message follows its length::
 
-    start     JSON (the path of modules, and which to import), then the pickled store, each behind its length
-    request   JSON: dataset and box; answer: JSON (shape and dtype, or what went wrong), then the values
+    start     JSON (the path of modules, and which to import), then the pickled store
+    request   JSON: dataset and box
+    answer    JSON (shape and dtype, or the error), then the values without a length
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ from typing import Any
 _LENGTH = struct.Struct("!Q")
 
 
-def received(link: socket.socket, into: memoryview) -> bool:
-    """Fill ``into``; False if the other side is gone."""
+def receive_into(link: socket.socket, into: memoryview) -> bool:
+    """Fill a buffer from the socket.
+
+    Returns
+    -------
+    bool
+        False if the other side has closed the connection. Otherwise True.
+    """
     while into:
         count = link.recv_into(into)
         if not count:
@@ -34,23 +42,23 @@ def received(link: socket.socket, into: memoryview) -> bool:
     return True
 
 
-def message(link: socket.socket) -> bytes | None:
-    """The next message, or None if the other side is gone."""
+def receive_message(link: socket.socket) -> bytes | None:
+    """Return the next message; None if the other side has closed the connection."""
     length = bytearray(_LENGTH.size)
-    if not received(link, memoryview(length)):
+    if not receive_into(link, memoryview(length)):
         return None
     text = bytearray(_LENGTH.unpack(length)[0])
-    return bytes(text) if received(link, memoryview(text)) else None
+    return bytes(text) if receive_into(link, memoryview(text)) else None
 
 
-def send(link: socket.socket, text: bytes) -> None:
-    """A message."""
+def send_message(link: socket.socket, text: bytes) -> None:
+    """Send a message, after its length."""
     link.sendall(_LENGTH.pack(len(text)) + text)
 
 
 def serve(link: socket.socket, store: Any) -> None:
-    """Answer requests until the rank is gone."""
-    while (request := message(link)) is not None:
+    """Answer requests until the rank closes the connection."""
+    while (request := receive_message(link)) is not None:
         name, box = json.loads(request)
         try:
             values = store.read(name, tuple(slice(*each) for each in box))
@@ -58,16 +66,16 @@ def serve(link: socket.socket, store: Any) -> None:
                 values = values.copy()
             answer = {"shape": values.shape, "dtype": values.dtype.str}
         except Exception as error:
-            send(link, json.dumps({"error": f"{error}" or type(error).__name__}).encode())
+            send_message(link, json.dumps({"error": f"{error}" or type(error).__name__}).encode())
             continue
-        send(link, json.dumps(answer).encode())
+        send_message(link, json.dumps(answer).encode())
         link.sendall(memoryview(values.reshape(-1)).cast("B") if values.size else b"")
 
 
 def main(descriptors: list[int]) -> None:
-    """Load the store, and start a child for each descriptor, a socket to the rank."""
+    """Load the store, and fork a child for each descriptor, which is a socket to the rank."""
     links = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    start = message(links[0])
+    start = receive_message(links[0])
     if start is None:
         return
     folder = Path(__file__).resolve().parents[2]
@@ -78,10 +86,10 @@ def main(descriptors: list[int]) -> None:
         package.__path__ = [str(place)]
         sys.modules[name] = package
     for name in settings["modules"]:
-        # Once for all children; what goes wrong they will say.
+        # Once, before the children are forked. An error is raised again, and reported, when they load the store.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    pickled = message(links[0])
+    pickled = receive_message(links[0])
     assert pickled is not None
     children = []
     for index, link in enumerate(links):
@@ -105,9 +113,9 @@ def _serve_pickled(link: socket.socket, pickled: bytes) -> None:
         store = pickle.loads(pickled)
     except Exception as error:
         text = f"the samples cannot be opened in another process: {type(error).__name__}: {error}"
-        send(link, json.dumps({"error": text}).encode())
+        send_message(link, json.dumps({"error": text}).encode())
         return
-    send(link, json.dumps({}).encode())
+    send_message(link, json.dumps({}).encode())
     serve(link, store)
 
 

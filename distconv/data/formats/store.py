@@ -1,4 +1,8 @@
-"""What all formats have in common: datasets by name, boxes of them, the state of their files."""
+"""The interface of all formats: datasets by name, boxes of them, and the identity of their files.
+
+A :class:`Store` reads in one process and contains no MPI. It is pickled by path and names, so that another process
+opens the files again.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +17,65 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Place
-from distconv.data.opened_file import Identity, identity
+from distconv.data.address import Location
+from distconv.data.opened_file import FileIdentity, file_identity
 from distconv.errors import DataError
 
 Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A dataset as it is stored, samples first."""
+class StoredDataset:
+    """Shape, dtype and chunks of a stored dataset, samples first."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     chunks: tuple[int, ...]
-    """What is read as a whole."""
+    """Shape of the blocks in which it is stored: reading one element reads such a block."""
 
     def __post_init__(self) -> None:
-        # Values are read in the byte order of this machine, whatever that in the file.
+        # Values are returned in the byte order of this machine, whatever the file's is.
         object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
 
 
 class Store(ABC):
-    """Datasets of a path, open for reading in this process. A copy in another process opens them there."""
+    """Datasets of one location, open for reading in this process. A pickled copy opens them again.
 
-    path: Place
+    Parameters
+    ----------
+    path : Path or Url
+        The location.
+    names : iterable of str
+        The datasets to open.
+
+    Raises
+    ------
+    DataError
+        As :meth:`open`.
+    """
+
+    path: Location
     names: tuple[str, ...]
 
     libraries: Sequence[str] = ()
-    """What ``open`` imports."""
+    """Modules that ``open`` imports; a reading process imports them before it forks its children."""
 
-    def __init__(self, path: Place, names: Iterable[str]) -> None:
-        # Files may be opened later, when the process is in another folder.
+    def __init__(self, path: Location, names: Iterable[str]) -> None:
+        # Some files are opened later, when the working directory may be another.
         self.path, self.names = path.absolute(), tuple(names)
-        self.stored: dict[str, Stored] = {}
-        self.states: dict[Place, Identity] = {}
-        """The files whose change would be one of the data, as they were when they were opened."""
+        self.stored: dict[str, StoredDataset] = {}
+        self.states: dict[Location, FileIdentity] = {}
+        """Identity of each file that the datasets depend on, when it was opened."""
         self.open()
 
     @abstractmethod
     def open(self) -> None:
-        """Open what is there and fill ``stored``.
+        """Open the files and fill ``stored`` and ``states``.
 
         Raises
         ------
         DataError
-            If a dataset is missing, incomplete or damaged, or cannot be trusted.
+            If a dataset is missing, incomplete, damaged, or in a form that may run code.
         """
 
     @abstractmethod
@@ -66,18 +83,30 @@ class Store(ABC):
         """The values of a dataset in ``box``, which is not empty; what goes wrong is the library's own error."""
 
     def column(self, name: str) -> list[object] | None:
-        """A dataset with one value per sample, if there is one."""
+        """Return a dataset with one value per sample; None if there is none."""
         return None
 
     def attribute(self, name: str, group: str) -> object:
-        """An attribute of a group, or None."""
+        """Return an attribute of a group; None if there is none."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what is open."""
+        """Close the files."""
 
     def read(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``.
+        """Return the values of a dataset in a box.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        box : tuple of slice
+            One slice for each dimension, in global indices, without a step. It may be empty.
+
+        Returns
+        -------
+        ndarray
+            The values in the byte order of this machine.
 
         Raises
         ------
@@ -91,11 +120,11 @@ class Store(ABC):
             values = np.asarray(self.values(name, box))
         except DataError:
             raise
-        except Exception as error:  # whatever a library raises at damaged data
+        except Exception as error:  # libraries raise anything for damaged data
             text = f"{error}" or type(error).__name__
-            raise DataError(f"{self.path}: cannot read [{written(box)}] of dataset {name!r}: {text}") from error
+            raise DataError(f"{self.path}: cannot read [{format_box(box)}] of dataset {name!r}: {text}") from error
         if values.shape != shape:
-            raise DataError(f"{self.path}: [{written(box)}] of dataset {name!r} has values of {values.shape}")
+            raise DataError(f"{self.path}: [{format_box(box)}] of dataset {name!r} has values of {values.shape}")
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,66 +137,83 @@ class Store(ABC):
 
 
 @dataclass
-class Computed:
-    """A function that computes boxes, for another process; it must be one that can be imported there."""
+class FunctionStore:
+    """A function that returns boxes, as reading processes use it. They must be able to import it."""
 
     path: Path
+    """Name of the function, for errors."""
     function: Callable[[str, Slices], NDArray[Any]]
 
     def read(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``.
+        """Return the values of a dataset in ``box``.
 
         Raises
         ------
         DataError
-            If the function fails, or gives another shape.
+            If the function fails, or returns another shape.
         """
         shape = tuple(each.stop - each.start for each in box)
         try:
             values = np.asarray(self.function(name, box))
         except Exception as error:
-            raise DataError(f"{self.path}: {name!r} of [{written(box)}]: {type(error).__name__}: {error}") from error
+            raise DataError(f"{self.path}: {name!r} of [{format_box(box)}]: {type(error).__name__}: {error}") from error
         if values.shape != shape:
-            raise DataError(f"{self.path} gives {values.shape} for [{written(box)}] of {name!r}")
+            raise DataError(f"{self.path} gives {values.shape} for [{format_box(box)}] of {name!r}")
         return values
 
 
-def written(box: Slices) -> str:
-    """A box as a message shows it."""
+def format_box(box: Slices) -> str:
+    """Return a box as messages show it, ``0:1, 0:64``."""
     return ", ".join(f"{each.start}:{each.stop}" for each in box)
 
 
-def states_of(paths: Iterable[Place]) -> dict[Place, Identity]:
-    """The state of each of these files."""
-    return {path: identity(path) for path in paths}
+def file_identities(paths: Iterable[Location]) -> dict[Location, FileIdentity]:
+    """Return the identity of each file."""
+    return {path: file_identity(path) for path in paths}
 
 
-def unknown(name: str, path: object, known: Iterable[str]) -> str:
-    """Return the error for a dataset that a source does not have."""
+def describe_unknown_dataset(name: str, path: object, known: Iterable[str]) -> str:
+    """Return the error message for a dataset that a source does not have."""
     return (
         f"{path}: dataset {name!r} is not open, but {', '.join(map(repr, known))}. Name one of these, or open it too."
     )
 
 
-def check_numbers(path: Place, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
-    """Raise DataError unless a dataset is an array of numbers with a dimension that counts samples.
+def check_numeric(path: Location, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
+    """Check that a dataset is an array of real numbers with a dimension that counts samples.
+
+    Parameters
+    ----------
+    path, name
+        Location and name of the dataset, for the error.
+    shape, dtype
+        Shape and dtype of its values.
 
     Raises
     ------
     DataError
-        If it is none.
+        If it is not.
     """
     if dtype.kind not in "biuf" or not len(shape):
-        way_out = ". Store real and imaginary parts as two channels." if dtype.kind == "c" else ""
-        raise DataError(
-            f"{path}: dataset {name!r} is {dtype} {tuple(shape)}; samples must be arrays of numbers{way_out}"
-        )
+        fix = ". Store real and imaginary parts as two channels." if dtype.kind == "c" else ""
+        raise DataError(f"{path}: dataset {name!r} is {dtype} {tuple(shape)}; samples must be arrays of numbers{fix}")
 
 
 def check_inside(path: Path, folder: Path, what: str, *, folders: bool = False) -> None:
-    """Raise DataError unless ``path`` is a regular file, and lies in ``folder`` whatever links lead to.
+    """Check that a path is a regular file that lies in a folder, wherever links lead.
 
-    ``folders``: it may be a folder, too.
+    A file from elsewhere may contain links to any file of this machine. Those of its own folder came with it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    folder : Path
+        The folder that it must lie in, after all links are resolved.
+    what : str
+        What refers to the file; the error begins with it.
+    folders : bool
+        True if ``path`` may be a folder, too. Otherwise it must be a file.
 
     Raises
     ------
@@ -177,8 +223,8 @@ def check_inside(path: Path, folder: Path, what: str, *, folders: bool = False) 
     place = os.path.realpath(path)
     if not Path(place).is_relative_to(os.path.realpath(folder)):
         raise DataError(
-            f"{what} leads to {place}, out of the folder {folder}; copy it into that, or name the files in a "
-            "list, where links are followed"
+            f"{what} leads to {place}, out of the folder {folder}. Copy it into the folder, or name the files in a "
+            "list, where links are followed."
         )
     try:
         mode = os.stat(place).st_mode

@@ -1,6 +1,7 @@
-"""HDF5 virtual datasets: their sources lie in the folder of the file, and cover them.
+"""HDF5 virtual datasets: their sources must lie in the folder of the file, and cover the dataset.
 
-HDF5 gives fill values where a source is missing, and opens whatever path a file names; so all is looked at before.
+HDF5 returns fill values where a source is missing, and opens whatever path a file names. So all sources are checked
+before HDF5 reads any.
 """
 
 from __future__ import annotations
@@ -12,51 +13,66 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from distconv.data.formats.decoding import decoded_attributes
+from distconv.data.formats.decoding import decoding_attributes
 from distconv.data.formats.store import check_inside
-from distconv.data.opened_file import dataset, opened
+from distconv.data.opened_file import open_dataset, open_hdf5
 from distconv.errors import DataError
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def sources_of(virtual: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
-    """The files that hold what the virtual dataset ``name`` of ``path`` shows, with their chunks.
+def check_virtual_sources(virtual: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
+    """Check the sources of a virtual dataset and return their chunks.
+
+    Parameters
+    ----------
+    virtual : h5py.Dataset
+        The virtual dataset.
+    path, name
+        Its file and its name.
+
+    Returns
+    -------
+    dict of Path to tuple of int or None
+        The files of the sources, with the shape of their chunks; None if a source has no chunks.
 
     Raises
     ------
     DataError
-        If one of them is not in the folder, is missing, incomplete or virtual itself, or part of the dataset has none.
+        If a source is not in the folder, missing, incomplete or virtual itself, or part of the dataset has no source or
+        two.
     """
     folder, files, boxes, points = path.parent, dict[Path, tuple[int, ...] | None](), list[Bounds](), 0
-    for file_name, dataset_name, bounds, count in _parts(virtual):
+    for file_name, dataset_name, bounds, count in _iterate_sources(virtual):
         points += count
         boxes.append(bounds)
         if "%" in file_name or "%" in dataset_name:
-            raise DataError(f"{path}: virtual dataset {name!r} is made of numbered files {file_name!r}; list them")
+            raise DataError(
+                f"{path}: virtual dataset {name!r} refers to numbered files {file_name!r}. Open a list of the files."
+            )
         place = path if file_name == "." else folder / file_name
         if place not in files:
             check_inside(place, folder, f"{path}: virtual dataset {name!r}")
-            files[place] = _checked_source(place, dataset_name, virtual, f"{path}: virtual dataset {name!r}")
+            files[place] = _check_source(place, dataset_name, virtual, f"{path}: virtual dataset {name!r}")
     if points < math.prod(virtual.shape):
         raise DataError(
             f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(virtual.shape)} values {points} have a "
             "source"
         )
-    if points > math.prod(virtual.shape) or _overlap(boxes):
-        raise DataError(f"{path}: virtual dataset {name!r} has values with two sources; write it with one for each")
+    if points > math.prod(virtual.shape) or _has_overlap(boxes):
+        raise DataError(f"{path}: virtual dataset {name!r} has values with two sources. Write it with one for each.")
     return files
 
 
-def _parts(virtual: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
-    """File and dataset of each source, the box that holds what comes from it, and how much that is."""
+def _iterate_sources(virtual: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
+    """Yield file and dataset of each source, the bounds of its values in the virtual dataset, and their number."""
     for source in virtual.virtual_sources():
         bounds = source.vspace.get_select_bounds()
         yield source.file_name, source.dset_name, bounds, source.vspace.get_select_npoints()
 
 
-def _overlap(boxes: list[Bounds]) -> bool:
-    """Whether two of them have an index in common; both ends are in a box."""
+def _has_overlap(boxes: list[Bounds]) -> bool:
+    """Return True if two boxes have an index in common. Both bounds are inside a box."""
     boxes = sorted(boxes)
     for index, (low, high) in enumerate(boxes):
         for other_low, other_high in boxes[index + 1 :]:
@@ -68,14 +84,14 @@ def _overlap(boxes: list[Bounds]) -> bool:
     return False
 
 
-def _checked_source(place: Path, dataset_name: str, virtual: h5py.Dataset, what: str) -> tuple[int, ...] | None:
-    file, state = opened(place)
+def _check_source(place: Path, dataset_name: str, virtual: h5py.Dataset, what: str) -> tuple[int, ...] | None:
+    file, state = open_hdf5(place)
     with file:
-        source = dataset(file, dataset_name.lstrip("/") or "/", place, state.size)
-        lost, kept = decoded_attributes(source.attrs), decoded_attributes(virtual.attrs)
+        source = open_dataset(file, dataset_name.lstrip("/") or "/", place, state.size)
+        lost, kept = decoding_attributes(source.attrs), decoding_attributes(virtual.attrs)
         if any(name not in kept or not np.array_equal(kept[name], lost[name], equal_nan=True) for name in lost):
             raise DataError(
-                f"{what} has not the attributes {', '.join(lost)} of its source {place}, which change the values. Copy "
+                f"{what} lacks the attributes {', '.join(lost)} of its source {place}, which change the values. Copy "
                 "them to the virtual dataset, or write decoded values."
             )
         return None if source.chunks is None else tuple(source.chunks)

@@ -1,6 +1,7 @@
 """zarr groups, format 2 and 3: an array of the group is a dataset.
 
-A chunk that is not there has the fill value, as zarr means it; what :func:`distconv.write` has not finished is refused.
+As zarr defines it, a chunk that is not stored has the fill value. A group that :func:`distconv.write` has not finished
+is rejected.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.data.address import Address, Place
-from distconv.data.formats.decoding import Decoder, decoded_attributes
-from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
+from distconv.data.address import Location, Url
+from distconv.data.formats.decoding import Decoder, decoding_attributes
+from distconv.data.formats.store import Slices, Store, StoredDataset, check_inside, check_numeric, file_identities
 from distconv.errors import DataError
 
 UNFINISHED = "distconv_unfinished"
-"""An attribute of a group while it is being written."""
+"""Attribute that a group has while it is being written."""
 
 _CODECS = frozenset(
     "bytes transpose sharding_indexed gzip zstd blosc zlib lz4 lzma bz2 crc32 crc32c adler32 fletcher32 shuffle delta "
     "fixedscaleoffset quantize bitround astype packbits".split()
 )
-"""Codecs that only compute. Others turn what is in a file into Python's objects, and pickles run code."""
+"""Codecs that only compute. Others decode Python objects, and pickles run code."""
 
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 class ZarrGroup(Store):
-    """Arrays of a zarr group in a folder, or at an address."""
+    """Arrays of a zarr group in a folder or at a URL."""
 
     libraries: Sequence[str] = ("zarr",)
 
@@ -41,14 +42,14 @@ class ZarrGroup(Store):
         Raises
         ------
         DataError
-            If zarr is not installed, an array is missing, or it is made of other things than numbers.
+            If zarr is not installed, an array is missing, or its values are not numbers.
         """
         try:
             import zarr
         except ImportError as error:
             raise DataError(f"{self.path}: zarr is not installed: pip install 'distconv[zarr]'") from error
         try:
-            self._group = zarr.open_group(_store(self.path), mode="r")
+            self._group = zarr.open_group(_zarr_store(self.path), mode="r")
             self._arrays = {name: self._group.get(name) for name in self.names}
         except DataError:
             raise
@@ -56,39 +57,39 @@ class ZarrGroup(Store):
             text = " ".join(f"{error}".split()) or type(error).__name__
             raise DataError(f"{self.path} cannot be opened as a zarr group: {text}") from error
         if self._group.attrs.get(UNFINISHED):
-            raise DataError(f"{self.path} is incomplete: its writer has not finished; let it go on, or write it anew")
+            raise DataError(f"{self.path} is incomplete: its writer has not finished. Wait for it, or write it again.")
         self._decoders: dict[str, Decoder] = {}
         for name, array in self._arrays.items():
             self.stored[name] = self._checked(name, array)
         if any(each.attributes for each in self._decoders.values()):
             self.libraries = ("zarr", "xarray")
         files = (folder / each for folder in self._folders() for each in _METADATA)
-        self.states = states_of(file for file in files if file.is_file())
+        self.states = file_identities(file for file in files if file.is_file())
 
-    def _checked(self, name: str, array: Any) -> Stored:
+    def _checked(self, name: str, array: Any) -> StoredDataset:
         if array is None:
             has = ", ".join(sorted(self._group.array_keys())) or "no arrays"
             raise DataError(f"{self.path}: there is no dataset {name!r} in it; at its top are {has}")
         if not hasattr(array, "chunks"):
             raise DataError(f"{self.path}: {name!r} is a group, not a dataset")
-        check_numbers(self.path, name, array.shape, array.dtype)
+        check_numeric(self.path, name, array.shape, array.dtype)
         self._decoders[name] = self._decoder(name, array)
         dtype = self._decoders[name].dtype(array.dtype)
-        check_numbers(self.path, name, array.shape, dtype)
-        if others := sorted(set(_codecs(array.metadata.to_dict())) - _CODECS):
+        check_numeric(self.path, name, array.shape, dtype)
+        if others := sorted(set(_codec_names(array.metadata.to_dict())) - _CODECS):
             raise DataError(
-                f"{self.path}: dataset {name!r} is encoded by {', '.join(others)}, which is not read from files that "
-                f"others may have made; write it again with {', '.join(sorted(_CODECS)[:3])} or the like"
+                f"{self.path}: dataset {name!r} is encoded by {', '.join(others)}, which may run code and is not "
+                f"supported. Write it again with another codec, such as {', '.join(sorted(_CODECS)[:3])}."
             )
-        return Stored(tuple(array.shape), dtype, tuple(array.chunks))
+        return StoredDataset(tuple(array.shape), dtype, tuple(array.chunks))
 
     def _decoder(self, name: str, array: Any) -> Decoder:
-        """Return how xarray decodes an array.
+        """Return the decoder of an array, with the attributes as xarray itself stores them.
 
-        Of one that it has written in format 2 the fill value is the ``_FillValue``; in format 3 that is encoded.
+        In format 2 xarray stores ``_FillValue`` as the array's fill value; in format 3 it encodes it in base64.
         """
         attributes = array.attrs.asdict()
-        meaning = decoded_attributes(attributes)
+        meaning = decoding_attributes(attributes)
         if array.metadata.zarr_format == 2:
             if not {"_ARRAY_DIMENSIONS", "_nczarr_array"}.isdisjoint(attributes) and array.fill_value is not None:
                 meaning["_FillValue"] = array.fill_value
@@ -101,7 +102,7 @@ class ZarrGroup(Store):
                 ) from error
         return Decoder(self.path, name, meaning)
 
-    def _folders(self) -> list[Place]:
+    def _folders(self) -> list[Location]:
         return [self.path, *(self.path / name for name in self.names)]
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
@@ -109,7 +110,7 @@ class ZarrGroup(Store):
         return self._decoders[name].decode(np.asarray(self._arrays[name][box]))
 
     def column(self, name: str) -> list[object] | None:
-        """An array with one number or text per sample, if there is one."""
+        """Return an array with one number or string per sample, if there is one."""
         array = self._group.get(name)
         if array is None or getattr(array, "ndim", 0) != 1 or array.dtype.kind not in "biufU":
             return None
@@ -117,20 +118,20 @@ class ZarrGroup(Store):
         return list(values.tolist())
 
     def attribute(self, name: str, group: str) -> object:
-        """An attribute of a group, or None."""
+        """Return an attribute of a group; None if there is none."""
         node = self._group if group in ("", "/") else self._group.get(group)
         return None if node is None else node.attrs.get(name)
 
 
-def _store(place: Place) -> Any:
-    """A zarr store of what is there."""
+def _zarr_store(place: Location) -> Any:
+    """Return a zarr store of the folder or URL."""
     from zarr.storage import FsspecStore
 
-    return FsspecStore.from_url(place.url, read_only=True) if isinstance(place, Address) else _inside(place)
+    return FsspecStore.from_url(place.url, read_only=True) if isinstance(place, Url) else _confined_store(place)
 
 
-def _inside(folder: Path) -> Any:
-    """A zarr store of the folder that reads nothing which links place elsewhere, and no pipes."""
+def _confined_store(folder: Path) -> Any:
+    """Return a zarr store of the folder that reads no pipes, and no files outside of it that links lead to."""
     from zarr.storage import LocalStore
 
     def checked(key: str) -> None:
@@ -139,7 +140,7 @@ def _inside(folder: Path) -> Any:
             check_inside(path, folder, f"{folder}: {key}")
 
     class Inside(LocalStore):  # type: ignore[misc]
-        """Each file is looked at before it is read."""
+        """A store that checks each file before it reads it."""
 
         async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
             checked(key)
@@ -158,17 +159,17 @@ def _inside(folder: Path) -> Any:
     return Inside(folder, read_only=True)
 
 
-def _codecs(metadata: Any, within: bool = False) -> Iterator[str]:
-    """The names of all codecs in the metadata of an array, those inside of others too."""
+def _codec_names(metadata: Any, within: bool = False) -> Iterator[str]:
+    """Yield the names of all codecs in the metadata of an array, nested ones included."""
     if isinstance(metadata, list | tuple):
         for each in metadata:
-            yield from _codecs(each, within)
+            yield from _codec_names(each, within)
     elif isinstance(metadata, dict):
         if within and (name := metadata.get("id", metadata.get("name"))):
             yield str(name).removeprefix("numcodecs.")
         for key, value in metadata.items():
             inside = key in ("codecs", "index_codecs", "filters", "compressor")
             if inside or (within and key == "configuration"):
-                yield from _codecs(value, inside)
+                yield from _codec_names(value, inside)
     elif within and metadata is not None:
         yield str(getattr(metadata, "codec_id", type(metadata).__name__.lower()))

@@ -1,8 +1,8 @@
-"""How this process's memory is kept, so that large activations are not fetched again from the kernel at each step.
+"""How this process keeps memory, so that large activations are not requested from the kernel again at each step.
 
-Best is an allocator that keeps freed blocks (:mod:`.caching_allocators`), which a command starts with. Else glibc is
-told to keep more free memory at the top of its heap. Larger blocks are still mapped by themselves, and torch asks for
-huge pages for them: in the heap they would leave holes. ``DISTCONV_MALLOC`` has the last word.
+The best way is an allocator that keeps freed blocks (:mod:`.caching_allocators`), with which a command starts.
+Otherwise glibc is set to keep more free memory at the top of its heap. Larger blocks are still mapped individually, and
+torch asks for huge pages for them: in the heap they would leave holes. ``DISTCONV_MALLOC`` overrides both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from distconv.process.memory import caching_allocators
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAPPED_BYTES, _FREE_BYTES = 32 << 20, 256 << 20
-"""Blocks from this size on are mapped by themselves, and so much stays free at the top of the heap.
+"""Blocks from the first size on are mapped individually; the second size stays free at the top of the heap.
 
-The first is what glibc's own threshold comes to in a process with large blocks; its second would be 64 MiB.
+glibc's own threshold reaches the first value in a process with large blocks; its second would be 64 MiB.
 """
 
 KINDS = {
@@ -26,27 +26,38 @@ KINDS = {
 }
 
 kind = "system"
-"""Which of ``KINDS`` this process has, or which allocator it was started with."""
+"""Which of ``KINDS`` this process has, or the name of the allocator that it was started with."""
 
 
-def wanted(ranks: int) -> bool:
-    """Return True if memory is to be kept: as ``DISTCONV_MALLOC`` says, else with more than one rank."""
+def keeps_memory(ranks: int) -> bool:
+    """Return True if memory is to be kept: as ``DISTCONV_MALLOC`` says, otherwise in a job of more than one rank."""
     asked = MALLOC.value()
     return ranks > 1 if asked is None else asked != "0"
 
 
 def keep_memory(ranks: int) -> str:
-    """Set glibc's allocator if that is wanted; returns ``kind``."""
+    """Set up glibc's allocator to keep memory, if that is wanted and no better allocator is loaded.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks of the job.
+
+    Returns
+    -------
+    str
+        The resulting ``kind``.
+    """
     global kind
-    kind = caching_allocators.loaded() or (_set() if wanted(ranks) else "system")
+    kind = caching_allocators.loaded_allocator() or (_set() if keeps_memory(ranks) else "system")
     return kind
 
 
 def describe() -> str:
-    """Return the kind in words, and what would be better."""
+    """Return the kind in words, and a better one."""
     if kind in caching_allocators.FILES:
         return f"{kind}: freed blocks are kept for about a second"
-    better = caching_allocators.installed()
+    better = caching_allocators.find_installed()
     hint = (
         f"start it by `distconv run` for {better[0]}" if better else "install tcmalloc, jemalloc or distconv[allocator]"
     )
@@ -54,11 +65,11 @@ def describe() -> str:
 
 
 def environment(of: str) -> dict[str, str]:
-    """Return the variables that a process needs when it starts for a kind, or for an allocator that is installed."""
+    """Return the variables that a process needs at its start for a kind, or for an installed allocator; else none."""
     if of == "heap":
         sizes = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_FREE_BYTES)}
         return {**sizes, "THP_MEM_ALLOC_ENABLE": "1"}
-    library = caching_allocators.installed(of) if of in caching_allocators.FILES else None
+    library = caching_allocators.find_installed(of) if of in caching_allocators.FILES else None
     return {**caching_allocators.SETTINGS.get(of, {}), "LD_PRELOAD": str(library[1])} if library else {}
 
 

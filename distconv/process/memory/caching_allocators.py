@@ -1,6 +1,6 @@
 """Allocators that keep freed blocks with few holes: which are installed, and which this process has.
 
-They come into a process by ``LD_PRELOAD`` alone. glibc's own gives large blocks back to the kernel, or keeps them in a
+A process gets them only by ``LD_PRELOAD``. glibc's own allocator returns large blocks to the kernel, or keeps them in a
 heap with holes.
 """
 
@@ -17,20 +17,31 @@ FILES = {
     "jemalloc": ("libjemalloc.so.2",),
     "mimalloc": ("libmimalloc.so.3", "libmimalloc.so.2"),
 }
-"""By name, the best first."""
+"""Library files of each allocator, the best first."""
 
 SETTINGS = {
     "tcmalloc": {"TCMALLOC_RELEASE_RATE": "10"},
     "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:1000,muzzy_decay_ms:1000"},
     "mimalloc": {"MIMALLOC_PURGE_DELAY": "1000"},
 }
-"""The variables by which they keep what is freed for about a second, and give the rest back by themselves."""
+"""Environment variables by which they keep freed memory for about a second, and then return it."""
 
 SYSTEM = ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 
-def installed(name: str | None = None) -> tuple[str, Path] | None:
-    """The name and the file of the allocator ``name``, else of the first that is installed; None if there is none."""
+def find_installed(name: str | None = None) -> tuple[str, Path] | None:
+    """Find an installed allocator.
+
+    Parameters
+    ----------
+    name : str, optional
+        The allocator. Default: the first of ``FILES`` that is installed.
+
+    Returns
+    -------
+    tuple of str and Path, or None
+        Name and library file; None if it is not installed.
+    """
     folders = list(_folders())
     candidates = ((each, file) for each in ([name] if name else FILES) for file in FILES[each])
     return next(
@@ -38,8 +49,8 @@ def installed(name: str | None = None) -> tuple[str, Path] | None:
     )
 
 
-def loaded(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """The name of the one that this process has; None: it has the C library's."""
+def loaded_allocator(maps: Path = Path("/proc/self/maps")) -> str | None:
+    """Return the name of the allocator that this process has loaded; None for the C library's."""
     try:
         text = maps.read_text()
     except OSError:

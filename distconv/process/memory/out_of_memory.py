@@ -1,4 +1,4 @@
-"""What to say when a rank has run out of memory: where, what was asked for, and what would fit."""
+"""The explanation of an out-of-memory error: where, what was asked for, and what would fit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import TracebackType
 
 import torch
 
-from distconv.process.call_stack import layer_of
+from distconv.process.call_stack import layer_name
 
 _TEXTS = ("can't allocate memory", "not enough memory", "out of memory")
 _ASKED = re.compile(r"allocate (\d[\d.]* \w+)")
 
 
-def explanation(error: BaseException | None, trace: TracebackType | None) -> str:
-    """A line behind the traceback of an error that is about memory; of any other none."""
+def explain_memory_error(error: BaseException | None, trace: TracebackType | None) -> str:
+    """Return a line to print after the traceback of an out-of-memory error; "" for any other error."""
     text = str(error)
     if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(t in text for t in _TEXTS))):
         return ""
@@ -29,7 +29,7 @@ def explanation(error: BaseException | None, trace: TracebackType | None) -> str
 
 
 def _where(trace: TracebackType | None) -> str:
-    """The layer that was called, or the operator whose derivative was being computed."""
+    """Return the layer that was called, or the operator whose derivative was being computed."""
     modules: list[torch.nn.Module] = []
     operator = ""
     for frame, _ in traceback.walk_tb(trace):
@@ -39,4 +39,4 @@ def _where(trace: TracebackType | None) -> str:
         if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
             of = type(frame.f_locals["ctx"]).__name__.removesuffix("Backward").lstrip("_")
             operator = f" in the derivative of {of}"
-    return f" in {layer_of(modules)}" if modules else operator
+    return f" in {layer_name(modules)}" if modules else operator

@@ -155,11 +155,11 @@ class _Saves:
         self.nbytes = own.nbytes
         self._content = os.urandom(self.nbytes)
 
-    def begin(self) -> checkpoint.Saving:
+    def begin(self) -> checkpoint.AsyncSave:
         """Begin the next one. Collective."""
         self._number += 1
-        tensors, values = checkpoint.capture(self._model, self._optimizer, self._comm)
-        return checkpoint.Saving(self._folder, self._number, tensors, values, self._comm)
+        tensors, values = checkpoint.capture_state(self._model, self._optimizer, self._comm)
+        return checkpoint.AsyncSave(self._folder, self._number, tensors, values, self._comm)
 
     def whole(self) -> None:
         """Save, and wait for it. Collective."""
@@ -184,7 +184,7 @@ class _Saves:
             start = time.perf_counter()
             step()
             steps.append(time.perf_counter() - start)
-            if self._comm.allreduce(saving.written, MPI.LAND):
+            if self._comm.allreduce(saving.is_written, MPI.LAND):
                 break
         start = time.perf_counter()
         saving.finish(keep=1)

@@ -25,7 +25,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
 from distconv.jobs.timing import CPU, idle, in_turns, medians, timed
 from distconv.jobs.training.options import grid_extents, positive
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
 
@@ -52,7 +52,7 @@ class _TorchChild:
     """Plain torch in a process of its own: runs steps when told to."""
 
     def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
-        env = {name: value for name, value in without_launcher().items() if not name.startswith(_ALLOCATOR)}
+        env = {name: value for name, value in environment_without_launcher().items() if not name.startswith(_ALLOCATOR)}
         env |= {"OMP_NUM_THREADS": str(threads)} | allocator.environment(kind)
         words = (options.layer, size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class _TorchChild:
 
 def _kinds() -> list[tuple[str, str]]:
     """How plain torch can have its memory here."""
-    libraries = filter(caching_allocators.installed, caching_allocators.FILES)
+    libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
 
 

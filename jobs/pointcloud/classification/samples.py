@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.loader import Batch, Epochs
+from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.batches import VoxelBatch, VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.clouds import Cloud, Clouds
@@ -78,7 +78,7 @@ class CloudSamples:
             self._file.close()
 
 
-class VoxelLoader(Epochs):
+class VoxelLoader(EpochLoader):
     """Batches of ``batch`` clouds of a group: what ``placed`` makes of the whole sparse tensor, and all labels.
 
     Raises

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from distconv.checkpoint.files import file_of, stored_as
-from distconv.checkpoint.pieces import copy_piece, whole
+from distconv.checkpoint.files import hdf5_image, storage_dtype
+from distconv.checkpoint.pieces import copy_piece, full_box
 from tests.distconv.layouts import normal
 
 TENSORS = {
@@ -38,10 +38,10 @@ def read(pieces: list[memoryview]) -> dict[str, torch.Tensor]:
 
 
 def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
-    found = read(file_of(TENSORS))
+    found = read(hdf5_image(TENSORS))
     assert set(found) == set(TENSORS)
     for name, tensor in TENSORS.items():
-        assert found[name].dtype is stored_as(tensor.dtype)
+        assert found[name].dtype is storage_dtype(tensor.dtype)
         assert torch.equal(found[name], tensor.detach().view(found[name].dtype))
 
 
@@ -49,17 +49,17 @@ def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
 def test_there_is_room_for_what_describes_them(count: int) -> None:
     tensors = {"/".join([f"module{i}"] * (i % 7) + [f"{'long' * 40}{i}"]): torch.tensor([i]) for i in range(count)}
     assert {name: int(tensor) for name, tensor in tensors.items()} == {
-        name: int(value) for name, value in read(file_of(tensors)).items()
+        name: int(value) for name, value in read(hdf5_image(tensors)).items()
     }
 
 
 def test_equal_tensors_make_equal_files() -> None:
-    assert b"".join(file_of(TENSORS)) == b"".join(file_of(TENSORS))
+    assert b"".join(hdf5_image(TENSORS)) == b"".join(hdf5_image(TENSORS))
 
 
 def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
     kept = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.int8}
-    assert {dtype: stored_as(dtype) for dtype in (*kept, torch.float64, torch.bool)} == {
+    assert {dtype: storage_dtype(dtype) for dtype in (*kept, torch.float64, torch.bool)} == {
         **kept,
         torch.float64: torch.float64,
         torch.bool: torch.bool,
@@ -69,10 +69,10 @@ def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
 def test_names_that_hdf5_would_take_for_others_are_kept_apart() -> None:
     names = ["t", "t/850", "t/850/exp_avg", "a//b", "a/b", "a/./b", "/c", "c", "d/", "d%2Fe", "d/e", "d", "x.y", "."]
     given = {name: normal(3, seed=seed) for seed, name in enumerate(names)}
-    image = io.BytesIO(b"".join(file_of(given)))
+    image = io.BytesIO(b"".join(hdf5_image(given)))
     with h5py.File(image, "r") as file:
         assert len(file["t"]) == 3 and len(file["a/b"]) == 3 and len(file["x.y"]) == 3  # as they are, where they can be
         for name, tensor in given.items():
             found = torch.empty_like(tensor)
-            copy_piece(file, name, whole([3]), found, whole([3]))
+            copy_piece(file, name, full_box([3]), found, full_box([3]))
             assert torch.equal(found, tensor), name

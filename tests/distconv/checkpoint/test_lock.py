@@ -29,8 +29,8 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 OTHER = """
 import sys, time
 from pathlib import Path
-from distconv.checkpoint.lock import lock
-lock(Path(sys.argv[1]))
+from distconv.checkpoint.lock import lock_directory
+lock_directory(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -62,7 +62,7 @@ def test_the_second_job_with_one_folder_is_refused_until_the_first_is_gone(comm:
     with another_job(comm, shared_tmp_path) as pid:
         text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm))
         assert f"another job writes its checkpoints to {shared_tmp_path}: process {pid} on " in text
-        assert "name another folder, or wait for its end" in text
+        assert "Name another folder, or wait for its end" in text
         assert checkpoint.newest(shared_tmp_path, comm) is None
     for step in (1, 2):
         checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm)
@@ -121,5 +121,5 @@ def test_what_another_file_is_reached_by_is_no_lock(comm: Any, shared_tmp_path: 
     on_rank_0(comm, lay)
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm))
     assert f"{place} is a " in text
-    assert "no lock of ours; delete it" in text
+    assert "not a lock file of distconv. Delete it" in text
     assert mine.read_text() == "mine"

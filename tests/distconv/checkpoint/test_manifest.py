@@ -22,12 +22,12 @@ def test_the_newest_is_what_was_committed_last_whatever_its_time_or_step(comm: A
         folder = checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=9)
         on_rank_0(comm, lambda folder=folder: os.utime(folder / MANIFEST, (0, 0)))
     assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-1000000"
-    with warned(comm, "step-000020 is of an earlier step than step-1000000"):
+    with warned(comm, "step-000020 has an earlier step than step-1000000"):
         folder = checkpoint.save(shared_tmp_path, 20, tensors(), VALUES, comm, keep=9)
     on_rank_0(comm, lambda: os.utime(folder / MANIFEST, (0, 0)))
     assert checkpoint.newest(shared_tmp_path, comm) == folder
     # Saved again, a step is the last to be committed.
-    with warned(comm, "step-000009 is of an earlier step than step-000020"):
+    with warned(comm, "step-000009 has an earlier step than step-000020"):
         checkpoint.save(shared_tmp_path, 9, tensors(), VALUES, comm, keep=9)
     assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000009"
 
@@ -37,7 +37,7 @@ def test_those_from_before_commits_were_numbered_come_first_by_their_steps(comm:
         folder = checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=9)
         on_rank_0(comm, lambda folder=folder: rewritten(folder, serial=0))
     assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000020"
-    with warned(comm, "step-000003 is of an earlier step than step-000020"):
+    with warned(comm, "step-000003 has an earlier step than step-000020"):
         checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm, keep=9)
     assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000003"
 

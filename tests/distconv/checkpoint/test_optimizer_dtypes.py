@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.checkpoint.state import layouts_of
+from distconv.checkpoint.state import layout_resolver
 from tests.distconv.layouts import grid_over, normal
 
 OPTIMIZERS = {
@@ -62,5 +62,5 @@ def test_of_a_tied_weight_that_is_sharded_each_name_is_read_by_blocks(comm: Any)
     first, second = nn.Conv2d(6, 6, 1, bias=False), nn.Conv2d(6, 6, 1, bias=False)
     second.weight = first.weight
     model = dc.parallelize(nn.Sequential(first, second), grid_over(comm, c=comm.size), broadcast=True)
-    found = [layouts_of(model)(f"model/{name}.weight", (6, 6, 1, 1)) for name in "01"]
+    found = [layout_resolver(model)(f"model/{name}.weight", (6, 6, 1, 1)) for name in "01"]
     assert found[0] is not None and found[0] == found[1] == model[0].weight.dist

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from distconv import checkpoint
-from distconv.checkpoint.optimizers import check_state, optimizer_state
-from distconv.checkpoint.reading import Contents
+from distconv.checkpoint.optimizers import check_optimizer_state, optimizer_state
+from distconv.checkpoint.reading import CheckpointMetadata
 from tests.distconv.checkpoint.damage import refused
 from tests.distconv.checkpoint.test_state import network, optimizer_of, steps
 
@@ -33,7 +33,7 @@ def test_what_an_optimizer_of_torch_has_made_is_what_it_needs(kind: str) -> None
     tensors, values = optimizer_state(model, optimizer)
     tensors = {f"optimizer/{name}": tensor for name, tensor in tensors.items()}
     groups = [{key: list(v) if isinstance(v, tuple) else v for key, v in group.items()} for group in values["groups"]]
-    check_state(Contents(1, tensors, values | {"groups": groups}), model, optimizer, "it")  # type: ignore[arg-type]
+    check_optimizer_state(CheckpointMetadata(1, tensors, values | {"groups": groups}), model, optimizer, "it")  # type: ignore[arg-type]
 
 
 def without(checkpoint_: Any, *names: str) -> Any:
@@ -47,11 +47,11 @@ def test_state_that_the_next_step_needs_must_be_there(comm: Any, shared_tmp_path
     model = network()
     optimizer = optimizer_of("adam", model)
     steps(model, optimizer, 1)
-    folder = checkpoint.save(shared_tmp_path, 1, *checkpoint.capture(model, optimizer, comm), comm)
+    folder = checkpoint.save(shared_tmp_path, 1, *checkpoint.capture_state(model, optimizer, comm), comm)
     found = checkpoint.load(folder, comm)
 
     def told(changed: Any) -> str:
-        return refused(comm, lambda: checkpoint.restore(changed, model, optimizer, comm))
+        return refused(comm, lambda: checkpoint.restore_state(changed, model, optimizer, comm))
 
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert "1 differences: '0.weight/exp_avg' is missing" in told(without(found, "optimizer/0.weight/exp_avg"))
@@ -74,18 +74,18 @@ def test_state_that_the_next_step_needs_must_be_there(comm: Any, shared_tmp_path
     random = found.tensors | {"random/torch": torch.zeros(2, 9, dtype=torch.uint8)}
     assert "'random/torch' is torch.uint8 (2, 9), but" in told(dataclasses.replace(found, tensors=random))
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
-    checkpoint.restore(found, model, optimizer, comm)
+    checkpoint.restore_state(found, model, optimizer, comm)
 
 
 def test_options_come_back_as_the_optimizer_has_them(comm: Any, shared_tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), 0.25, betas=(0.75, 0.5), weight_decay=0.125)
     steps(model, optimizer, 1)
-    folder = checkpoint.save(shared_tmp_path, 1, *checkpoint.capture(model, optimizer, comm), comm)
+    folder = checkpoint.save(shared_tmp_path, 1, *checkpoint.capture_state(model, optimizer, comm), comm)
     other = torch.optim.Adam(network().parameters())
     twin = network()
     other = torch.optim.Adam(twin.parameters())
-    checkpoint.restore(checkpoint.load(folder, comm), twin, other, comm)
+    checkpoint.restore_state(checkpoint.load(folder, comm), twin, other, comm)
     expected, found = ({k: v for k, v in o.param_groups[0].items() if k != "params"} for o in (optimizer, other))
     assert found == expected
     assert type(found["betas"]) is tuple

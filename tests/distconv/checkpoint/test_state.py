@@ -51,12 +51,12 @@ def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path:
     optimizer = optimizer_of(name, model)
     torch.manual_seed(7)
     steps(model, optimizer, 5)
-    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture(model, optimizer, comm), comm)
+    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture_state(model, optimizer, comm), comm)
     uninterrupted = steps(model, optimizer, 20)
     other = network()
     other_optimizer = optimizer_of(name, other)
     torch.manual_seed(99)
-    checkpoint.restore(checkpoint.load(folder, comm), other, other_optimizer, comm)
+    checkpoint.restore_state(checkpoint.load(folder, comm), other, other_optimizer, comm)
     assert steps(other, other_optimizer, 20) == uninterrupted
     for (key, expected), found in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(found, expected), key
@@ -75,7 +75,7 @@ def test_each_rank_goes_on_with_its_own_random_numbers_and_others_with_those_of_
     dc.load_checkpoint(shared_tmp_path, network(), comm=comm)
     assert torch.equal(torch.rand(4), expected)
     # A job of another number of ranks.
-    checkpoint.restore(checkpoint.load(folder, MPI.COMM_SELF), network(), None, MPI.COMM_SELF)
+    checkpoint.restore_state(checkpoint.load(folder, MPI.COMM_SELF), network(), None, MPI.COMM_SELF)
     assert torch.rand(4).tolist() == everywhere[0]
 
 
@@ -83,10 +83,10 @@ def test_each_rank_goes_on_with_its_own_random_numbers_and_others_with_those_of_
 def test_all_differences_from_the_model_are_listed(comm: Any, shared_tmp_path: Path) -> None:
     model = network()
     optimizer = optimizer_of("sgd", model)
-    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture(model, optimizer, comm), comm)
+    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture_state(model, optimizer, comm), comm)
     other = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 2, 3), nn.PReLU())
     found = checkpoint.load(folder, comm)
-    text = refused(comm, lambda: checkpoint.restore(found, other, optimizer_of("sgd", other), comm))
+    text = refused(comm, lambda: checkpoint.restore_state(found, other, optimizer_of("sgd", other), comm))
     for part in (
         "'4.weight' is missing",
         "'3.weight' is torch.float64 (1, 4, 3, 3) in the checkpoint, torch.float32 (2, 4, 3, 3) in the model",
@@ -94,7 +94,7 @@ def test_all_differences_from_the_model_are_listed(comm: Any, shared_tmp_path: P
         "'1.running_mean' is torch.float64 (4,) in the checkpoint, torch.float32 (4,) in the model",
     ):
         assert part in text
-    text = refused(comm, lambda: checkpoint.restore(found, network(), optimizer_of("adam", network()), comm))
+    text = refused(comm, lambda: checkpoint.restore_state(found, network(), optimizer_of("adam", network()), comm))
     assert "is of SGD, not of Adam" in text
 
 
@@ -143,7 +143,7 @@ def test_a_users_own_loop_goes_on_on_another_grid(
 @pytest.mark.ranks(2, 4)
 def test_sharded_weights_and_their_state_are_read_as_they_lie(comm: Any) -> None:
     model = dc.parallelize(network(8), grid_over(comm, c=comm.size))
-    layout_of, weight = checkpoint.state.layouts_of(model), model[0].weight
+    layout_of, weight = checkpoint.state.layout_resolver(model), model[0].weight
     assert isinstance(weight, dc.DistTensor)
     assert layout_of("model/0.weight", weight.shape) == layout_of("optimizer/0.weight/exp_avg", weight.shape)
     assert layout_of("model/0.weight", weight.shape) == weight.dist
@@ -273,7 +273,7 @@ def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared
     comm.Barrier()
     on_rank_0(comm, lambda: [each.write_bytes(b"") for each in shared_tmp_path.glob(f"*/{MANIFEST}")])
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm, fallback=True))
-    assert f"no checkpoint in {shared_tmp_path} is whole" in text
+    assert f"all checkpoints in {shared_tmp_path} are damaged" in text
 
 
 @pytest.mark.fault(81)
@@ -284,7 +284,7 @@ def test_a_folder_without_any_is_an_error_unless_that_is_allowed(comm: Any, shar
     def told(folder: Path) -> str:
         return refused(comm, lambda: dc.load_checkpoint(folder, model, optimizer, comm=comm))
 
-    assert "nothere: there is no such folder; with missing_ok=True" in told(shared_tmp_path / "nothere")
+    assert "nothere: there is no such folder. To start without a checkpoint" in told(shared_tmp_path / "nothere")
     assert dc.load_checkpoint(shared_tmp_path / "nothere", model, optimizer, comm=comm, missing_ok=True) is None
     folder = dc.save_checkpoint(shared_tmp_path, 3, model, optimizer, comm=comm)
     comm.Barrier()
@@ -314,9 +314,9 @@ def test_an_optimizer_may_be_left_out(comm: Any, shared_tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (lambda: 1, "value 'user'['x'] is a builtins.function, which JSON cannot carry"),
-        ({1, 2}, "value 'user'['x'] is a builtins.set, which JSON cannot carry"),
-        ([0.0, b"x"], "value 'user'['x'][1] is a builtins.bytes, which JSON cannot carry"),
+        (lambda: 1, "value 'user'['x'] is a builtins.function, which JSON cannot represent"),
+        ({1, 2}, "value 'user'['x'] is a builtins.set, which JSON cannot represent"),
+        ([0.0, b"x"], "value 'user'['x'][1] is a builtins.bytes, which JSON cannot represent"),
     ],
 )
 def test_a_value_that_json_cannot_carry_is_named(comm: Any, shared_tmp_path: Path, value: object, why: str) -> None:
@@ -423,7 +423,7 @@ def test_extra_state_that_cannot_be_saved_is_named(comm: Any, shared_tmp_path: P
     model = nn.Sequential(Counting(2, 2))
     model[0].seen = {"set": {1}}
     text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, comm=comm))
-    assert "value 'extra_state'['0._extra_state']['set'] is a builtins.set, which JSON cannot carry" in text
+    assert "value 'extra_state'['0._extra_state']['set'] is a builtins.set, which JSON cannot represent" in text
 
 
 def test_names_of_parameters_may_have_slashes(comm: Any, shared_tmp_path: Path) -> None:

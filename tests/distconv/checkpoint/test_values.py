@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from distconv.checkpoint.values import NUMBER, PAIRS, TENSOR, filled, from_json, tensor_names, to_json
+from distconv.checkpoint.values import NUMBER, PAIRS, TENSOR, from_json, replace_tensor_names, tensor_names, to_json
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_is_like_a_list_or_a_dictionary_comes_back_as_one() -> None:
 
 @pytest.mark.parametrize("value", [{PAIRS: 1}, {NUMBER: "inf"}, {TENSOR: 1, "a": 2}, {"a": object()}, [b"x"], {1: {2}}])
 def test_what_would_not_come_back_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^it.* which JSON cannot carry"):
+    with pytest.raises(ValueError, match=r"^it.* which JSON cannot represent"):
         to_json(value, "it", {})
 
 
@@ -65,7 +65,7 @@ def test_tensors_are_taken_out_and_put_back() -> None:
     value = {"ema": {"a": torch.ones(2), 3: [torch.zeros(()), "b"]}, "lr": torch.tensor(0.5)}
     names = from_json(json.loads(json.dumps(to_json(value, "it", taken))))
     assert sorted(tensor_names(names)) == sorted(taken) == ["values/0", "values/1", "values/2"]
-    back = filled(names, taken)
+    back = replace_tensor_names(names, taken)
     assert torch.equal(back["ema"]["a"], torch.ones(2)) and torch.equal(back["lr"], torch.tensor(0.5))
     assert torch.equal(back["ema"][3][0], torch.zeros(())) and back["ema"][3][1] == "b"
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint import verification
 from distconv.checkpoint.manifest import MANIFEST
-from distconv.checkpoint.verification import is_whole
+from distconv.checkpoint.verification import is_intact
 from distconv.errors import CheckpointError
 from tests.distconv.checkpoint.damage import VALUES, only_file, tensors
 
@@ -23,26 +23,26 @@ def saved(folder: Path) -> Path:
 @pytest.mark.fault(77)
 def test_any_change_is_seen(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    assert is_whole(folder)
+    assert is_intact(folder)
     path = only_file(folder)
     content = path.read_bytes()
     for other in (content[:-1], content + b"x", content[:-1] + bytes([content[-1] ^ 1])):
         path.write_bytes(other)
-        assert not is_whole(folder)
+        assert not is_intact(folder)
         path.write_bytes(content)
-        assert is_whole(folder)
+        assert is_intact(folder)
     (folder / MANIFEST).write_bytes(b"")
-    assert not is_whole(folder)
+    assert not is_intact(folder)
 
 
 def test_what_has_not_changed_since_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path)
     os.utime(only_file(folder), (0, 0))
-    assert is_whole(folder)
-    monkeypatch.setattr(verification, "digest_of", lambda _: "")
-    assert is_whole(folder)
+    assert is_intact(folder)
+    monkeypatch.setattr(verification, "sha256_of", lambda _: "")
+    assert is_intact(folder)
     os.utime(only_file(folder), (1, 1))
-    assert not is_whole(folder)
+    assert not is_intact(folder)
 
 
 @pytest.mark.fault(71, 80)
@@ -63,7 +63,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path: Path, kind: st
     reason = "it is a symbolic link, which is not followed" if kind in ("link", "endless") else "is not a regular file"
     with pytest.raises(CheckpointError, match=f"step-000001 is damaged: .*{reason}"):
         checkpoint.load(folder, MPI.COMM_SELF)
-    assert not is_whole(folder)
+    assert not is_intact(folder)
 
 
 @pytest.mark.fault(80)

@@ -102,7 +102,7 @@ def test_whatever_stops_the_writing_nothing_is_committed(
         raise ValueError("nobody thought of this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "file_of", odd)
+        patched.setattr(writing, "hdf5_image", odd)
         text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
     assert "could not be written: nobody thought of this" in text
     assert checkpoint.newest(shared_tmp_path, comm) == first
@@ -130,11 +130,11 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint import writing
 comm = MPI.COMM_WORLD
-write = writing.Saving._write
+write = writing.AsyncSave._write
 def slowly(self):
     time.sleep(4 if comm.rank == 1 else 0)
     write(self)
-writing.Saving._write = slowly
+writing.AsyncSave._write = slowly
 checkpoint.save(sys.argv[1], 1, {"x": torch.ones(3)}, {}, comm)
 print("committed", flush=True)
 """
@@ -151,7 +151,7 @@ def test_a_relative_folder_stays_what_it_was_when_the_process_changes_its_folder
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shared_tmp_path)
-    saving = checkpoint.Saving("run", 1, {"x": torch.ones(3)}, {}, comm)
+    saving = checkpoint.AsyncSave("run", 1, {"x": torch.ones(3)}, {}, comm)
     monkeypatch.chdir("/")
     assert saving.finish() == shared_tmp_path / "run" / "step-000001"
     assert torch.equal(checkpoint.load(shared_tmp_path / "run" / "step-000001", comm).tensors["x"], torch.ones(3))
@@ -181,7 +181,7 @@ def test_every_rank_writes_its_own_blocks_and_sends_none(comm: Any, shared_tmp_p
 def test_what_is_being_saved_may_change_and_counts_when_it_is_finished(comm: Any, shared_tmp_path: Path) -> None:
     x, values = torch.zeros(1000), {"epoch": 1}
     first = checkpoint.save(shared_tmp_path, 1, {"x": x}, values, comm)
-    saving = checkpoint.Saving(shared_tmp_path, 2, {"x": x}, values, comm)
+    saving = checkpoint.AsyncSave(shared_tmp_path, 2, {"x": x}, values, comm)
     x += 1
     values["epoch"] = 2
     assert checkpoint.newest(shared_tmp_path, comm) == first
@@ -231,7 +231,7 @@ def kept(comm: Any, folder: Path) -> list[int]:
 def test_a_run_that_begins_anew_says_so_and_its_checkpoints_are_the_newest(comm: Any, shared_tmp_path: Path) -> None:
     for step in (1000, 2000):
         checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm)
-    with warned(comm, "step-000010 is of an earlier step than step-002000, .* the run has gone back"):
+    with warned(comm, "step-000010 has an earlier step than step-002000, .* the run has gone back"):
         folder = checkpoint.save(shared_tmp_path, 10, tensors(), VALUES, comm)
     assert checkpoint.newest(shared_tmp_path, comm) == folder
     assert kept(comm, shared_tmp_path) == [10, 2000]
@@ -255,7 +255,7 @@ def test_nothing_whole_is_deleted_while_fewer_are_kept_than_asked_for(
     found = checkpoint.load_newest(shared_tmp_path, comm, fallback=True)
     assert found is not None
     assert (found.step, len(found.skipped)) == (10, 2)
-    with warned(comm, "step-000012 is of an earlier step than step-000030"):
+    with warned(comm, "step-000012 has an earlier step than step-000030"):
         checkpoint.save(shared_tmp_path, 12, tensors(), VALUES, comm)
     assert kept(comm, shared_tmp_path) == [10, 12, 20, 30]
     again = checkpoint.load_newest(shared_tmp_path, comm)

@@ -8,10 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from distconv.data.hdf5 import Layout
+from distconv.data.hdf5 import DatasetLayout
 
 SAMPLES, CHANNELS, HEIGHT, WIDTH = 7, 3, 9, 10
-LAYOUTS = {"x": Layout("float32", (None, CHANNELS, None, None)), "y": Layout("uint8", (None, None, None))}
+LAYOUTS = {"x": DatasetLayout("float32", (None, CHANNELS, None, None)), "y": DatasetLayout("uint8", (None, None, None))}
 
 
 def arrays() -> tuple[Any, Any]:

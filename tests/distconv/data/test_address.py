@@ -19,7 +19,7 @@ import pytest
 
 import distconv as dc
 from distconv.data import Field, Loader, SampleFile, open_source
-from distconv.data.address import BLOCK_BYTES, Address, place_of
+from distconv.data.address import BLOCK_BYTES, Url, parse_location
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.file_server import serving
@@ -128,10 +128,10 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(comm: Any, shared_tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "s3fs", None)
         assert "s3://a/b.h5 cannot be read: ImportError: Install s3fs" in refused("s3://a/b.h5", comm)
-    assert "an address is no pattern" in refused("s3://bucket/*.h5", comm)
-    assert "takes files from wherever others have written" in refused("reference://::file:///a.json", comm)
+    assert "patterns are not supported in URLs" in refused("s3://bucket/*.h5", comm)
+    assert "reads files that its index names" in refused("reference://::file:///a.json", comm)
     assert ".npy files are mapped into memory, from paths alone" in refused(f"{served}/image.npy", comm)
-    with pytest.raises(DataError, match="takes files from wherever"):
+    with pytest.raises(DataError, match="reads files that its index names"):
         SampleFile("reference://::file:///a.json", ["image"], comm)
 
 
@@ -143,8 +143,8 @@ def test_virtual_datasets_and_other_things_than_hdf5_are_refused(comm: Any, shar
             for name in ("image", "label"):
                 file[name] = h5py.ExternalLink(str(shared_tmp_path / "virtual" / "part0.h5"), name)
     comm.Barrier()
-    assert "lies in other files; copy it into this one" in refused(f"{served}/virtual/whole.h5", comm)
-    assert "lies in other files; copy it into this one" in refused(f"{served}/link.h5", comm)
+    assert "lies in other files. Copy it into this one" in refused(f"{served}/virtual/whole.h5", comm)
+    assert "lies in other files. Copy it into this one" in refused(f"{served}/link.h5", comm)
     assert "cannot be opened as HDF5" in refused(f"{served}/text.h5", comm)
 
 
@@ -215,7 +215,7 @@ def test_files_in_memory_are_of_one_process(comm: Any, tmp_path: Path) -> None:
 def test_no_collection_starts_while_a_file_is_read(tmp_path: Path) -> None:
     path = stored_samples.write(tmp_path / "hdf5", "hdf5")
     with serving(path.parent) as (address, _):
-        file = Address(f"{address}/{path.name}").open()
+        file = Url(f"{address}/{path.name}").open()
         states = []
         readinto = file._file.readinto
         file._file.readinto = lambda into: (states.append(gc.isenabled()), readinto(into))[1]
@@ -227,14 +227,14 @@ def test_no_collection_starts_while_a_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.ranks(1)
 def test_which_texts_are_addresses() -> None:
-    assert place_of("a::b.h5") == Path("a::b.h5") and place_of("c:/b.h5") == Path("c:/b.h5")
-    assert place_of("file:///a/b.h5") == Path("/a/b.h5") and place_of(Path("a")) == Path("a")
-    assert place_of("file://a/b.zarr") == place_of("local://a/b.zarr") == Path("a/b.zarr")
-    assert isinstance(place_of("zip://b.zarr::file:///a/b.zip"), Address)
-    with pytest.raises(DataError, match="simplecache of files of this machine; give their path"):
-        place_of("simplecache::file:///a/b.zarr")
-    address = place_of("simplecache::s3://a/b.zarr")
-    assert isinstance(address, Address) and place_of(address) is address and address.absolute() is address
-    assert str(Address("zip://::s3://a/b.zip") / "zarr.json") == "zip://zarr.json::s3://a/b.zip"
-    assert str(Address("s3://a/b.zarr") / "x") == "s3://a/b.zarr/x"
-    assert Address("https://a/b.nc?token=c.h5").suffix == ".nc"
+    assert parse_location("a::b.h5") == Path("a::b.h5") and parse_location("c:/b.h5") == Path("c:/b.h5")
+    assert parse_location("file:///a/b.h5") == Path("/a/b.h5") and parse_location(Path("a")) == Path("a")
+    assert parse_location("file://a/b.zarr") == parse_location("local://a/b.zarr") == Path("a/b.zarr")
+    assert isinstance(parse_location("zip://b.zarr::file:///a/b.zip"), Url)
+    with pytest.raises(DataError, match=r"simplecache of a file of this machine is not supported\. Give"):
+        parse_location("simplecache::file:///a/b.zarr")
+    address = parse_location("simplecache::s3://a/b.zarr")
+    assert isinstance(address, Url) and parse_location(address) is address and address.absolute() is address
+    assert str(Url("zip://::s3://a/b.zip") / "zarr.json") == "zip://zarr.json::s3://a/b.zip"
+    assert str(Url("s3://a/b.zarr") / "x") == "s3://a/b.zarr/x"
+    assert Url("https://a/b.nc?token=c.h5").suffix == ".nc"

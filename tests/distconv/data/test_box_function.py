@@ -73,8 +73,8 @@ def whole_batches(path: Path, loader: Loader, epochs: int) -> Iterator[list[torc
 
 def augmented(loader: Loader, epoch: int, sample: int, whole: torch.Tensor) -> torch.Tensor:
     for dim, axis in ((-2, "h"), (-1, "w")):
-        whole = whole.narrow(dim, loader.cropped(epoch, sample)[axis], CROPPED)
-        if axis in loader.mirrored(epoch, sample):
+        whole = whole.narrow(dim, loader.crop_offsets(epoch, sample)[axis], CROPPED)
+        if axis in loader.mirrored_axes(epoch, sample):
             whole = whole.flip(dim)
     return whole
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from distconv.data.conversion import converted, default_dtype
+from distconv.data.conversion import convert_values, default_dtype
 from distconv.errors import DataError
 
 KEPT: list[tuple[Any, str, torch.dtype]] = [
@@ -68,7 +68,7 @@ LOST: list[tuple[Any, str, torch.dtype, str]] = [
 def test_values_that_fit_come_through(values: Any, stored: str, dtype: torch.dtype, order: str) -> None:
     array = np.array(values, np.dtype(stored).newbyteorder(order))  # type: ignore[call-overload]  # a str in the stubs
     array.flags.writeable = False
-    found = converted(array[::-1], dtype, "here")
+    found = convert_values(array[::-1], dtype, "here")
     native = array[::-1].astype(array.dtype.newbyteorder("=") if stored != "g" else "f8")
     assert found.dtype == dtype
     torch.testing.assert_close(found, torch.from_numpy(native).to(dtype), rtol=0, atol=0, equal_nan=True)
@@ -77,17 +77,17 @@ def test_values_that_fit_come_through(values: Any, stored: str, dtype: torch.dty
 @pytest.mark.parametrize(("values", "stored", "dtype", "shown"), LOST)
 def test_a_value_that_does_not_fit_is_named(values: Any, stored: str, dtype: torch.dtype, shown: str) -> None:
     with pytest.raises(DataError, match=f"^sample 3 has the value {shown}.* {dtype} cannot hold. Give its Field"):
-        converted(np.array(values, stored), dtype, "sample 3")
+        convert_values(np.array(values, stored), dtype, "sample 3")
 
 
 @pytest.mark.parametrize("values", [[1 + 2j], ["a"], [b"a"], np.zeros(2, [("a", "f4")]), [np.datetime64("2000")]])
 def test_what_is_no_real_number_is_refused(values: Any) -> None:
     with pytest.raises(DataError, match=r"here has values of .* Store real numbers"):
-        converted(np.array(values), torch.float32, "here")
+        convert_values(np.array(values), torch.float32, "here")
 
 
 def test_a_single_value_has_no_dimension() -> None:
-    assert torch.equal(converted(np.float32(2), torch.float32, "here"), torch.tensor(2.0))  # type: ignore[arg-type]
+    assert torch.equal(convert_values(np.float32(2), torch.float32, "here"), torch.tensor(2.0))  # type: ignore[arg-type]
 
 
 def test_integers_stay_integers_by_default() -> None:
@@ -99,4 +99,4 @@ def test_integers_stay_integers_by_default() -> None:
 def test_flipped_values_of_extent_one_are_converted():
     values = np.arange(3.0).reshape(3, 1)[:, ::-1]
     assert values.strides[1] < 0 and values.flags.c_contiguous
-    assert torch.equal(converted(values, torch.float32, "x"), torch.tensor([[0.0], [1.0], [2.0]]))
+    assert torch.equal(convert_values(values, torch.float32, "x"), torch.tensor([[0.0], [1.0], [2.0]]))

@@ -354,7 +354,7 @@ def test_a_column_has_a_value_for_each_sample_and_lies_in_the_file(comm: Any, sh
     with SampleFile(path, LAYOUTS, comm) as file:
         assert file.column("family") == ["blast"] * SAMPLES
         assert file.column("none") is None
-        with pytest.raises(DataError, match="'claims' has 8 values for 7 samples; write one for each"):
+        with pytest.raises(DataError, match=r"'claims' has 8 values for 7 samples\. Write one for each"):
             file.column("claims")
         with pytest.raises(DataError, match="'away' lies in other files"):
             file.column("away")

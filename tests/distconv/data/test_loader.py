@@ -21,7 +21,10 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
 EXCHANGED = ((0, -1.0), (2, 1.0), (1, 1.0))
-FIELDS = (Field("x", "nchw", torch.float64, odd=ODD, exchanged=EXCHANGED), Field("y", "nhw", torch.float32))
+FIELDS = (
+    Field("x", "nchw", torch.float64, mirror_signs=ODD, transposed_channels=EXCHANGED),
+    Field("y", "nhw", torch.float32),
+)
 GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2", "c=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2", "c=2,h=2"]}
 
 
@@ -34,14 +37,14 @@ def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any,
     images, labels = [], []
     for sample in samples:
         image, label = x[sample].astype(np.float64), y[sample].astype(np.float32)
-        begins = loader.cropped(epoch, sample)
+        begins = loader.crop_offsets(epoch, sample)
         window = tuple(slice(begins.get(a, 0), begins.get(a, 0) + loader.crop.get(a, 99)) for a in "hw")
         image, label = image[(slice(None), *window)], label[window]
-        for axis in loader.mirrored(epoch, sample):
+        for axis in loader.mirrored_axes(epoch, sample):
             dim = {"h": -2, "w": -1}[axis]
             image = np.flip(image, dim) * np.array(ODD[axis]).reshape(3, 1, 1)
             label = np.flip(label, dim)
-        if loader.transposed(epoch, sample):
+        if loader.is_transposed(epoch, sample):
             image, label = np.stack([-image[0].T, image[2].T, image[1].T]), label.T
         images.append(image)
         labels.append(label)
@@ -61,8 +64,10 @@ def test_batches_equal_the_cropped_mirrored_and_transposed_samples_on_any_grid(
         for grid in grids(comm):
             square = len(set(crop.values())) == 1 and len(crop) == 2
             loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw", transpose=square, crop=crop)
-            assert square == any(loader.transposed(0, sample) for sample in range(SAMPLES))
-            assert bool(crop) == (len({tuple(loader.cropped(0, sample).values()) for sample in range(SAMPLES)}) > 1)
+            assert square == any(loader.is_transposed(0, sample) for sample in range(SAMPLES))
+            assert bool(crop) == (
+                len({tuple(loader.crop_offsets(0, sample).values()) for sample in range(SAMPLES)}) > 1
+            )
             for epoch in (0, 1):
                 seen: list[int] = []
                 for each in loader.epoch(epoch):
@@ -78,7 +83,7 @@ def test_every_way_to_mirror_occurs_and_changes_with_the_epoch(comm: Any, shared
     write(path, comm)
     with SampleFile(path, LAYOUTS, comm) as file:
         loader = Loader(file, FIELDS, dc.ProcessGrid(comm, n=comm.size), 2, mirror="hw")
-        drawn = [[loader.mirrored(epoch, sample) for sample in range(SAMPLES)] for epoch in range(5)]
+        drawn = [[loader.mirrored_axes(epoch, sample) for sample in range(SAMPLES)] for epoch in range(5)]
         assert {text for row in drawn for text in row} == {"", "h", "w", "hw"}
         assert drawn[0] != drawn[1]
         assert list(loader.order(0)) != list(loader.order(1))
@@ -207,7 +212,7 @@ def test_a_crop_may_begin_wherever_it_fits(comm: Any, shared_tmp_path: Path) -> 
     write(path, comm)
     with SampleFile(path, LAYOUTS, comm) as file:
         loader = Loader(file, FIELDS, grids(comm)[0], 3, crop={"h": 7, "w": 10})
-        places = [loader.cropped(epoch, sample) for epoch in range(20) for sample in range(SAMPLES)]
+        places = [loader.crop_offsets(epoch, sample) for epoch in range(20) for sample in range(SAMPLES)]
         assert {place["h"] for place in places} == {0, 1, 2}  # of 9 rows
         assert {place["w"] for place in places} == {0}
         orders = [tuple(loader.order(epoch)) for epoch in range(3)]
@@ -284,10 +289,18 @@ def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
         (Field("x", "nchw", scale=[1.0, 0.0, 1.0]), {}, "none may be 0"),
         (Field("x", "nchw", shift=[1.0, np.nan, 1.0]), {}, "one finite number for each channel"),
         (Field("y", "nhw", scale=np.ones(9)), {}, "scale is .* for 1 channels"),
-        (Field("x", "nchw", odd={"h": (1.0, -1.0)}), {}, r"odd\['h'\] has 2 entries for 3 channels"),
-        (Field("x", "nchw", odd={"z": (1.0, -1.0, 1.0)}), {}, "odd along 'z', but the samples extend along 'hw'"),
-        (Field("x", "nchw", exchanged=((0, 1.0),)), {}, "exchanged has 1 entries for 3 channels"),
-        (Field("x", "nchw", exchanged=((0, 1.0), (1, 1.0), (3, 1.0))), {}, "exchanged names channels"),
+        (Field("x", "nchw", mirror_signs={"h": (1.0, -1.0)}), {}, r"mirror_signs\['h'\] has 2 entries for 3 channels"),
+        (
+            Field("x", "nchw", mirror_signs={"z": (1.0, -1.0, 1.0)}),
+            {},
+            "mirror_signs along 'z', but the samples extend along 'hw'",
+        ),
+        (Field("x", "nchw", transposed_channels=((0, 1.0),)), {}, "transposed_channels has 1 entries for 3 channels"),
+        (
+            Field("x", "nchw", transposed_channels=((0, 1.0), (1, 1.0), (3, 1.0))),
+            {},
+            "transposed_channels names channels",
+        ),
         (Field("x", "nchw", "float32"), {}, "dtype is 'float32'. Give one of torch"),  # type: ignore[arg-type]
         (Field("x", "nchw"), {"mirror": "z"}, "mirror along 'z', but the samples extend along 'hw'"),
         (Field("x", "nchw"), {"mirror": "c"}, "mirror along 'c'"),

@@ -14,7 +14,7 @@ import pytest
 import distconv as dc
 from distconv.data.box_function import BoxFunction
 from distconv.data.channel_statistics import moments
-from distconv.data.hdf5 import Layout
+from distconv.data.hdf5 import DatasetLayout
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import open_source
 from distconv.data.reading_processes import ReadByProcesses
@@ -51,7 +51,7 @@ def written(change: Callable[[], object]) -> Callable[[Rank], object]:
     def call(r: Rank) -> object:
         samples()
         r.pick(lambda: None, change)()
-        return open_source("a.h5", {"x": Layout("f", (None, 2, None))}, r.comm).close()
+        return open_source("a.h5", {"x": DatasetLayout("f", (None, 2, None))}, r.comm).close()
 
     return call
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.data.opened_file import SMALL_BYTES, identity, opened, own_place, values
+from distconv.data.opened_file import SMALL_BYTES, file_identity, open_hdf5, read_dataset, resolve_internal_link
 from distconv.errors import DataError
 
 
@@ -25,10 +25,10 @@ def test_what_a_few_bytes_claim_to_be_is_not_read(tmp_path: Path) -> None:
         for chunk in range(8):
             made.id.write_direct_chunk((chunk * count // 8,), packed)
         file.create_dataset("small", data=np.zeros(SMALL_BYTES // 8), chunks=True, compression="gzip")
-    with opened(path)[0] as file:
-        with pytest.raises(DataError, match=f"dataset 'zeros' claims {8 * count} bytes, for which"):
-            values(file, "zeros", path, path.stat().st_size)
-        assert not values(file, "small", path, path.stat().st_size).any()
+    with open_hdf5(path)[0] as file:
+        with pytest.raises(DataError, match=f"dataset 'zeros' claims {8 * count} bytes, but"):
+            read_dataset(file, "zeros", path, path.stat().st_size)
+        assert not read_dataset(file, "small", path, path.stat().st_size).any()
 
 
 def test_a_name_ends_where_links_within_the_file_lead(tmp_path: Path) -> None:
@@ -36,9 +36,10 @@ def test_a_name_ends_where_links_within_the_file_lead(tmp_path: Path) -> None:
         file["train/x"] = [1]
         file["train/again"] = h5py.SoftLink("x")
         file["alias"] = h5py.SoftLink("train")
-    with opened(tmp_path / "a.h5")[0] as file:
+    with open_hdf5(tmp_path / "a.h5")[0] as file:
         found = {
-            name: own_place(file, name) for name in ("train/x", "alias/again", "/alias/./x", "train/x/y", "no", "")
+            name: resolve_internal_link(file, name)
+            for name in ("train/x", "alias/again", "/alias/./x", "train/x/y", "no", "")
         }
     assert found == {
         "train/x": "/train/x",
@@ -55,14 +56,14 @@ def test_a_file_that_is_written_to_or_replaced_is_another(tmp_path: Path) -> Non
     for each in (path, other):
         each.write_bytes(b"12345678")
         os.utime(each, ns=(10**18, 10**18))
-    before = identity(path)
-    assert identity(path) == before
+    before = file_identity(path)
+    assert file_identity(path) == before
     os.utime(path, ns=(10**18, 10**18 + 1))
-    assert before.change(identity(path)) == "written to" and identity(path) != before
+    assert before.change(file_identity(path)) == "written to" and file_identity(path) != before
     path.write_bytes(b"123456789")
-    assert before.change(identity(path)) == "changed from 8 to 9 bytes"
+    assert before.change(file_identity(path)) == "changed from 8 to 9 bytes"
     other.replace(path)
-    assert before.change(identity(path)) == "replaced by another file"
+    assert before.change(file_identity(path)) == "replaced by another file"
 
 
 def test_all_values_of_a_dataset_are_decoded(tmp_path: Path) -> None:
@@ -70,5 +71,5 @@ def test_all_values_of_a_dataset_are_decoded(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(3, dtype="i2")
         file["x"].attrs["scale_factor"] = 0.5
-    with opened(tmp_path / "a.h5")[0] as file:
-        assert values(file, "x", tmp_path / "a.h5", 10**6).tolist() == [0.0, 0.5, 1.0]
+    with open_hdf5(tmp_path / "a.h5")[0] as file:
+        assert read_dataset(file, "x", tmp_path / "a.h5", 10**6).tolist() == [0.0, 0.5, 1.0]

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.data import Field, Layout, Loader, SampleFile, open_source
+from distconv.data import DatasetLayout, Field, Loader, SampleFile, open_source
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.sample_files import common
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 GRIDS = {1: ["n=1"], 2: ["n=2", "w=2"], 4: ["h=2,w=2", "n=2,h=2"]}
 NAMES = {
-    "image": Layout("float32", (None, 3, None, None)),
-    "label": Layout("uint8", (None, None, None)),
+    "image": DatasetLayout("float32", (None, 3, None, None)),
+    "label": DatasetLayout("uint8", (None, None, None)),
 }
 FIELDS = (Field("image", "nchw", shift=np.ones(3), scale=np.full(3, 2.0)), Field("label", "nhw", torch.int64))
 
@@ -48,9 +48,9 @@ def test_batches_are_those_of_the_arrays_to_the_last_bit(comm: Any, shared_tmp_p
             for batch in loader.epoch(1, start):
                 image, label = (dc.gather(tensor).numpy() for tensor in batch.tensors)
                 for row, sample in enumerate(batch.samples):
-                    begins = loader.cropped(1, sample)
+                    begins = loader.crop_offsets(1, sample)
                     window = (slice(begins["h"], begins["h"] + 11), slice(begins["w"], begins["w"] + 13))
-                    step = -1 if loader.mirrored(1, sample) else 1
+                    step = -1 if loader.mirrored_axes(1, sample) else 1
                     expected = (whole["image"][sample][(slice(None), *window)][..., ::step] - np.float32(1)) / 2
                     assert np.array_equal(image[row], expected.astype(np.float32))
                     assert np.array_equal(label[row], whole["label"][sample][window][:, ::step])
@@ -66,7 +66,7 @@ def test_reading_processes_give_the_same(comm: Any, shared_tmp_path: Path, layou
     path = made(comm, shared_tmp_path, layout)
     whole = arrays()
     with open_source(path, ["image", "label"], comm, readers=3) as source:
-        loader = Loader(source, FIELDS[1:], dc.ProcessGrid(comm, h=2), 2, seed=5, ahead=3)
+        loader = Loader(source, FIELDS[1:], dc.ProcessGrid(comm, h=2), 2, seed=5, prefetch=3)
         found = [(batch.samples, dc.gather(batch.tensors[0]).numpy()) for batch in loader.epoch(0)]
     assert len(found) == 4
     for samples, label in found:
@@ -88,11 +88,11 @@ def refused(path: Any, comm: Any, **options: Any) -> str:
 
 def test_what_is_no_data_is_refused_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
     assert "the list of files is empty" in refused([], comm)
-    assert "no file is called so" in refused(f"{shared_tmp_path}/none*.h5", comm)
+    assert "no file matches the pattern" in refused(f"{shared_tmp_path}/none*.h5", comm)
     if comm.rank == 0:
         (shared_tmp_path / "empty").mkdir()
     comm.Barrier()
-    assert "has no zarr group, no .npy files and no HDF5 files in it" in refused(shared_tmp_path / "empty", comm)
+    assert "is a folder without a zarr group, .npy files or HDF5 files" in refused(shared_tmp_path / "empty", comm)
     assert "No such file" in refused(shared_tmp_path / "missing.nc", comm)
 
 
@@ -103,7 +103,7 @@ def test_a_link_of_a_pattern_that_leads_out_of_its_folder_is_refused(comm: Any, 
         (shared_tmp_path / "hdf5-list" / "part3.h5").symlink_to("../elsewhere.h5")
     comm.Barrier()
     text = refused(f"{shared_tmp_path}/hdf5-list/*.h5", comm)
-    assert "part3.h5 leads to" in text and "out of the folder" in text and "copy it into that" in text
+    assert "part3.h5 leads to" in text and "out of the folder" in text and "Copy it into the folder" in text
 
 
 def test_a_file_of_a_list_that_differs_is_named(comm: Any, shared_tmp_path: Path) -> None:
@@ -303,6 +303,6 @@ def test_values_have_the_byte_order_of_the_machine(tmp_path: Path, form: str) ->
         zarr = pytest.importorskip("zarr")
         zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2).create_array("x", data=swapped)
     (path,) = tmp_path.iterdir()
-    with open_source(path, {"x": Layout("int64", (None, 3, 4))}, MPI.COMM_SELF) as source:
+    with open_source(path, {"x": DatasetLayout("int64", (None, 3, 4))}, MPI.COMM_SELF) as source:
         found = source.read("x", tuple(dc.Interval(0, extent) for extent in VALUES.shape))
     assert found.dtype.isnative and np.array_equal(found, VALUES)

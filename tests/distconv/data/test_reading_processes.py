@@ -27,7 +27,7 @@ def of(comm: Any, function: Any, readers: int, samples: int = 32) -> ReadByProce
 
 def seconds(comm: Any, readers: int) -> float:
     with of(comm, stored_samples.slow, readers) as source:
-        loader = Loader(source, [Field("x", "nw")], dc.ProcessGrid(comm, w=comm.size), 1, ahead=readers)
+        loader = Loader(source, [Field("x", "nw")], dc.ProcessGrid(comm, w=comm.size), 1, prefetch=readers)
         start = time.perf_counter()
         seen = [float(dc.gather(batch.tensors[0])[0, 0]) for batch in loader.epoch(0)]
         assert sorted(seen) == list(range(32)) and seen == [float(sample) for sample in loader.order(0)]
@@ -91,10 +91,10 @@ def test_they_end_with_a_rank_that_is_killed(comm: Any, tmp_path: Path) -> None:
         "print(server, pathlib.Path(f'/proc/{server}/task/{server}/children').read_text(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    from distconv.process.launchers import without_launcher
+    from distconv.process.launchers import environment_without_launcher
 
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=without_launcher(), timeout=50
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment_without_launcher(), timeout=50
     )
     children = run.stdout.split()
     assert len(children) == 3, run.stderr
@@ -113,7 +113,7 @@ def test_what_is_left_of_an_answer_is_never_taken_for_another(comm: Any, monkeyp
 
     with of(comm, stored_samples.slow, 1) as source:
         with monkeypatch.context() as patched:
-            patched.setattr(reading_processes, "received", fails)
+            patched.setattr(reading_processes, "receive_into", fails)
             with pytest.raises(MemoryError):
                 source.read("x", (dc.Interval(1, 2), dc.Interval(0, 4)))
         with pytest.raises(DataError, match="a reading process has ended; look for the reason above"):

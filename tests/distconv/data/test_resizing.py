@@ -51,7 +51,7 @@ def test_crops_are_taken_of_the_resized_samples(comm: Any) -> None:
     x = F.interpolate(torch.from_numpy(X).float(), (18, 28), mode="bilinear").numpy()
     (batch,) = loader.epoch(0)
     for image, sample in zip(dc.gather(batch.tensors[0]).numpy(), batch.samples, strict=True):
-        at = loader.cropped(0, sample)
+        at = loader.crop_offsets(0, sample)
         assert np.abs(image - x[sample][:, at["h"] : at["h"] + 16, at["w"] : at["w"] + 20]).max() < 1e-6
 
 

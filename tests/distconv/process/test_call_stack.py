@@ -9,18 +9,18 @@ from types import FrameType
 import torch
 from torch import nn
 
-from distconv.process.call_stack import Position, described, layer_of, modules_called, position, users_frame
+from distconv.process.call_stack import Position, describe_call, layer_name, position, running_modules, user_frame
 
 
 class Noting(nn.Module):
     """Notes where it is called."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.modules_called = modules_called()
+        self.modules_called = running_modules()
         here = sys._getframe()
         assert here.f_back is not None
-        self.described, self.described_behind = described(here), described(here.f_back)
-        self.behind = users_frame(here.f_back)
+        self.described, self.described_behind = describe_call(here), describe_call(here.f_back)
+        self.behind = user_frame(here.f_back)
         return x
 
 
@@ -28,8 +28,8 @@ def test_the_users_line_and_the_layer_are_named() -> None:
     layer = Noting()
     model = nn.Sequential(nn.Identity(), nn.Sequential(layer))
     model(torch.ones(1))
-    assert layer_of(layer.modules_called) == "'1.0' (Noting)"
-    assert layer.described.startswith("self.described, self.described_behind = described(here)")
+    assert layer_name(layer.modules_called) == "'1.0' (Noting)"
+    assert layer.described.startswith("self.described, self.described_behind = describe_call(here)")
     assert layer.described.endswith(": '1.0' (Noting)")
     # A line of torch's or ours says nothing to a user.
     assert layer.behind is sys._getframe()
@@ -37,15 +37,15 @@ def test_the_users_line_and_the_layer_are_named() -> None:
 
 
 def test_a_layer_that_is_no_part_of_the_one_before_goes_by_its_class() -> None:
-    assert layer_of([nn.Sequential(), nn.ReLU()]) == "'ReLU' (ReLU)"
-    assert layer_of([nn.ReLU()]) == "ReLU"
+    assert layer_name([nn.Sequential(), nn.ReLU()]) == "'ReLU' (ReLU)"
+    assert layer_name([nn.ReLU()]) == "ReLU"
 
 
 def test_a_function_of_torch_is_named_where_a_tensor_of_ours_was_given() -> None:
     class Ours(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            found.append(described(sys._getframe()))
+            found.append(describe_call(sys._getframe()))
             return torch.ones(1)
 
     found: list[str] = []
@@ -61,7 +61,7 @@ def test_a_thread_without_a_line_of_the_users_gives_where_it_began() -> None:
     try:
         assert thread.ident is not None
         frame = sys._current_frames()[thread.ident]
-        assert "threading.py" in described(frame)
+        assert "threading.py" in describe_call(frame)
     finally:
         done.set()
         thread.join()

@@ -233,7 +233,7 @@ def test_our_lines_are_shown_if_asked_for(monkeypatch):
         dc.scatter(torch.ones(2, 3, 8, 8), grid, dims="nc")
     for shown in (False, True):
         monkeypatch.setenv("DISTCONV_TRACEBACK", "full" if shown else "")
-        text = endings._formatted(caught.type, caught.value, caught.tb)
+        text = endings._format_traceback(caught.type, caught.value, caught.tb)
         assert "test_endings.py" in text and ("placement.py" in text) is shown
 
 
@@ -252,6 +252,6 @@ def test_the_chain_of_an_error_that_is_not_ours_stays():
         except KeyError:
             raise ValueError("outer")  # noqa: B904
     except ValueError as error:
-        text = endings._formatted(type(error), error, error.__traceback__)
+        text = endings._format_traceback(type(error), error, error.__traceback__)
     assert "KeyError: 'inner'" in text
     assert "ValueError: outer" in text

@@ -15,7 +15,7 @@ import pytest
 
 from distconv.errors import LaunchError
 from distconv.process import launchers
-from distconv.process.launchers import Start, start_of
+from distconv.process.launchers import DetectedLaunch, detect_launch
 from tests.harness.launch import LAUNCHER_PREFIXES
 
 FOUND = "DISTCONV_LAUNCH_FOUND"
@@ -39,22 +39,22 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "TORCHELASTIC_RUN
         ({}, None),
         (BATCH, None),
         ({**BATCH, "WORLD_SIZE": "4", "RANK": "0"}, None),  # exported for torch.distributed in the batch script
-        (STEP, Start("srun", 4, 3)),
-        (PMI2, Start("srun", 4, 3)),
-        (PMIX, Start("srun", 4, 3)),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Start("srun", 1, 0)),
-        (HYDRA, Start("another MPI's mpiexec", 2, 1)),
-        (HYDRA_IN_JOB, Start("another MPI's mpiexec", 2, 1)),
-        (OPEN_MPI, Start("Open MPI's mpiexec", 3, 1)),
-        (OPEN_MPI_IN_JOB, Start("Open MPI's mpiexec", 3, 1)),
-        (PRTERUN, Start("a launcher that speaks PMIx", 1, 1)),
-        (TORCHRUN, Start("torchrun", 2, 1)),
-        ({**PMI2, **TORCHRUN}, Start("torchrun", 2, 1)),
-        ({"FLUX_JOB_SIZE": "8", "FLUX_TASK_RANK": "5"}, Start("flux run", 8, 5)),
+        (STEP, DetectedLaunch("srun", 4, 3)),
+        (PMI2, DetectedLaunch("srun", 4, 3)),
+        (PMIX, DetectedLaunch("srun", 4, 3)),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, DetectedLaunch("srun", 1, 0)),
+        (HYDRA, DetectedLaunch("another MPI's mpiexec", 2, 1)),
+        (HYDRA_IN_JOB, DetectedLaunch("another MPI's mpiexec", 2, 1)),
+        (OPEN_MPI, DetectedLaunch("Open MPI's mpiexec", 3, 1)),
+        (OPEN_MPI_IN_JOB, DetectedLaunch("Open MPI's mpiexec", 3, 1)),
+        (PRTERUN, DetectedLaunch("a launcher that speaks PMIx", 1, 1)),
+        (TORCHRUN, DetectedLaunch("torchrun", 2, 1)),
+        ({**PMI2, **TORCHRUN}, DetectedLaunch("torchrun", 2, 1)),
+        ({"FLUX_JOB_SIZE": "8", "FLUX_TASK_RANK": "5"}, DetectedLaunch("flux run", 8, 5)),
     ],
 )
-def test_the_launcher_next_to_the_process_counts(environment: dict[str, str], start: Start | None) -> None:
-    assert start_of(environment) == start
+def test_the_launcher_next_to_the_process_counts(environment: dict[str, str], start: DetectedLaunch | None) -> None:
+    assert detect_launch(environment) == start
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_the_launcher_next_to_the_process_counts(environment: dict[str, str], st
 def test_what_a_library_from_pypi_does_not_understand_is_told_before_it_starts(
     environment: dict[str, str], wheel: str, way_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "_wheel", lambda: wheel)
+    monkeypatch.setattr(launchers, "_mpi_wheel", lambda: wheel)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     with pytest.raises(LaunchError) if way_out else nullcontext() as told:
-        launchers.check_wheel(environment)
+        launchers.check_mpi_wheel(environment)
     if told is not None:
         assert way_out in str(told.value) and "DISTCONV_LAUNCH=trust" in str(told.value)
-    launchers.check_wheel({**environment, "DISTCONV_LAUNCH": "trust"})
+    launchers.check_mpi_wheel({**environment, "DISTCONV_LAUNCH": "trust"})
 
 
 def only(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
@@ -114,21 +114,21 @@ def test_one_rank_of_several_processes_is_wrong(environment: dict[str, str], mon
     only(monkeypatch, environment)
     wrong = pytest.raises(LaunchError, match="each would train alone")
     with nullcontext() if environment in ALONE else wrong:
-        launchers.check_ranks(1, "MPICH")
+        launchers.check_launched_ranks(1, "MPICH")
     monkeypatch.setenv("DISTCONV_LAUNCH", "trust")
-    launchers.check_ranks(1, "MPICH")
+    launchers.check_launched_ranks(1, "MPICH")
 
 
 def test_what_a_rank_starts_is_none_unless_a_launcher_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, PMI2)
-    launchers.check_ranks(4, "MPICH")
+    launchers.check_launched_ranks(4, "MPICH")
     for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE"):
         monkeypatch.delenv(name)
-    launchers.check_ranks(1, "MPICH")  # a process of its own: srun's variables are there still
+    launchers.check_launched_ranks(1, "MPICH")  # a process of its own: srun's variables are there still
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(LaunchError):
-        launchers.check_ranks(1, "Open MPI")
+        launchers.check_launched_ranks(1, "Open MPI")
 
 
 SCRIPT = """\

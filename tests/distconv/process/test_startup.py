@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distconv.process.startup import threads_for
+from distconv.process.startup import thread_count
 from tests.harness import launch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +26,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_ranks_share_the_cores_that_they_may_use(mine, everyone, threads):
-    assert threads_for(frozenset(mine), [frozenset(cores) for cores in everyone]) == threads
+    assert thread_count(frozenset(mine), [frozenset(cores) for cores in everyone]) == threads
 
 
 LATE = """

@@ -15,7 +15,7 @@ import pytest
 from distconv.errors import DISAGREEMENT
 from distconv.process import stuck_ranks, watchdog
 from distconv.process.call_stack import Position
-from distconv.process.stuck_ranks import State, _elsewhere
+from distconv.process.stuck_ranks import RankState, _describe_other_ranks
 from tests.harness.launch import Job
 
 pytestmark = pytest.mark.mpi
@@ -249,12 +249,12 @@ def test_ranks_of_the_job_that_made_no_grid_are_counted():
     assert "    1 more rank of the job made no grid with these: pass comm= to calls without them\n" in report
 
 
-def waits(line: int) -> State:
-    return State(Position("conv2d", (("train.py", line),)), "halo exchange", 30.0)
+def waits(line: int) -> RankState:
+    return RankState(Position("conv2d", (("train.py", line),)), "halo exchange", 30.0)
 
 
-def runs(line: int) -> State:
-    return State(Position("", (("train.py", line),)))
+def runs(line: int) -> RankState:
+    return RankState(Position("", (("train.py", line),)))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def runs(line: int) -> State:
         ([runs(9), waits(7), waits(7)], "elsewhere: rank 0 in user code at train.py, line 9"),
         ([waits(9), waits(7), waits(7)], "elsewhere: rank 0 in conv2d at train.py, line 9"),
         ([None, waits(7), waits(9)], "elsewhere: rank 0 (no answer)"),
-        ([State(Position(), has_left=True), waits(7)], "elsewhere: rank 0 in the end of its program"),
+        ([RankState(Position(), has_left=True), waits(7)], "elsewhere: rank 0 in the end of its program"),
         (
             [waits(9), waits(7)],
             "the ranks are in different calls: rank 0 in conv2d at train.py, line 9; "
@@ -276,18 +276,18 @@ def test_ranks_that_are_not_where_most_wait_are_elsewhere(states, text):
     groups: dict[object, list[int]] = {}
     for rank, state in enumerate(states):
         groups.setdefault(state and state.place, []).append(rank)
-    assert _elsewhere(groups, dict(enumerate(states))) == text
+    assert _describe_other_ranks(groups, dict(enumerate(states))) == text
 
 
 def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits(monkeypatch):
     process = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setitem(stuck_ranks.processes, 7, process.pid)
-    assert stuck_ranks.idle() == ""
+    monkeypatch.setitem(stuck_ranks.node_processes, 7, process.pid)
+    assert stuck_ranks.describe_dead_ranks() == ""
     for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "gone")):
         process.send_signal(number)
         until = time.monotonic() + 20
-        while stuck_ranks.idle() != f"rank 7 (process {process.pid}) is {state}; ":
+        while stuck_ranks.describe_dead_ranks() != f"rank 7 (process {process.pid}) is {state}; ":
             assert time.monotonic() < until
             time.sleep(0.01)
     process.wait()
-    assert "is gone" in stuck_ranks.idle()
+    assert "is gone" in stuck_ranks.describe_dead_ranks()

@@ -46,11 +46,11 @@ def test_batches_are_the_moved_and_mirrored_images_on_any_grid(comm: Any, shared
                 for found, sample in zip(whole, batch.samples, strict=True):
                     down, right = loader.part.moves(sample)
                     moves.add((down, right))
-                    mirrors.add(loader.mirrored(epoch, sample))
+                    mirrors.add(loader.mirrored_axes(epoch, sample))
                     padded = np.pad(images[sample], ((0, 0), *((CROP_PADDING,) * 2,) * 2))
                     top, left = CROP_PADDING - down, CROP_PADDING - right
                     image = padded[:, top : top + 32, left : left + 32]
-                    if loader.mirrored(epoch, sample):
+                    if loader.mirrored_axes(epoch, sample):
                         image = image[:, :, ::-1]
                     assert np.array_equal(found, (image - mean) / std)
     assert mirrors == {"", "w"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import distconv as dc
-from distconv.data.loader import Batch, Epochs
+from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
@@ -33,7 +33,7 @@ PIPELINING = Pipelining(
 )
 
 
-class Numbers(Epochs):
+class Numbers(EpochLoader):
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         for samples in self.batches(number, start):
             yield Batch(samples, (list(samples), len(samples)))

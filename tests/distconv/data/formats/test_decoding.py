@@ -148,7 +148,7 @@ def test_a_virtual_dataset_that_lost_the_attributes_of_its_source_is_refused(tmp
     layout[:] = h5py.VirtualSource("part.h5", "t", (3, 2))
     with h5py.File(tmp_path / "all.h5", "w") as file:
         file.create_virtual_dataset("t", layout)
-    with pytest.raises(DataError, match="'t' has not the attributes scale_factor of its source"):
+    with pytest.raises(DataError, match="'t' lacks the attributes scale_factor of its source"):
         open_source(tmp_path / "all.h5", ["t"], MPI.COMM_SELF)
     with h5py.File(tmp_path / "all.h5", "a") as file:
         file["t"].attrs["scale_factor"] = 0.5

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from distconv.data.formats import hdf5_files
-from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
+from distconv.data.formats.hdf5_files import ConcatenatedFiles, Hdf5File, read_file_metadata
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.stored_samples import SAMPLES, arrays
 
 
-def listed(folder: Path, names: Any = ("image", "label")) -> Hdf5Files:
+def listed(folder: Path, names: Any = ("image", "label")) -> ConcatenatedFiles:
     files = stored_samples.write(folder, "hdf5-list")
-    return Hdf5Files(folder, names, [head_of(path, names, False) for path in files], False)
+    return ConcatenatedFiles(folder, names, [read_file_metadata(path, names, False) for path in files], False)
 
 
 def test_boxes_across_files(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_boxes_across_files(tmp_path: Path) -> None:
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5_files, "_MOST_OPEN", 2)
+    monkeypatch.setattr(hdf5_files, "_MAX_OPEN_FILES", 2)
     store = pickle.loads(pickle.dumps(listed(tmp_path / "list")))
     for sample in (0, 3, 5, 0, 6):
         box = (slice(sample, sample + 1), slice(0, 24), slice(0, 20))
@@ -57,9 +57,9 @@ def test_a_file_whose_datasets_have_different_numbers_is_named(tmp_path: Path) -
     with h5py.File(tmp_path / "list" / "part0.h5", "a") as file:
         del file["label"]
         file["label"] = arrays()["label"][:2]
-    heads = [head_of(path, ["image", "label"], False) for path in sorted((tmp_path / "list").iterdir())]
+    heads = [read_file_metadata(path, ["image", "label"], False) for path in sorted((tmp_path / "list").iterdir())]
     with pytest.raises(DataError, match=r"part0.h5: the numbers of samples differ: 3 in 'image', 2 in 'label'"):
-        Hdf5Files(tmp_path, ["image", "label"], heads, False)
+        ConcatenatedFiles(tmp_path, ["image", "label"], heads, False)
 
 
 def test_columns_and_attributes_of_one_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distconv.data.formats.npy import NpyFiles, is_npy
+from distconv.data.formats.npy import NpyFiles, has_npy_files
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.stored_samples import arrays
@@ -67,4 +67,4 @@ def test_a_column_is_a_file_beside_the_samples(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", values)
     store = NpyFiles(tmp_path, ["x"])
     assert [store.column(name) for name in ("family", "pairs", "none")] == [["a", "b"], None, None]
-    assert is_npy(tmp_path) and is_npy(tmp_path / "x.npy") and not is_npy(tmp_path / "none")
+    assert has_npy_files(tmp_path) and has_npy_files(tmp_path / "x.npy") and not has_npy_files(tmp_path / "none")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from distconv.data.formats.npy import NpyFiles
-from distconv.data.formats.store import Computed, check_inside, check_numbers
+from distconv.data.formats.store import FunctionStore, check_inside, check_numeric
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.stored_samples import arrays
@@ -45,18 +45,18 @@ def test_a_function_must_give_what_it_is_asked_for() -> None:
     def fails(name: str, box: Any) -> Any:
         raise KeyError(name)
 
-    assert Computed(Path("ones"), lambda name, box: np.ones((1, 3))).read("x", box).all()
+    assert FunctionStore(Path("ones"), lambda name, box: np.ones((1, 3))).read("x", box).all()
     with pytest.raises(DataError, match=r"ones gives \(1, 2\) for \[1:2, 0:3\] of 'x'"):
-        Computed(Path("ones"), lambda name, box: np.ones((1, 2))).read("x", box)
+        FunctionStore(Path("ones"), lambda name, box: np.ones((1, 2))).read("x", box)
     with pytest.raises(DataError, match=r"fails: 'x' of \[1:2, 0:3\]: KeyError: 'x'"):
-        Computed(Path("fails"), fails).read("x", box)
+        FunctionStore(Path("fails"), fails).read("x", box)
 
 
 def test_only_arrays_of_numbers_are_samples() -> None:
-    check_numbers(Path("a"), "x", (1, 2), np.dtype("f4"))
+    check_numeric(Path("a"), "x", (1, 2), np.dtype("f4"))
     for shape, dtype in (((), "f4"), ((2,), "O"), ((2,), "U3")):
         with pytest.raises(DataError, match="samples must be arrays of numbers"):
-            check_numbers(Path("a"), "x", shape, np.dtype(dtype))
+            check_numeric(Path("a"), "x", shape, np.dtype(dtype))
 
 
 def test_what_links_place_elsewhere_is_not_inside(tmp_path: Path) -> None:

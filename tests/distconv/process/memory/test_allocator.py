@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
 MEGABYTE = 1 << 20
@@ -33,7 +33,7 @@ def told(monkeypatch):
     monkeypatch.setenv("DISTCONV_MALLOC", "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(allocator, "kind", "system")
-    monkeypatch.setattr(caching_allocators, "loaded", lambda: None)
+    monkeypatch.setattr(caching_allocators, "loaded_allocator", lambda: None)
     os.environ.pop("THP_MEM_ALLOC_ENABLE", None)
     return SimpleNamespace(calls=calls, refused=refused)
 
@@ -44,17 +44,17 @@ def told(monkeypatch):
 )
 def test_memory_is_kept_as_asked_for_else_with_more_than_one_rank(monkeypatch, asked, ranks, wanted):
     monkeypatch.setenv("DISTCONV_MALLOC", asked)
-    assert allocator.wanted(ranks) is wanted
+    assert allocator.keeps_memory(ranks) is wanted
 
 
 def test_one_rank_that_asked_for_nothing_tells_the_c_library_nothing(monkeypatch, told):
-    monkeypatch.setattr(allocator, "wanted", lambda ranks: False)
+    monkeypatch.setattr(allocator, "keeps_memory", lambda ranks: False)
     assert allocator.keep_memory(1) == "system"
     assert told.calls == []
 
 
 def test_beside_an_allocator_that_keeps_blocks_glibc_is_left_alone(monkeypatch, told):
-    monkeypatch.setattr(caching_allocators, "loaded", lambda: "tcmalloc")
+    monkeypatch.setattr(caching_allocators, "loaded_allocator", lambda: "tcmalloc")
     assert allocator.keep_memory(2) == "tcmalloc"
     assert told.calls == []
     assert allocator.describe() == "tcmalloc: freed blocks are kept for about a second"
@@ -85,7 +85,7 @@ def test_a_process_to_come_gets_the_same_by_its_environment():
 
 def test_a_process_to_come_gets_an_allocator_that_is_installed(monkeypatch, tmp_path):
     files = {"jemalloc": ("jemalloc", tmp_path / "libjemalloc.so.2")}
-    monkeypatch.setattr(caching_allocators, "installed", lambda name=None: files.get(name))
+    monkeypatch.setattr(caching_allocators, "find_installed", lambda name=None: files.get(name))
     found = allocator.environment("jemalloc")
     assert found == {"LD_PRELOAD": str(tmp_path / "libjemalloc.so.2"), **caching_allocators.SETTINGS["jemalloc"]}
     assert allocator.environment("tcmalloc") == {}
@@ -115,7 +115,7 @@ def test_what_is_kept_takes_at_most_a_tenth_more_than_malloc_left_alone():
     root = str(Path(__file__).resolve().parents[4])
     peaks = {}
     for asked in ("0", "1"):
-        env = {**without_launcher(), "PYTHONPATH": root, "DISTCONV_MALLOC": asked, "OMP_NUM_THREADS": "1"}
+        env = {**environment_without_launcher(), "PYTHONPATH": root, "DISTCONV_MALLOC": asked, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=60, env=env)
         assert ended.returncode == 0, ended.stderr
         peak, _, threads = ended.stdout.partition(" ")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distconv.process.memory import caching_allocators
-from distconv.process.memory.caching_allocators import FILES, SETTINGS, installed, loaded
+from distconv.process.memory.caching_allocators import FILES, SETTINGS, find_installed, loaded_allocator
 
 
 @pytest.fixture
@@ -25,27 +25,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_best_that_is_installed_is_found_or_that_which_is_named(folder: Path, monkeypatch: Any) -> None:
-    assert installed() is None and installed("jemalloc") is None
+    assert find_installed() is None and find_installed("jemalloc") is None
     for file in ("libjemalloc.so.2", "libtcmalloc.so.4"):
         (folder / file).touch()
-    assert installed() == ("tcmalloc", folder / "libtcmalloc.so.4")
-    assert installed("jemalloc") == ("jemalloc", folder / "libjemalloc.so.2")
-    assert installed("mimalloc") is None
+    assert find_installed() == ("tcmalloc", folder / "libtcmalloc.so.4")
+    assert find_installed("jemalloc") == ("jemalloc", folder / "libjemalloc.so.2")
+    assert find_installed("mimalloc") is None
     elsewhere = folder / "module"
     elsewhere.mkdir()
     (elsewhere / "libtcmalloc.so.4").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{elsewhere}")
-    assert installed() == ("tcmalloc", elsewhere / "libtcmalloc.so.4")
+    assert find_installed() == ("tcmalloc", elsewhere / "libtcmalloc.so.4")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_a_process_has_is_read_from_its_maps(tmp_path: Path, name: str) -> None:
     maps = tmp_path / "maps"
     maps.write_text(f"7f00-7f01 r-xp 00000000 08:01 12  /opt/lib/{FILES[name][0]}\n")
-    assert loaded(maps) == name
+    assert loaded_allocator(maps) == name
     maps.write_text("7f00-7f01 r-xp 00000000 08:01 12  /usr/lib/libtbbmalloc.so.2\n")
-    assert loaded(maps) is None
-    assert loaded(tmp_path / "none") is None
+    assert loaded_allocator(maps) is None
+    assert loaded_allocator(tmp_path / "none") is None
 
 
 # What a process has after it has taken and freed 600 MiB, at once and three seconds later.
@@ -68,7 +68,7 @@ print(before, resident())
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_an_installed_one_keeps_what_is_freed_and_gives_it_back_later(name: str) -> None:
-    found = installed(name)
+    found = find_installed(name)
     if found is None:
         pytest.skip(f"needs the package of {name}")
     variables = {"LD_PRELOAD": str(found[1]), "DISTCONV_MALLOC": "0", **SETTINGS.get(name, {})}

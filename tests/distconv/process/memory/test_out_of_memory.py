@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from distconv.process.memory.out_of_memory import explanation
+from distconv.process.memory.out_of_memory import explain_memory_error
 
 HUGE = 1 << 45
 
@@ -31,7 +31,7 @@ class GreedyDerivative(torch.autograd.Function):
 def explained(action: Any) -> str:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         action()
-    return explanation(caught.value, caught.tb)
+    return explain_memory_error(caught.value, caught.tb)
 
 
 def test_the_layer_and_the_bytes_are_named() -> None:
@@ -54,12 +54,12 @@ def test_memory_that_numpy_or_python_asks_for_counts_too() -> None:
 
 def test_what_a_gpu_says_is_understood() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of")
-    assert "asked for 20.00 GiB" in explanation(error, None)
+    assert "asked for 20.00 GiB" in explain_memory_error(error, None)
 
 
 def test_another_error_gets_no_explanation() -> None:
-    assert explanation(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None) == ""
-    assert explanation(None, None) == ""
+    assert explain_memory_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None) == ""
+    assert explain_memory_error(None, None) == ""
 
 
 @pytest.mark.fault(53)

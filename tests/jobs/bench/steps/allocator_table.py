@@ -22,7 +22,7 @@ from torch import nn
 import distconv as dc
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.layers.models import mesh1k, resnet50, unet, unet3d, vgg16_bn
-from distconv.process.launchers import without_launcher
+from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 from tests.jobs.bench.steps import memory_networks as networks
 
@@ -96,7 +96,7 @@ def measure(name: str) -> None:
 
 
 def _ways() -> dict[str, dict[str, str]]:
-    found = filter(caching_allocators.installed, caching_allocators.FILES)
+    found = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return ALWAYS | {name: allocator.environment(name) | {"DISTCONV_MALLOC": name} for name in found}
 
 
@@ -120,7 +120,11 @@ def main(words: list[str], turns: int) -> None:
                     name,
                 ]
                 ended = subprocess.run(
-                    command, env={**without_launcher(), **variables}, capture_output=True, text=True, timeout=600
+                    command,
+                    env={**environment_without_launcher(), **variables},
+                    capture_output=True,
+                    text=True,
+                    timeout=600,
                 )
                 if ended.returncode:
                     raise SystemExit(ended.stderr)
