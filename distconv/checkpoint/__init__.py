@@ -39,6 +39,7 @@ from distconv.checkpoint.state import (
     with_average,
 )
 from distconv.checkpoint.writing import AsyncSave, save
+from distconv.deprecation import former_names
 
 __all__ = [
     "AsyncSave",
@@ -60,3 +61,16 @@ __all__ = [
     "save_checkpoint",
     "with_average",
 ]
+
+__getattr__ = former_names(
+    __name__,
+    {
+        "Contents": "CheckpointMetadata",
+        "Saving": "AsyncSave",
+        "averaged": "with_average",
+        "capture": "capture_state",
+        "compare": "check_tensors_fit",
+        "layouts_of": "layout_resolver",
+        "restore": "restore_state",
+    },
+)

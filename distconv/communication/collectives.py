@@ -93,6 +93,8 @@ def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shap
     Tensor
         This rank's block under ``dst``; ``local`` itself if the distributions are equal.
 
+    References
+    ----------
     Source: Dryden et al. 2019, III-C.
     """
     if src == dst:
@@ -129,6 +131,8 @@ def gather_region(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
     Tensor
         This rank's box of ``plan.dst``.
 
+    References
+    ----------
     Source: Dryden et al. 2019, III-A.
     """
     return apply(_GatherRegion, local, plan)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from distconv.arrangement import Arrangement
+from distconv.deprecation import former_names
 from distconv.distribution import Box, Distribution, Interval
 from distconv.errors import DistributionError
 
@@ -361,3 +362,6 @@ class Routes:
         others = tuple(peer for peer in peers if peer.rank != self.rank)
         own = tuple(piece for peer in peers if peer.rank == self.rank for piece in peer.boxes)
         return others, own
+
+
+__getattr__ = former_names(__name__, {"Layout": "IndexLayout"})

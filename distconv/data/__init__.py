@@ -25,6 +25,7 @@ from distconv.data.opening import open_source
 from distconv.data.reading_processes import PicklableSource, ReadByProcesses
 from distconv.data.resizing import Resized
 from distconv.data.source import StoredSource
+from distconv.deprecation import former_names
 
 __all__ = [
     "Batch",
@@ -42,3 +43,5 @@ __all__ = [
     "moments",
     "open_source",
 ]
+
+__getattr__ = former_names(__name__, {"Address": "Url", "Layout": "DatasetLayout", "Portable": "PicklableSource"})

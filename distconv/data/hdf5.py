@@ -59,7 +59,7 @@ class SampleDataset:
     ----------
     path : str, path-like or Url
         Location of the samples, for errors.
-    layouts : mapping of str to Layout, or sequence of str
+    layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
         Ranks that use the datasets. Default: all ranks of the job.
@@ -184,7 +184,7 @@ class SampleFile(SampleDataset):
     ----------
     path : str, path-like or Url
         The file.
-    layouts : mapping of str to Layout, or sequence of str
+    layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
         Ranks that use the file. Default: all ranks of the job.

@@ -43,7 +43,7 @@ class Field:
     ``"nhw"`` fits label maps, ``"n"`` one number per sample.
     """
     dtype: torch.dtype | None = None
-    """Dtype of the tensor; None: by the stored values.
+    """Dtype of the tensor. With None the stored values decide.
 
     If None, integers become int64, booleans stay booleans, and all other values, and those that are
     shifted or scaled, become float32. A value that the dtype cannot hold raises: integers are kept exactly,
@@ -52,9 +52,9 @@ class Field:
     shift: NDArray[np.float64] | Sequence[float] | float | None = None
     scale: NDArray[np.float64] | Sequence[float] | float | None = None
     """Values become (value - shift) / scale; one number per channel, or one for all."""
-    mirror_signs: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Factor of each channel when the sample is flipped, by axis: -1 for a velocity normal to the mirror."""
-    transposed_channels: Sequence[tuple[int, float]] = ()
+    odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Factor of each channel, by the axis of the flip, such as -1 for a velocity normal to the mirror."""
+    exchanged: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed sample. If empty, channels keep their order."""
 
     @property
@@ -65,12 +65,7 @@ class Field:
     @property
     def computes(self) -> bool:
         """True if values are multiplied or added to. Otherwise they are only moved."""
-        return (
-            bool(self.mirror_signs)
-            or bool(self.transposed_channels)
-            or self.shift is not None
-            or self.scale is not None
-        )
+        return bool(self.odd) or bool(self.exchanged) or self.shift is not None or self.scale is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +158,7 @@ class Loader(EpochLoader):
         mirror: str = "",
         transpose: bool = False,
         crop: Mapping[str, int] | None = None,
-        prefetch: int = 1,
+        ahead: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         """Check the fields against the source.
@@ -188,7 +183,7 @@ class Loader(EpochLoader):
             True swaps rows and columns of a sample with probability one half. Their numbers must be equal.
         crop : mapping of str to int, optional
             Size of a random crop along some axes, ``{"h": 256, "w": 256}``.
-        prefetch : int
+        ahead : int
             Number of batches that are read while the model computes.
         device : torch.device or str
             Device of the tensors.
@@ -208,7 +203,7 @@ class Loader(EpochLoader):
         super().__init__(samples, batch, of, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self.file, self.grid, self.device = file, grid, torch.device(device)
         self.fields = tuple(resolve_field(each, file, samples) for each in fields)
-        self.mirror, self.transpose, self.crop, self.prefetch = mirror, transpose, dict(crop or {}), prefetch
+        self.mirror, self.transpose, self.crop, self.ahead = mirror, transpose, dict(crop or {}), ahead
         self._check_mirror()
         self._check_crop()
         first = self.fields[0]
@@ -243,7 +238,7 @@ class Loader(EpochLoader):
 
     def _check_mirror(self) -> None:
         known = {axis for each in self.fields for axis in each.dims[1:]} - set("nc-")
-        for option, axes in (("mirror", self.mirror), ("mirror_signs", self._sign_axes())):
+        for option, axes in (("mirror", self.mirror), ("odd", self._sign_axes())):
             if not known.issuperset(axes) or len(set(axes)) != len(axes):
                 listed = "".join(axes)
                 raise DataError(
@@ -261,7 +256,7 @@ class Loader(EpochLoader):
                 )
 
     def _sign_axes(self) -> list[str]:
-        return sorted({axis for each in self.fields for axis in each.mirror_signs})
+        return sorted({axis for each in self.fields for axis in each.odd})
 
     def _check_crop(self) -> None:
         whole = self._sample_sizes()
@@ -307,7 +302,7 @@ class Loader(EpochLoader):
                     if not waiting:
                         waiting.append(self._submit_batch(readers, number, samples))
                     blocks = try_on_all_ranks(self.grid.world, waiting.popleft().result, DataError)
-                    for later in batches[index + 1 + len(waiting) : index + 1 + self.prefetch]:
+                    for later in batches[index + 1 + len(waiting) : index + 1 + self.ahead]:
                         waiting.append(self._submit_batch(readers, number, later))
                     tensors = (self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
                     yield Batch(samples, tuple(tensors))
@@ -347,10 +342,10 @@ class Loader(EpochLoader):
         values = self._read_mirrored(each, sample, there, epoch)
         if transposed:
             values = values.swapaxes(-1, -2)
-            if each.transposed_channels:
-                sources = each.transposed_channels[space[0].start : space[0].stop]
+            if each.exchanged:
+                sources = each.exchanged[space[0].start : space[0].stop]
                 values = values[[source - there[0].start for source, _ in sources]]
-                values = values * _per_channel(each, [factor for _, factor in each.transposed_channels], space, values)
+                values = values * _per_channel(each, [factor for _, factor in each.exchanged], space, values)
         if each.shift is not None:
             values = values - _per_channel(each, each.shift, space, values)
         if each.scale is not None:
@@ -377,8 +372,8 @@ class Loader(EpochLoader):
             exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
             values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
         for axis in mirrored:
-            if axis in each.mirror_signs:
-                values = values * _per_channel(each, each.mirror_signs[axis], space, values)
+            if axis in each.odd:
+                values = values * _per_channel(each, each.odd[axis], space, values)
         return values
 
 
@@ -399,7 +394,7 @@ class _PendingBatch:
 def _region_before_transpose(each: Field, space: list[Interval]) -> list[Interval]:
     """Return the region of the stored sample for ``space`` of the transposed one: channels (if any), rows, columns."""
     *channels, rows, columns = space
-    sources = [source for source, _ in each.transposed_channels[space[0].start : space[0].stop]]
+    sources = [source for source, _ in each.exchanged[space[0].start : space[0].stop]]
     if sources:
         channels = [Interval(min(sources), max(sources) + 1)]
     return [*channels, columns, rows]
@@ -459,15 +454,14 @@ def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
             )
         changed[name] = own
     for name, factors in (
-        *((f"mirror_signs[{axis!r}]", each.mirror_signs[axis]) for axis in each.mirror_signs),
-        ("transposed_channels", each.transposed_channels),
+        *((f"odd[{axis!r}]", each.odd[axis]) for axis in each.odd),
+        ("exchanged", each.exchanged),
     ):
-        if len(factors) != channels and (factors or name != "transposed_channels"):
+        if len(factors) != channels and (factors or name != "exchanged"):
             raise DataError(f"{what}: {name} has {len(factors)} entries for {channels} channels. Give one for each.")
-    if any(not 0 <= channel < channels for channel, _ in each.transposed_channels):
+    if any(not 0 <= channel < channels for channel, _ in each.exchanged):
         raise DataError(
-            f"{what}: transposed_channels names channels {[c for c, _ in each.transposed_channels]} of {channels}. "
-            "Count from 0."
+            f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
         )
     if each.dtype is not None and not isinstance(each.dtype, torch.dtype):
         raise DataError(f"{what}: dtype is {each.dtype!r}. Give one of torch, such as torch.float32.")

@@ -52,7 +52,7 @@ def open_source(
         A zarr group; an HDF5 or netCDF 4 file, with virtual datasets, too; a folder of NumPy's .npy files, or one such
         file; or several HDF5 or netCDF files: a list, a pattern (``samples/*.h5``) or a folder. Groups and files may be
         URLs that fsspec understands, ``s3://bucket/samples.zarr``.
-    layouts : mapping of str to Layout, or sequence of str
+    layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
         Ranks that read. Default: all ranks of the job.

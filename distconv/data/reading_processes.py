@@ -24,6 +24,7 @@ from distconv.data.formats import reader_server
 from distconv.data.formats.reader_server import receive_into, receive_message, send_message
 from distconv.data.formats.store import Store
 from distconv.data.source import SampleSource
+from distconv.deprecation import former_names
 from distconv.distribution import Box
 from distconv.errors import DataError
 from distconv.process.launchers import environment_without_launcher
@@ -215,3 +216,6 @@ def _pickle_store(path: Location, store: Any) -> bytes:
             f"{path}: cannot be sent to reading processes ({type(error).__name__}: {error}); let it be a function of "
             "a module"
         ) from error
+
+
+__getattr__ = former_names(__name__, {"Portable": "PicklableSource"})

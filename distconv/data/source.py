@@ -9,6 +9,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.data.address import Location
+from distconv.deprecation import former_names
 from distconv.distribution import Box
 
 
@@ -55,3 +56,6 @@ class StoredSource(SampleSource, Protocol):
 
     def column(self, name: str) -> list[object] | None:
         """Return a small dataset with one value per sample; None if there is none. Collective."""
+
+
+__getattr__ = former_names(__name__, {"Source": "SampleSource"})

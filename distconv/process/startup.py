@@ -43,6 +43,8 @@ def thread_count(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> in
     int
         At least 1.
 
+    Examples
+    --------
     >>> thread_count(frozenset({0, 1}), [frozenset({0, 1}), frozenset({2, 3})])
     2
     >>> thread_count(frozenset({0, 1}), [frozenset({0, 1}), frozenset({0, 1})])

@@ -7,6 +7,7 @@ received by an allreduce at each step, which overlaps with the step in a pipelin
 from __future__ import annotations
 
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
+from distconv.deprecation import former_names
 from distconv.process import watchdog
 
 if TYPE_CHECKING:
@@ -75,6 +77,11 @@ class PreemptionHandler:
         self._answers.append((answer, self._comm.Iallreduce(MPI.IN_PLACE, answer, MPI.MAX)))
         return len(self._answers) > self._ahead and self._next()
 
+    def heard(self) -> bool:
+        """Return :meth:`stop_requested`, with a warning: this is its former name."""
+        warnings.warn("PreemptionHandler.heard is now stop_requested", DeprecationWarning, stacklevel=2)
+        return self.stop_requested()
+
     def _next(self) -> bool:
         answer, request = self._answers.popleft()
         with watchdog.waiting(lambda: "asking whether a signal has reached any rank"):
@@ -91,3 +98,6 @@ class PreemptionHandler:
             return
         while self._answers:
             self._next()
+
+
+__getattr__ = former_names(__name__, {"StopRequests": "PreemptionHandler"})

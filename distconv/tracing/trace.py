@@ -28,6 +28,7 @@ from mpi4py import MPI
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from distconv.communication.agreement import check_communicator, check_same_on_all_ranks, try_on_all_ranks
+from distconv.deprecation import former_names
 from distconv.errors import DataError
 from distconv.process import watchdog
 from distconv.tracing import breakdown, chrome
@@ -161,3 +162,6 @@ def _export(profiler: profile, path: Path) -> chrome.Trace:
     write_file(path, text)
     exported: chrome.Trace = json.loads(text)
     return exported
+
+
+__getattr__ = former_names(__name__, {"Traced": "TraceResult"})

@@ -60,6 +60,8 @@ def backpropagate(
     ScanError
         If they do not fit each other: on every rank alike, before any value is sent.
 
+    References
+    ----------
     Source: BPPSA, Eqs. 3-5, algorithm 1.
     """
     if comm is not None:

@@ -41,6 +41,8 @@ class SparseConv(nn.Module):
     ValueError
         If the kernel, stride, dilation or offsets cannot be, or a submanifold has a stride.
 
+    References
+    ----------
     Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3.
     """
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
 EXCHANGED = ((0, -1.0), (2, 1.0), (1, 1.0))
 FIELDS = (
-    Field("x", "nchw", torch.float64, mirror_signs=ODD, transposed_channels=EXCHANGED),
+    Field("x", "nchw", torch.float64, odd=ODD, exchanged=EXCHANGED),
     Field("y", "nhw", torch.float32),
 )
 GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2", "c=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2", "c=2,h=2"]}
@@ -289,17 +289,17 @@ def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
         (Field("x", "nchw", scale=[1.0, 0.0, 1.0]), {}, "none may be 0"),
         (Field("x", "nchw", shift=[1.0, np.nan, 1.0]), {}, "one finite number for each channel"),
         (Field("y", "nhw", scale=np.ones(9)), {}, "scale is .* for 1 channels"),
-        (Field("x", "nchw", mirror_signs={"h": (1.0, -1.0)}), {}, r"mirror_signs\['h'\] has 2 entries for 3 channels"),
+        (Field("x", "nchw", odd={"h": (1.0, -1.0)}), {}, r"odd\['h'\] has 2 entries for 3 channels"),
         (
-            Field("x", "nchw", mirror_signs={"z": (1.0, -1.0, 1.0)}),
+            Field("x", "nchw", odd={"z": (1.0, -1.0, 1.0)}),
             {},
-            "mirror_signs along 'z', but the samples extend along 'hw'",
+            "odd along 'z', but the samples extend along 'hw'",
         ),
-        (Field("x", "nchw", transposed_channels=((0, 1.0),)), {}, "transposed_channels has 1 entries for 3 channels"),
+        (Field("x", "nchw", exchanged=((0, 1.0),)), {}, "exchanged has 1 entries for 3 channels"),
         (
-            Field("x", "nchw", transposed_channels=((0, 1.0), (1, 1.0), (3, 1.0))),
+            Field("x", "nchw", exchanged=((0, 1.0), (1, 1.0), (3, 1.0))),
             {},
-            "transposed_channels names channels",
+            "exchanged names channels",
         ),
         (Field("x", "nchw", "float32"), {}, "dtype is 'float32'. Give one of torch"),  # type: ignore[arg-type]
         (Field("x", "nchw"), {"mirror": "z"}, "mirror along 'z', but the samples extend along 'hw'"),

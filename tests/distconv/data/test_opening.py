@@ -66,7 +66,7 @@ def test_reading_processes_give_the_same(comm: Any, shared_tmp_path: Path, layou
     path = made(comm, shared_tmp_path, layout)
     whole = arrays()
     with open_source(path, ["image", "label"], comm, readers=3) as source:
-        loader = Loader(source, FIELDS[1:], dc.ProcessGrid(comm, h=2), 2, seed=5, prefetch=3)
+        loader = Loader(source, FIELDS[1:], dc.ProcessGrid(comm, h=2), 2, seed=5, ahead=3)
         found = [(batch.samples, dc.gather(batch.tensors[0]).numpy()) for batch in loader.epoch(0)]
     assert len(found) == 4
     for samples, label in found:

@@ -27,7 +27,7 @@ def of(comm: Any, function: Any, readers: int, samples: int = 32) -> ReadByProce
 
 def seconds(comm: Any, readers: int) -> float:
     with of(comm, stored_samples.slow, readers) as source:
-        loader = Loader(source, [Field("x", "nw")], dc.ProcessGrid(comm, w=comm.size), 1, prefetch=readers)
+        loader = Loader(source, [Field("x", "nw")], dc.ProcessGrid(comm, w=comm.size), 1, ahead=readers)
         start = time.perf_counter()
         seen = [float(dc.gather(batch.tensors[0])[0, 0]) for batch in loader.epoch(0)]
         assert sorted(seen) == list(range(32)) and seen == [float(sample) for sample in loader.order(0)]
