@@ -34,15 +34,29 @@ TOLERANCE = 1e-10
 
 
 def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.Intracomm | None = None) -> list[str]:
-    """Compare an operator with a rule with itself in one process: values and gradients. Collective.
+    """Compare the values and gradients of an operator with a rule with those of a single process.
 
-    ``example`` are arguments, the same on all ranks; tensors are taken as float64. Returns what was tried.
+    Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    function : callable
+        The decorated operator.
+    example : sequence
+        Its arguments, which are identical on all ranks. Tensors are converted to float64.
+    comm : MPI.Intracomm, optional
+        The ranks (default: ``MPI.COMM_WORLD``).
+
+    Returns
+    -------
+    list of str
+        Descriptions of the cases that were compared.
 
     Raises
     ------
     MismatchError
-        If something differs; the text says where. An operator needs more of its input than it declares, then, or
-        something of the whole, such as a mean. Or if ranks give different examples.
+        On every rank, if a result differs: the operator needs more of its input than it declares, or a value of the
+        full tensor, such as a mean. Also if ranks pass different examples.
     TypeError
         If the operator has no rule.
     """

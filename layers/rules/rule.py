@@ -35,16 +35,28 @@ Operator = Callable[..., Any]
 
 
 def rule(*, fill: float = 0.0, serves: object = None, **windows: Mapping[int, Window]) -> Callable[[Operator], Rule]:
-    """Let the decorated operator compute on blocks, by what it declares to need of its arguments.
+    """Declare the input that an operator needs, so that it computes on blocks.
 
-    Each keyword names a parameter that is a tensor, with a :class:`Window` for each dimension of which an output index
-    needs a window of the input, ``x={0: dc.Window(), 2: dc.Window(3, padding=1)}``; of dimensions that are not named it
-    needs all. The operator is called with what its outputs need, padding (of the value ``fill``) included, and must not
-    pad. Other tensors, such as weights, it gets whole, and they get their whole gradient. The output, or each of a
-    tuple, has as many dimensions as the first argument with windows. With plain tensors it computes as one process.
+    The decorated operator is called with the input that its outputs need, including padding, and must not pad itself.
+    Other tensors, such as weights, are passed in full, and get their full gradient. The output, or each output of a
+    tuple, has as many dimensions as the first argument with windows. With plain tensors the operator computes as in a
+    single process.
 
-    ``serves``: a function of torch or another package that the operator stands for wherever that is called with
-    distributed tensors.
+    Parameters
+    ----------
+    fill : float
+        The value of padding.
+    serves : callable, optional
+        A function of torch, or of another package, for which the operator is called if an argument is a DistTensor.
+    **windows : mapping of int to Window
+        For each parameter that is a distributed tensor, a :class:`Window` for each dimension whose outputs need a
+        window of the input, such as ``x={0: dc.Window(), 2: dc.Window(3, padding=1)}``. Outputs need all of the other
+        dimensions.
+
+    Returns
+    -------
+    callable
+        A decorator that returns a ``Rule``, which is called like the operator.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Windows: what of a dimension an output index is computed from."""
+"""Windows: the input indices of a dimension from which an operator computes each output index."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from distconv.distribution import Interval
 
 @dataclass(frozen=True)
 class Window:
-    """Output ``i`` of a dimension needs ``size`` input indices, ``dilation`` apart, from ``i * stride - padding`` on.
+    """The input indices that each output index of a dimension needs.
 
-    ``padding`` is that in front, or a pair: in front and behind. Without arguments it is the same index alone.
+    Output index ``i`` needs ``size`` input indices, ``dilation`` apart, from ``i * stride - padding`` on. Without
+    arguments that is the same index only.
+
+    Parameters
+    ----------
+    size : int
+        Number of input indices.
+    stride : int
+        Distance between the windows of neighbouring outputs.
+    padding : int or pair of int
+        Padding on both sides, or a pair: before and after.
+    dilation : int
+        Distance between the indices of a window.
 
     Raises
     ------
@@ -31,12 +43,12 @@ class Window:
 
     @property
     def around(self) -> tuple[int, int]:
-        """Padding in front and behind."""
+        """Padding before and after."""
         return (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
 
     @property
     def reach(self) -> int:
-        """Input indices from the first to the last that it spans."""
+        """Number of input indices from the first to the last index of a window."""
         return (self.size - 1) * self.dilation + 1
 
     def outputs(self, extent: int) -> int:

@@ -32,8 +32,8 @@ class TrainingVariant:
     has the weights of its forward pass, as in PipeDream (6.7), else the newest ones. ``rate`` is the learning rate in
     all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
 
-    >>> Variant.parse("hybrid:7,13@0.01")
-    Variant(placement=(7, 13), hybrid=True, stash=False, rate=0.01)
+    >>> TrainingVariant.parse("hybrid:7,13@0.01")
+    TrainingVariant(placement=(7, 13), hybrid=True, stash=False, rate=0.01)
     """
 
     placement: tuple[int, ...] = ()
