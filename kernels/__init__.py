@@ -2,13 +2,13 @@
 
 ::
 
-    convolution    Convolution of a piece of the input: what one rank computes by itself
-    jacobian       Transposed Jacobians of layers, made analytically
-    normalization  What the normalizations share
-    packing        Packing on a GPU: boxes of strided tensors to and from one buffer, all by one kernel
-    recurrence     The backward pass of a recurrence, step after step, compiled where numba is installed
-    scan           Backpropagation as a scan: many products at a time instead of one after another
-    sparse         What one rank computes on sparse tensors: sites with integer coordinates, and features of them
+    convolution    Convolution of pieces of the input: the local computation of one rank
+    jacobian       Transposed Jacobians of layers in closed form
+    normalization  Common parts of the normalizations: moments and gradients
+    packing        Packing on a GPU: one kernel copies boxes of strided tensors to and from a buffer
+    recurrence     Sequential backward pass of a recurrence, compiled if numba is installed
+    scan           Backpropagation as a parallel scan
+    sparse         Local computation on sparse tensors: sites with integer coordinates, and their features
 """
 
 if __name__ != "distconv.kernels":

@@ -1,4 +1,7 @@
-"""What the normalizations share: moments that keep their digits, and the gradient in two halves about its sums."""
+"""Common parts of the normalizations: accurate moments, and the gradient in two halves around an all-reduce.
+
+Batch and group normalization of :mod:`distconv.layers.nn` call it for local blocks; the sums over ranks are theirs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from distconv.precision import accumulation_dtype
 
 _BLOCK_ELEMENTS = 1 << 19
-"""Elements of a temporary: about what a core's cache holds."""
+"""Number of elements of a temporary tensor: about the size of a core's cache."""
 
 Moments = tuple[torch.Tensor, torch.Tensor]
 """Mean and biased variance."""
@@ -32,16 +35,21 @@ def refine_moments(about: Callable[[torch.Tensor], Moments], origin: torch.Tenso
 
 
 def copy_if_misread(t: torch.Tensor) -> torch.Tensor:
-    """``t`` (N, C, ...), copied where torch's kernels take its strides for those of channels_last, and then err.
+    """Return a tensor that torch's kernels read correctly: a copy if they would take its strides for channels_last.
 
-    That is where an extent is 1 (:func:`may_be_misread`), and its stride may be anything.
+    This happens if a size is 1 (:func:`can_be_misread`), whose stride may be anything.
+
+    Parameters
+    ----------
+    t : Tensor
+        Shape (N, C, ...).
     """
-    odd = 1 in t.shape[2:] or (t.shape[0] == 1 and t.stride(0) != t.numel())
-    return t.contiguous() if odd else t
+    is_misread = 1 in t.shape[2:] or (t.shape[0] == 1 and t.stride(0) != t.numel())
+    return t.contiguous() if is_misread else t
 
 
 def can_be_misread(shape: torch.Size) -> bool:
-    """Whether a tensor of ``shape`` (N, C, ...) may have strides that :func:`as_kernels_read` copies it for."""
+    """Return True if a tensor of ``shape`` (N, C, ...) may have strides for which :func:`copy_if_misread` copies."""
     return shape[0] == 1 or 1 in shape[2:]
 
 
@@ -54,9 +62,27 @@ def normalization_gradients(
     *,
     inverse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dL/dx and (2, C) dL/dweight and dL/dbias of a normalization by given ``moments`` of x (N, C, ...), not empty.
+    """Return the gradients of a normalization by given moments.
 
-    ``inverse``: 1 / sqrt(var + eps), if it is known.
+    Parameters
+    ----------
+    grad : Tensor
+        dL/dy (N, C, ...).
+    x : Tensor
+        Shape (N, C, ...), not empty.
+    weight : Tensor, optional
+        Shape (C,).
+    moments : tuple of Tensor
+        Mean and biased variance, which are constants here.
+    eps : float
+        Added to the variance.
+    inverse : Tensor, optional
+        1 / sqrt(var + eps), if it is known.
+
+    Returns
+    -------
+    tuple of Tensor
+        dL/dx, and (2, C) with dL/dweight and dL/dbias.
     """
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
@@ -69,7 +95,7 @@ def normalization_gradients(
 
 
 def inverse_deviation(var: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / sqrt(var + eps)."""
+    """Return 1 / sqrt(var + eps)."""
     return (var + eps).rsqrt_()
 
 
@@ -80,9 +106,18 @@ def normalize_differentiably(
     bias: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """(x - mean) / std, times a weight plus a bias, in steps that all have derivatives.
+    """Return (x - mean) / std * weight + bias, computed by operators that have derivatives of any order.
 
-    ``mean`` gives the means of a tensor like x, over all ranks that share them, to be subtracted from it.
+    Parameters
+    ----------
+    x : Tensor
+        The input.
+    mean : callable
+        Returns the means of a tensor like x, over all ranks that share them, in a shape that broadcasts to it.
+    weight, bias : Tensor, optional
+        In shapes that broadcast to x.
+    eps : float
+        Added to the variance.
     """
     deviation = x - mean(x)
     y = deviation * (mean(deviation * deviation) + eps).rsqrt()
@@ -91,10 +126,18 @@ def normalize_differentiably(
 
 
 class BatchNormGradient:
-    """Gradients of batch norm where x (N, C, ...) also decides the moments, in two halves about a sum over blocks.
+    """Gradients of batch norm by the moments of x itself, in two halves around an all-reduce.
 
-    ``sums`` (2, C): this block's shares of those of weight and bias. Summed over all blocks that the moments are taken
-    over they give, with ``of_input``, dL/dx. ``moments`` are not in half precision.
+    1. The constructor computes ``sums`` (2, C), this block's contributions to dL/dweight and dL/dbias.
+    2. The caller sums ``sums`` in place over all blocks that the moments are of.
+    3. :meth:`input_gradient` returns dL/dx.
+
+    Parameters
+    ----------
+    grad, x, weight, eps
+        As in :func:`normalization_gradients`; x may be empty.
+    moments : tuple of Tensor
+        Mean and biased variance over all blocks, not in half precision.
     """
 
     def __init__(
@@ -107,7 +150,7 @@ class BatchNormGradient:
     ) -> None:
         self._dtype, self._mean, var = x.dtype, moments[0], moments[1]
         if not x.is_cuda:
-            # Rounded once, at the end: a slope of 1 / variance may be none of the numbers of half precision.
+            # Rounded once, at the end: a slope of 1 / variance may be outside the range of half precision.
             grad, x = (t.to(accumulation_dtype(t.dtype)) for t in (grad, x))
             weight = None if weight is None else weight.to(var.dtype)
         self._x, self._weight, self._inverse = x, weight, inverse_deviation(var, eps)
@@ -125,7 +168,13 @@ class BatchNormGradient:
             )
 
     def input_gradient(self, count: int) -> torch.Tensor:
-        """dL/dx, once ``sums`` are those over all ``count`` values of each channel. To be called once."""
+        """Return dL/dx, given ``sums`` over all blocks. Call it once, since it overwrites its operands.
+
+        Parameters
+        ----------
+        count : int
+            Number of values of each channel in all blocks.
+        """
         if not self._x.numel():
             return torch.empty_like(self._x, dtype=self._dtype)
         slope, level = self.sums / count
@@ -145,9 +194,16 @@ class BatchNormGradient:
 def subtract_line(
     dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
 ) -> None:
-    """``dx -= slope (x - mean) + level``, on the CPU some channels at a time: a whole x - mean is one more activation.
+    """Compute ``dx -= slope * (x - mean) + level`` in place.
 
-    ``mean``, ``slope`` and ``level`` are (1, C, 1, ...), of as many dimensions as x (N, C, ...).
+    On the CPU a few channels at a time, since a full x - mean would need the memory of one more activation.
+
+    Parameters
+    ----------
+    dx, x : Tensor
+        Shape (N, C, ...).
+    mean, slope, level : Tensor
+        Shape (1, C, 1, ...).
     """
     blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
     if blocks <= 1:

@@ -1,6 +1,7 @@
-"""Packing on a GPU: boxes of strided tensors to and from one buffer, all of them by one kernel (``packing.cu``).
+"""Packing on a GPU: one kernel (``packing.cu``) copies boxes of strided tensors to and from a buffer.
 
-The kernel is compiled when it is first needed, by CuPy; it reads which boxes to move from a table on the device.
+CuPy compiles the kernel at its first use. The kernel reads the boxes from a table on the device.
+:mod:`distconv.communication.packing` calls it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from scipy.sparse.csgraph import connected_components
 from distconv.distribution import Region
 
 MOST_TENSORS = 16
-"""Tensors that one launch may reach: the two slabs of ghosts of each of eight dimensions."""
+"""Largest number of tensors in a launch: two slabs of ghosts for each of eight dimensions."""
 
 THREADS = 256
-"""Threads of a block."""
+"""Threads of a CUDA block."""
 
 _MOST_BLOCKS = 1 << 16
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "bits128"}
@@ -43,11 +44,11 @@ _SUMS = {
 """The C type of an element, and its sum of a and b."""
 
 Launch = Callable[[torch.Tensor, int, tuple[Any, ...]], None]
-"""Launches a compiled kernel: its table, the blocks of :data:`THREADS` threads, its arguments."""
+"""Function that launches a compiled kernel, given its table, the number of CUDA blocks, and its arguments."""
 
 
 class Action(enum.IntEnum):
-    """What is done with each element of a box; the numbers are the kernel's."""
+    """Operation on each element of a box, in the kernel's numbering."""
 
     PACK = 0
     UNPACK = 1
@@ -55,10 +56,16 @@ class Action(enum.IntEnum):
 
 
 class PackedRegions:
-    """Boxes of tensors with the given ``strides``, each with the element of a buffer from which on it lies there.
+    """Boxes of tensors, and their positions in a buffer.
 
-    Offsets and strides count elements. Boxes may overlap: what is added to one element is added in the order of the
-    boxes, as one copy after the other would.
+    Boxes may overlap: values are added to an element in the order of the boxes, as if box after box were added.
+
+    Parameters
+    ----------
+    regions : sequence of (Region, int)
+        The boxes, and the index in the buffer of the first element of each.
+    strides : sequence of tuple of int
+        The strides of the tensors, in elements.
     """
 
     def __init__(self, regions: Sequence[tuple[Region, int]], strides: Sequence[tuple[int, ...]]) -> None:
@@ -68,15 +75,15 @@ class PackedRegions:
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def pack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy the boxes of ``tensors`` to their places in ``buffer``, on torch's current stream."""
+        """Copy the boxes of ``tensors`` to their positions in ``buffer``, on torch's current stream."""
         self._move(Action.PACK, tensors, buffer)
 
     def unpack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy them back. Boxes that overlap are to hold the same there."""
+        """Copy the boxes back. Boxes that overlap must have the same values there."""
         self._move(Action.UNPACK, tensors, buffer)
 
     def add(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Add what ``buffer`` holds to the boxes; of a dtype that :func:`adds`."""
+        """Add the values in ``buffer`` to the boxes, for a dtype that :func:`can_add` accepts."""
         self._move(Action.ADD, tensors, buffer)
 
     def _move(self, action: Action, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
@@ -95,12 +102,22 @@ class PackedRegions:
 
 @functools.cache
 def is_available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
-    """Whether the kernel for such tensors runs on ``device``; with CuPy 14 or newer it is tried, on one element.
+    """Return True if the kernel runs on a device; the first call tries it on one element.
 
-    What may fail then is the compiler, a driver older than it, a GPU older than the kernel (compute capability 7.0).
+    It needs CuPy 14. The trial fails if there is no compiler, the driver is older than the compiler, or the GPU is too
+    old (compute capability below 7.0). A failed trial warns.
+
+    Parameters
+    ----------
+    device : torch.device
+        A GPU.
+    dtype : torch.dtype
+        The dtype of the tensors.
+    dims : int
+        Their number of dimensions.
     """
     if _cupy() is None or not hasattr(torch.cuda.Stream, "__cuda_stream__"):
-        return False  # no CuPy, or a torch whose streams it does not take
+        return False  # no CuPy, or a version of torch whose streams CuPy does not accept
     sent, message = (torch.full((dtype.itemsize,), n, dtype=torch.uint8, device=device) for n in (1, 0))
     once = (1,) * dims
     try:
@@ -127,12 +144,22 @@ def _cupy() -> Any:
 
 
 def can_add(dtype: torch.dtype) -> bool:
-    """Whether the kernel adds elements of ``dtype``; it copies those of any."""
+    """Return True if the kernel can add elements of ``dtype``. It copies elements of any dtype."""
     return dtype in _SUMS
 
 
 def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
-    """The kernel's source for tensors of ``dtype`` and ``dims`` dimensions, and so many elements in all."""
+    """Return the CUDA source of the kernel.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        The dtype of the tensors.
+    dims : int
+        Their number of dimensions.
+    elements : int
+        Number of elements of all boxes, which selects the index type.
+    """
     element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"
     sizes = {"INDEX": index, "DIMS": dims, "MOST_TENSORS": MOST_TENSORS}
@@ -147,13 +174,13 @@ def _text() -> str:
 
 @functools.cache
 def compile_kernel(text: str) -> Launch:
-    """The kernel of this source, launched on torch's current stream."""
+    """Compile a source and return the function that launches the kernel on torch's current stream."""
     cupy = _cupy()
     kernel = cupy.RawKernel(text, "move")
 
     def launch(table: torch.Tensor, blocks: int, arguments: tuple[Any, ...]) -> None:
         stream = torch.cuda.current_stream(table.device)
-        # The table may be forgotten while the kernel reads it, and was not made on this stream.
+        # The table may be freed while the kernel reads it, and was allocated on another stream.
         table.record_stream(stream)
         with cupy.cuda.Device(table.device.index), cupy.cuda.Stream.from_external(stream):
             kernel((blocks,), (THREADS,), arguments)
@@ -167,7 +194,7 @@ def compile_kernel(text: str) -> Launch:
 def _table(
     regions: Sequence[tuple[Region, int]], strides: Sequence[tuple[int, ...]]
 ) -> tuple[np.ndarray[Any, Any], int, int]:
-    """The kernel's table (described there), the number of its cells, and that of their elements."""
+    """Return the table (see ``packing.cu``), the number of its cells, and the number of their elements."""
     cells: list[tuple[int, ...]] = []
     places: list[tuple[int, ...]] = []
     elements = 0
@@ -185,9 +212,9 @@ def _table(
 
 
 def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list[tuple[Region, int]]]]:
-    """Boxes that cover ``regions`` (of one tensor) and share no element, each with those that it lies in.
+    """Yield disjoint boxes that cover ``regions`` (of one tensor), each with the regions that contain it.
 
-    Where some overlap, the edges of all of them cut each.
+    Regions that overlap are split at the edges of all of them.
     """
     for group in _overlapping([region for region, _ in regions]):
         members = [regions[number] for number in group]
@@ -200,7 +227,7 @@ def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list
 
 
 def _ends(regions: Sequence[Region]) -> list[list[tuple[int, int]]]:
-    """For each dimension where each region begins and ends."""
+    """Return for each dimension the begin and the end of each region."""
     return [
         [(region.first[dim], region.first[dim] + region.extents[dim]) for region in regions]
         for dim in range(len(regions[0].first))
@@ -212,7 +239,7 @@ def _holds(region: Region, index: tuple[int, ...]) -> bool:
 
 
 def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
-    """The numbers of ``regions`` in groups: those of different groups share no element."""
+    """Return the indices of ``regions`` in groups, such that regions of different groups are disjoint."""
     if not regions:
         return []
     share = np.ones((len(regions), len(regions)), dtype=bool)

@@ -1,7 +1,7 @@
-"""The backward pass of a recurrence, step after step: compiled by numba where it is installed, else with torch.
+"""Sequential backward pass of a recurrence: compiled by numba if it is installed, otherwise with torch.
 
 A step of a recurrent layer takes the state h to h'. With g = dl/dh' and the derivatives of the step's gates, its
-transposed Jacobian is applied without ever being formed: g * direct + sum over gates of W_gate^T (g * factor_gate).
+transposed Jacobian is applied without being formed: g * direct + sum over gates of W_gate^T (g * factor_gate).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 WIDEST_COMPILED = 96
-"""Hidden values up to which the compiled loop is used: with more of them a step is worth a call of BLAS."""
+"""Hidden size up to which the compiled loop is used. For larger ones a call of BLAS in each step is faster."""
 
 _ROWS = 4
-"""Rows of the weights that are added to the result at once, which spares loads and stores of it."""
+"""Rows of the weights that are added to the result at once, which saves loads and stores of it."""
 
 
 def backpropagate_steps(
@@ -27,22 +27,27 @@ def backpropagate_steps(
     direct: torch.Tensor | None,
     weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients g (T, B, H) of the states after T steps each, and what reaches the state before them (B, H).
+    """Return the gradients of the states after each step, and of the state before the first.
 
     From the last step to the first: g_t = sources_t + v_{t+1}, and v_t = g_t * direct_t + (g_t * factors_t) weight.
 
     Parameters
     ----------
     carry
-        v behind the last step (B, H).
+        v after the last step (B, H).
     sources
-        What enters the gradients from outside (T, B, H).
+        Gradients of the states from outside of the recurrence (T, B, H).
     factors
         Derivatives of the states by the gates' hidden parts (T, B, G, H).
     direct
-        Derivatives of the states by those before them, past the gates (T, B, H); None for none.
+        Derivatives of the states by those before them that bypass the gates (T, B, H), or None.
     weight
-        Hidden weights (G * H, H), gate below gate.
+        Hidden weights (G * H, H), gate after gate.
+
+    Returns
+    -------
+    tuple of Tensor
+        g (T, B, H), and v before the first step (B, H).
     """
     if is_compiled(sources.device, sources.dtype, sources.shape[-1]):
         return _by_numba(carry, sources, factors, direct, weight)
@@ -50,7 +55,7 @@ def backpropagate_steps(
 
 
 def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
-    """Whether the compiled loop serves states of ``hidden`` values."""
+    """Return True if the compiled loop is used for states of ``hidden`` values."""
     fits = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
     return fits and device.type == "cpu" and importlib.util.find_spec("numba") is not None
 

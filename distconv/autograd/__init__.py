@@ -1,11 +1,13 @@
-"""Autograd's graph with distributed tensors in it: derivatives of any order, nodes, users' own functions.
+"""Autograd with distributed tensors: derivatives of any order, graph nodes, checkpointing, users' own functions.
+
+The graph is recorded for local blocks. These modules show users the graph of full tensors where torch exposes it.
 
 ::
 
-    anomalies       ``torch.autograd.detect_anomaly``: all ranks learn of a NaN on any
-    derivatives     Backward passes that have no derivative of their own
-    gradient_edges  Edges by which gradients are asked for and given: what passes there is whole
-    graph_nodes     Nodes of autograd's graph as users of ``grad_fn`` meet them
-    recomputation   ``torch.utils.checkpoint``: all ranks recompute a block at one place, and up to one place
-    user_functions  ``torch.autograd.Function.apply``: nothing distributed gets lost in it
+    anomalies       ``torch.autograd.detect_anomaly``: all ranks raise if any of them finds a NaN
+    derivatives     Second derivatives of backward passes that are not differentiable themselves
+    gradient_edges  Gradient edges: gradients that enter or leave the graph there are full tensors
+    graph_nodes     ``grad_fn`` of a DistTensor: hooks on it get full gradients
+    recomputation   ``torch.utils.checkpoint``: all ranks recompute the same steps at the same time
+    user_functions  ``torch.autograd.Function.apply`` with DistTensors
 """

@@ -1,7 +1,7 @@
-"""``torch.autograd.detect_anomaly`` over ranks: all of them learn of a NaN that a step gives on any.
+"""``torch.autograd.detect_anomaly`` over ranks: all ranks raise if a backward step gives a NaN on any of them.
 
-torch raises as soon as it sees one. On its rank alone, which the others would wait for: here the backward pass goes on
-to its end, and then all ranks raise for the first one.
+torch raises as soon as it finds a NaN. It would do so on one rank alone, and the others would wait for that rank's
+messages. Here the backward pass runs to its end, and then all ranks raise for the first NaN.
 """
 
 from __future__ import annotations
@@ -21,40 +21,54 @@ from distconv.process import watchdog
 
 
 def is_nan_check_enabled() -> bool:
-    """Whether backward passes look for NaN."""
+    """Return True if backward passes search for NaN."""
     return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 @dataclass
-class _Watch:
-    """What a backward pass has come by: how many steps, and the first of them that gave a NaN."""
+class _NanSearch:
+    """Search for the first step of a backward pass that gives a NaN."""
 
     steps: int = 0
     found: list[tuple[int, str, str]] = field(default_factory=list)
-    """Its number, what torch says of it, and where its forward step was called."""
+    """The step's number, torch's message, and the stack of the forward call. Empty or one entry."""
 
-    def look(self, node: Any, gradients: Sequence[torch.Tensor | None], _: Any) -> None:
+    def check(self, node: Any, gradients: Sequence[torch.Tensor | None], _: Any) -> None:
         self.steps += 1
         wrong = [i for i, g in enumerate(gradients) if g is not None and not self.found and bool(g.isnan().any())]
         if wrong:
-            said = f"Function '{node.name()}' returned nan values in its {wrong[0]}th output."
-            self.found.append((self.steps, said, "".join(node.metadata.get("traceback_", ()))))
+            message = f"Function '{node.name()}' returned nan values in its {wrong[0]}th output."
+            self.found.append((self.steps, message, "".join(node.metadata.get("traceback_", ()))))
 
 
 def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
-    """What ``run``, a backward pass from ``outputs``, returns. Collective where its graph is.
+    """Run a backward pass, and raise on all ranks if a step gave a NaN on any.
+
+    Collective if the graph has distributed operators: call on every rank.
+
+    Parameters
+    ----------
+    outputs : iterable of Tensor or GradientEdge
+        Where the pass begins.
+    run : callable
+        Runs the pass; called without arguments.
+
+    Returns
+    -------
+    Any
+        What ``run`` returned.
 
     Raises
     ------
     NumericalError
-        On all ranks, if a step gave a NaN on any.
+        On every rank, with the first step that gave a NaN.
     """
-    nodes = list(_nodes(outputs))
-    grid = next((g for node in nodes for value in _kept_by(node) if (g := _grid_of(value)) is not None), None)
+    nodes = list(_walk_graph(outputs))
+    grid = next((g for node in nodes for value in _saved_objects(node) if (g := _grid_of(value)) is not None), None)
     if grid is None or grid.size == 1:
         return run()
-    watch = _Watch()
-    hooks = [node.register_hook(partial(watch.look, node)) for node in nodes]
+    search = _NanSearch()
+    hooks = [node.register_hook(partial(search.check, node)) for node in nodes]
     try:
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
             result = run()
@@ -62,17 +76,17 @@ def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
         for hook in hooks:
             hook.remove()
     with watchdog.waiting(lambda: "search for NaN in gradients"):
-        everywhere = grid.world.allgather(watch.found)
-    first = min(((failure[0], rank) for rank, failure in enumerate(everywhere) if failure), default=None)
+        all_found = grid.world.allgather(search.found)
+    first = min(((failure[0], rank) for rank, failure in enumerate(all_found) if failure), default=None)
     if first is None:
         return result
-    (_, said, forward), rank = first
+    (_, message, forward), rank = first
     warnings.warn(f"Error detected on rank {rank}. Traceback of forward call that caused it:\n{forward}", stacklevel=3)
-    raise NumericalError(f"{said} (on rank {rank})")
+    raise NumericalError(f"{message} (on rank {rank})")
 
 
-def _nodes(outputs: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of the graph behind ``outputs``, tensors or edges, each once, in an order that is the same anywhere."""
+def _walk_graph(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yield each node of the graph of some tensors or edges once, in the same order on all ranks."""
     waiting = [end.node if isinstance(end, torch.autograd.graph.GradientEdge) else end.grad_fn for end in outputs]
     seen: set[Any] = set()
     while waiting:
@@ -84,8 +98,8 @@ def _nodes(outputs: Iterable[Any]) -> Iterator[Any]:
         waiting.extend(neighbour for neighbour, _ in node.next_functions)
 
 
-def _kept_by(node: Any) -> list[Any]:
-    """What a node of a Python function keeps besides its tensors."""
+def _saved_objects(node: Any) -> list[Any]:
+    """Return the attributes that a Python function has stored in its node."""
     return [*vars(node).values()] if hasattr(node, "__dict__") else []
 
 

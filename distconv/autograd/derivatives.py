@@ -1,4 +1,8 @@
-"""Derivatives of backward passes: through the same function made of differentiable steps, or refused."""
+"""Second derivatives of backward passes that are not differentiable themselves.
+
+Either the function is computed again from operators that have derivatives (:func:`differentiable_gradients`), or a
+second derivative raises (:func:`first_order_only`). Layers with fast backward passes use them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,24 @@ from distconv.errors import UnsupportedOperation
 
 
 def first_order_only(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark the backward pass of ``what``: asked to be differentiated, it raises.
+    """Return a decorator of ``backward`` that raises if the backward pass must be differentiable.
 
-    torch's ``once_differentiable`` raises only where a gradient comes in that needs one itself. A loss's does not: the
-    result would be a constant, and a penalty on gradients would silently add nothing.
+    torch's ``once_differentiable`` raises only if the incoming gradient requires a gradient itself. That of a loss does
+    not: the result would be a constant, and a gradient penalty would silently add nothing.
+
+    Parameters
+    ----------
+    what : str
+        The operation, for the error.
+
+    Returns
+    -------
+    callable
+        Decorates the ``backward`` of an autograd Function, which raises UnsupportedOperation under
+        ``create_graph=True``.
     """
 
-    def mark(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def checked(ctx: Any, *gradients: Any) -> Any:
             if torch.is_grad_enabled():
@@ -30,7 +45,7 @@ def first_order_only(what: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
         return checked
 
-    return mark
+    return decorate
 
 
 def differentiable_gradients(
@@ -39,14 +54,33 @@ def differentiable_gradients(
     needed: Sequence[bool],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor | None]:
-    """Gradients of ``function(*inputs)`` for the dL/dy ``gradient``, of those inputs that are ``needed``.
+    """Return the gradients of a function such that they can be differentiated again.
 
-    They depend on ``inputs`` and ``gradient`` as autograd records it, so that they can be differentiated. Where a fast
-    backward pass is asked for that, its function is computed again out of operators that have derivatives. All ranks
-    must record alike, those with an empty block as well: what is sent follows from the graph.
+    Fast backward passes call it under ``create_graph=True``: the function is computed again from operators that have
+    derivatives, and autograd records its backward pass.
+
+    Parameters
+    ----------
+    function : callable
+        Maps ``inputs`` to one tensor, by differentiable operators.
+    inputs : sequence of (Tensor or None)
+        Its arguments.
+    needed : sequence of bool
+        The inputs whose gradients are needed.
+    gradient : Tensor
+        dL/dy.
+
+    Returns
+    -------
+    list of (Tensor or None)
+        dL/dx for each input; None if it is not needed.
+
+    Warnings
+    --------
+    All ranks must record the same graph, those with an empty block too: the messages of backward passes follow from it.
     """
     with torch.enable_grad():
-        # Views of their own: an input may have been computed from another one.
+        # Views, which separate the inputs: one may have been computed from another, and must not get its gradient.
         given = [t.view_as(t) if t is not None and n else t for t, n in zip(inputs, needed, strict=True)]
         wanted = [t for t, n in zip(given, needed, strict=True) if t is not None and n]
         derivatives = iter(torch.autograd.grad(function(*given), wanted, gradient, create_graph=True))

@@ -1,7 +1,7 @@
-"""Edges of autograd's graph, by which gradients are asked for and given: what passes there is whole, never a block.
+"""Gradient edges: gradients that users pass to the graph, or get from it, are full tensors and never blocks.
 
-torch neither asks an edge nor the gradient that it is given for a plain tensor whether they are distributed. The
-patches declared here are applied when distconv starts.
+torch's functions of edges do not dispatch to tensor subclasses. The patches declared here convert gradients where
+``torch.autograd.grad`` and ``backward`` start and end; they are applied when distconv starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _node_of, _made, _run = graph._get_grad_fn_or_grad_acc, torch.autograd._make_gra
 
 
 def _node(tensor: torch.Tensor) -> Any:
-    """The node at which torch's ``get_gradient_edge`` lets an edge of ``tensor`` end."""
+    """Return the node of a tensor's edge, which stores the layout of a DistTensor."""
     if not isinstance(tensor, DistTensor):
         return _node_of(tensor)
     node: Any = _node_of(tensor.local)
@@ -33,7 +33,7 @@ def _node(tensor: torch.Tensor) -> Any:
 
 
 def _layout(end: Any) -> BlockLayout:
-    """How gradients at ``end`` are split; None if that is not the edge of a DistTensor."""
+    """Return the layout of gradients at a tensor or edge; None if it is not the edge of a DistTensor."""
     if not isinstance(end, graph.GradientEdge):
         return None
     node: Any = end.node
@@ -41,12 +41,12 @@ def _layout(end: Any) -> BlockLayout:
 
 
 def _seed(output: Any, gradient: Any) -> Any:
-    """What autograd takes for the ``gradient`` of ``output``: a block at the edge of a DistTensor, or a plain tensor.
+    """Return the gradient of an output as autograd needs it: a block at the edge of a DistTensor, or a plain tensor.
 
     Raises
     ------
     ShapeError
-        If it has not the shape of the edge's tensor.
+        If it does not have the shape of the edge's tensor.
     """
     layout = None if gradient is None else _layout(output)
     if layout is None:
@@ -57,6 +57,7 @@ def _seed(output: Any, gradient: Any) -> Any:
 
 
 def _seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: bool) -> Any:
+    """Replace torch's ``_make_grads``."""
     pairs = zip(outputs, gradients, strict=len(outputs) == len(gradients))
     return _made(outputs, [_seed(o, g) for o, g in pairs], is_grads_batched)
 
@@ -64,6 +65,8 @@ def _seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: b
 def _gradients(
     outputs: Any, seeds: Any, keep: Any, create: Any, inputs: Sequence[Any], *options: Any, **named: Any
 ) -> Any:
+    """Replace torch's ``_engine_run_backward``."""
+
     def run() -> Any:
         return _run(outputs, seeds, keep, create, inputs, *options, **named)
 

@@ -1,7 +1,8 @@
-"""Nodes of autograd's graph as users of ``grad_fn`` meet them: hooks on them see whole gradients, never blocks.
+"""``grad_fn`` of a DistTensor: a node of autograd's graph whose hooks get full gradients and never blocks.
 
-The graph is that of the blocks, and its nodes are not those of one process: which gradients go *into* a node's
-operands is known for a leaf and for a layer's own hooks, and else nobody's to ask.
+The graph is recorded for blocks, and its nodes are not those of a single process. So the gradient of a node's result is
+known, but not those of its operands, except for a leaf and for the full backward hooks of a module. Reading the unknown
+ones raises.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ from torch.autograd.graph import Node
 from distconv.errors import UnsupportedOperation
 
 BlockLayout = Any
-"""How a gradient is split: what ``DistTensor`` takes beside the block; None for a plain tensor."""
+"""How a gradient is split: the distribution and the shape of a DistTensor; None for a plain tensor."""
 
 _LEAF = "_distconv_leaf"
 
 
 class BlockConverter:
-    """Wraps blocks of gradients as DistTensors, and takes the blocks of what comes back."""
+    """Conversion between blocks of gradients and DistTensors.
+
+    Parameters
+    ----------
+    wrap : callable
+        Makes a DistTensor of a block and a layout.
+    block : callable
+        Returns the block of a gradient under a layout.
+    """
 
     def __init__(
         self,
@@ -31,12 +40,38 @@ class BlockConverter:
         self.wrap, self.block = wrap, block
 
     def to_global(self, blocks: Sequence[torch.Tensor | None], layouts: Sequence[BlockLayout]) -> tuple[Any, ...]:
-        """The gradients of which these are blocks."""
+        """Return the gradients whose blocks are given.
+
+        Parameters
+        ----------
+        blocks : sequence of (Tensor or None)
+            Blocks of gradients.
+        layouts : sequence of BlockLayout
+            One for each block.
+
+        Returns
+        -------
+        tuple
+            DistTensors; plain tensors and None as they are.
+        """
         pairs = zip(blocks, layouts, strict=True)
         return tuple(b if b is None or layout is None else self.wrap(b, layout) for b, layout in pairs)
 
     def to_blocks(self, answer: Any, layouts: Sequence[BlockLayout]) -> Any:
-        """The blocks of what a hook returned, or None if that was nothing."""
+        """Return the blocks of the gradients that a hook returned.
+
+        Parameters
+        ----------
+        answer : Any
+            What the hook returned: a gradient, a tuple of them, or None.
+        layouts : sequence of BlockLayout
+            One for each gradient.
+
+        Returns
+        -------
+        tuple or None
+            None if the hook returned None.
+        """
         if answer is None:
             return None
         answer = answer if isinstance(answer, tuple) else (answer,)
@@ -45,7 +80,7 @@ class BlockConverter:
 
 
 class _Unknown(Sequence[Any]):
-    """The gradients of a node's operands, which belong to steps that one process does not have."""
+    """Gradients of a node's operands, which raise if they are read: a single process has no such node."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -61,12 +96,30 @@ class _Unknown(Sequence[Any]):
 
 
 def mark_leaf(local: torch.Tensor, layout: BlockLayout) -> None:
-    """Note that ``local`` is the block of a distributed leaf of ``layout``."""
+    """Mark a tensor as the block of a distributed leaf.
+
+    Parameters
+    ----------
+    local : Tensor
+        The block.
+    layout : BlockLayout
+        Its layout.
+    """
     setattr(local, _LEAF, layout)
 
 
 class GradFn:
-    """The node that made a DistTensor's block; all but its hooks and neighbours is the node's own."""
+    """The node that computed a DistTensor's block. Attributes other than hooks and neighbours are the node's own.
+
+    Parameters
+    ----------
+    node : Node
+        The node.
+    layout : BlockLayout
+        The layout of its result.
+    layouts : BlockConverter
+        Converts gradients.
+    """
 
     def __init__(self, node: Node, layout: BlockLayout, layouts: BlockConverter) -> None:
         self._node, self._layout, self._layouts = node, layout, layouts
@@ -84,7 +137,7 @@ class GradFn:
         return repr(self._node)
 
     def __call__(self, *_: Any) -> None:
-        """Nothing that one process has.
+        """Raise: a call with a gradient would run steps that a single process does not have.
 
         Raises
         ------
@@ -98,7 +151,7 @@ class GradFn:
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
-        """The nodes behind this one."""
+        """The nodes of the operands, and the number of the result of each."""
         return tuple((self._neighbour(node), number) for node, number in self._node.next_functions)
 
     def _neighbour(self, node: Node | None) -> Any:
@@ -108,7 +161,23 @@ class GradFn:
         return node if node is None or (leaf is not None and layout is None) else GradFn(node, layout, self._layouts)
 
     def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> Any:
-        """Call ``hook`` with the gradient of the node's result; what it returns replaces that."""
+        """Call a hook with the gradient of the node's result, before the node runs.
+
+        Parameters
+        ----------
+        hook : callable
+            Gets a tuple of one gradient, and may return another one.
+
+        Returns
+        -------
+        RemovableHandle
+            Removes the hook.
+
+        Raises
+        ------
+        UnsupportedOperation
+            If the node has no single distributed result.
+        """
         only = self._only("register_prehook")
         layouts = self._layouts
         return self._node.register_prehook(
@@ -116,7 +185,24 @@ class GradFn:
         )
 
     def register_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
-        """Call ``hook`` with the gradient of the node's result, once the node has run."""
+        """Call a hook with the gradient of the node's result, after the node has run.
+
+        Parameters
+        ----------
+        hook : callable
+            Gets the gradients of the operands, which raise if they are read, and a tuple of the result's gradient. It
+            must return None.
+
+        Returns
+        -------
+        RemovableHandle
+            Removes the hook.
+
+        Raises
+        ------
+        UnsupportedOperation
+            If the node has no single distributed result.
+        """
         only = self._only("register_hook")
 
         def call(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:

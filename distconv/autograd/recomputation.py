@@ -1,15 +1,19 @@
-"""``torch.utils.checkpoint`` with distributed tensors: all ranks recompute a block at one place, and up to one place.
+"""``torch.utils.checkpoint`` with distributed tensors: all ranks recompute the same steps at the same time.
 
-Recomputation sends messages. torch begins it where the backward pass first asks for a tensor that the block saved, and
-ends it where the last of them is there again; but a rank without elements saves others, or none. Here it begins before
-the first node, in the order of the backward pass, that made any distributed result, and ends behind the step in which
-the last tensor was saved on any rank. Steps are the beginnings and ends of distributed operators, and on all ranks the
-same. Both places are told to torch by one more tensor, empty, that every rank saves last.
+Recomputing a block sends messages, so all ranks must start and stop it at the same point. torch starts when the
+backward pass first needs a tensor that the block saved, and stops when the last of these is recomputed. But a rank
+without elements saves other tensors, or none. Therefore:
 
-Which operators a selective policy saves is not asked in such a block: distributed operators write into the results of
-torch's, and make some only once. The block is recomputed whole.
+1. Start: before the first node, in the order of the backward pass, that computed a distributed result of the block.
+2. Stop: after the step in which the last tensor was saved on any rank. Steps are counted at the begin and the end of
+   distributed operators, which are the same on all ranks.
+3. To make torch start and stop there, every rank saves one more tensor, an empty one: the marker (``_Marker``).
 
-Importing this module puts that in place.
+A selective policy is ignored in such a block, which is recomputed fully: distributed operators write into results of
+torch's operators, and compute some of them only once.
+
+The patches declared here are applied when distconv starts. Distributed operators call :func:`count_step`, and the
+layers with running statistics :func:`check_statistics_update`.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from distconv.communication import agreement
 from distconv.errors import UnsupportedOperation
 from distconv.process import patches
 
-active: list[_Block | _Again] = []
-"""Blocks that are being computed, for the first time or again; the innermost last."""
+active: list[_CheckpointedBlock | _Recomputation] = []
+"""Blocks that are being computed, for the first time or again; the innermost one last."""
 
 _NOTHING = torch.empty(0)
 
@@ -36,37 +40,43 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 class _Steps:
     count = 0
     paused = False
-    """While torch does its own bookkeeping, which it does not do alike in both passes."""
+    """True during torch's own bookkeeping, which differs between the two passes. Otherwise steps are counted."""
 
 
 def count_step(result: Any = None) -> None:
-    """Count a step of the active blocks, which gave ``result``; ends a recomputation that needs no more."""
+    """Count a step of the active blocks; stop a recomputation that has all tensors it needs.
+
+    Parameters
+    ----------
+    result : Tensor or sequence of Tensor, optional
+        The result of the step.
+    """
     if _Steps.paused:
         return
     _Steps.count += 1
     for each in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(each, torch.Tensor):
             note_result(getattr(each, "_local", each))
-    again = next((a for a in reversed(active) if isinstance(a, _Again)), None)
+    again = next((a for a in reversed(active) if isinstance(a, _Recomputation)), None)
     if again is not None:
         again.stepped()
 
 
 def count_substep() -> None:
-    """A step within an operator: what follows does more than compute its result."""
+    """Count a step within an operator, before a part that has effects other than its result."""
     if active:
         count_step()
 
 
 def check_statistics_update() -> None:
-    """To be called before running statistics move.
+    """Check that running statistics may be updated; call it before each update.
 
     Raises
     ------
     UnsupportedOperation
-        If they would not move as often as in one process.
+        If they would be updated a different number of times than in a single process.
     """
-    if any(isinstance(each, _Again) and each.record.running for each in active):
+    if any(isinstance(each, _Recomputation) and each.record.running for each in active):
         raise UnsupportedOperation(
             "running statistics in a block of torch.utils.checkpoint that takes a gradient of its own: they would move "
             "another number of times than in one process; take that gradient outside the block, or checkpoint the "
@@ -75,19 +85,29 @@ def check_statistics_update() -> None:
 
 
 def is_in_early_stopping_block() -> bool:
-    """Whether what is being computed will be computed again only as far as it is needed."""
-    frames = (each.frame if isinstance(each, _Block) else each.frame() for each in active)
+    """Return True in a block whose recomputation stops at the last tensor that is needed."""
+    frames = (each.frame if isinstance(each, _CheckpointedBlock) else each.frame() for each in active)
     return any(frame.early_stop for frame in frames if frame is not None)
 
 
 def note_result(block: torch.Tensor, world: Any = None) -> None:
-    """Note the ``block`` of a result that the ranks of ``world`` have together."""
+    """Register a distributed result of the innermost block.
+
+    Parameters
+    ----------
+    block : Tensor
+        This rank's block of the result.
+    world : MPI.Intracomm, optional
+        The ranks that computed it.
+    """
     innermost = active[-1]
-    if isinstance(innermost, _Block):
+    if isinstance(innermost, _CheckpointedBlock):
         innermost.made(block.grad_fn, world)
 
 
-def _unstepped(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _without_steps(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return torch's hook such that no steps are counted in it."""
+
     def call(x: Any) -> Any:
         before, _Steps.paused = _Steps.paused, True
         try:
@@ -99,47 +119,50 @@ def _unstepped(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @dataclass
-class _Mark:
-    """An empty tensor that all ranks save behind the same step of a block, counted from its first one."""
+class _Marker:
+    """An empty tensor that all ranks save in a block, to mark where its recomputation stops."""
 
     step: int
-    kept: Any
-    """What torch gave for it."""
-    agreed: bool = False
+    """The step after which it stops, counted from the first one of the block."""
+    saved: Any
+    """What torch's hook returned for the tensor."""
+    is_agreed: bool = False
+    """True if ``step`` is the maximum over all ranks. Otherwise it is that of this rank."""
 
 
 @dataclass
 class _Record:
-    """What is known of a block from its first computation. Torch's frame of the block keeps it, never the reverse."""
+    """Record of the first computation of a block. torch's frame refers to it, and never the reverse (no cycles)."""
 
     world: Any = None
-    """The ranks that compute it together, if there are several."""
+    """The ranks that compute the block, if there are several."""
     running: bool = True
+    """True during the first computation. Otherwise it has ended."""
     first_step: int = 0
     last_saved: int = -1
-    """The step in which this rank saved a tensor last."""
-    marks: list[_Mark] = field(default_factory=list)
+    """The last step in which this rank saved a tensor."""
+    marks: list[_Marker] = field(default_factory=list)
 
     def mark(self, save: Callable[[torch.Tensor], Any]) -> None:
-        """``save`` one more tensor, which all ranks do."""
+        """Save a marker, as all ranks do."""
         if self.world is not None:
-            self.marks.append(_Mark(self.last_saved, save(_NOTHING)))
+            self.marks.append(_Marker(self.last_saved, save(_NOTHING)))
 
     def agree(self) -> None:
-        """Let the marks stand where the last of the ranks had saved what it needs."""
+        """Move the markers to the step in which the last rank saved a tensor. Collective: call on every rank."""
         for mark in self.marks:
-            if not mark.agreed:
-                mark.step, mark.agreed = agreement.allreduce_max(self.world, mark.step, "recomputation"), True
+            if not mark.is_agreed:
+                mark.step, mark.is_agreed = agreement.allreduce_max(self.world, mark.step, "recomputation"), True
 
 
-class _Block(checkpoint._checkpoint_hook):
-    """A block that is computed for the first time: what saves its tensors, and later asks for them."""
+class _CheckpointedBlock(checkpoint._checkpoint_hook):
+    """The first computation of a block: torch's hook that saves its tensors, and later unpacks them."""
 
     def __init__(self, frame: Any) -> None:
         super().__init__(frame)
         self.frame = frame
         self.record = record = frame.record = _Record()
-        self.save = save = _unstepped(self.pack_hook)
+        self.save = save = _without_steps(self.pack_hook)
         self._first_node = 0
 
         def noted(x: torch.Tensor) -> Any:
@@ -160,7 +183,7 @@ class _Block(checkpoint._checkpoint_hook):
         self.record.mark(self.save)
 
     def made(self, node: Any, world: Any) -> None:
-        """Note ``node``, which made a distributed result."""
+        """Register the node that computed a distributed result: before it runs, the block is recomputed."""
         if self.record.world is None and world is not None and world.size > 1:
             self.record.world = world
         if node is not None and node._sequence_nr() >= self._first_node:
@@ -168,10 +191,13 @@ class _Block(checkpoint._checkpoint_hook):
 
 
 class _Before:
-    """Hook of a node: recomputes its block before it runs. Lets go of it when the node's own tensors are freed."""
+    """Hook of a node that recomputes the block before the node runs.
 
-    def __init__(self, block: _Block) -> None:
-        self._block: _Block | None = block
+    Drops the block when the tensors of the node are freed.
+    """
+
+    def __init__(self, block: _CheckpointedBlock) -> None:
+        self._block: _CheckpointedBlock | None = block
 
     def __call__(self, gradients: Any) -> None:
         if self._block is not None:
@@ -180,26 +206,26 @@ class _Before:
             self._block = None
 
     @staticmethod
-    def _recompute(block: _Block) -> None:
+    def _recompute(block: _CheckpointedBlock) -> None:
         group = getattr(torch._C, "_get_graph_exec_group", lambda: None)()
         task = torch._C._current_graph_task_id() if group is None else group
         if not block.frame.is_recomputed[task]:
             if block.record.running:
-                # A gradient that is taken within the block needs what has been saved so far.
+                # A gradient that is taken within the block needs the tensors saved so far.
                 block.record.mark(block.save)
             if block.record.marks:
-                block.unpack_hook(block.record.marks[-1].kept)
+                block.unpack_hook(block.record.marks[-1].saved)
 
 
-class _Again(checkpoint._recomputation_hook):
-    """A block that is computed again: what takes its tensors."""
+class _Recomputation(checkpoint._recomputation_hook):
+    """A recomputation of a block: torch's hook that takes its tensors."""
 
     def __init__(self, frame: Any, task: Any) -> None:
         super().__init__(frame, task)
-        self.pack_hook = _unstepped(self.pack_hook)
+        self.pack_hook = _without_steps(self.pack_hook)
         self.frame, self.record = frame, frame().record
         self._first_step = 0
-        self._marks: list[_Mark] = []
+        self._marks: list[_Marker] = []
 
     def __enter__(self) -> None:
         _check_inputs(self.frame())
@@ -211,13 +237,13 @@ class _Again(checkpoint._recomputation_hook):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         active.remove(self)
-        # The block's own steps go on where they were, if a gradient is being taken within it.
+        # If a gradient is being taken within the block, its own steps continue where they were.
         reached, _Steps.count = _Steps.count - self._first_step, self._first_step
         if error[0] is None:
             self._save_marks(reached, everything=True)
 
     def stepped(self) -> None:
-        """Save the marks that have been passed; at the last one torch stops, with an exception, if it stops early."""
+        """Save the markers that were passed. At the last one torch raises an exception, if it stops early."""
         self._save_marks(_Steps.count - self._first_step)
 
     def _save_marks(self, reached: int, everything: bool = False) -> None:
@@ -227,7 +253,7 @@ class _Again(checkpoint._recomputation_hook):
 
 
 def _keeping_versions(save: Callable[..., None]) -> Callable[..., None]:
-    """Torch's frame of a block keeps its inputs, but sees no change in place of their blocks."""
+    """Return torch's ``save_inputs``, extended: torch does not see when a block of an input is changed in place."""
 
     def call(frame: Any, *inputs: Any) -> None:
         blocks = (each._local for each in inputs if hasattr(each, "_local"))
@@ -238,7 +264,7 @@ def _keeping_versions(save: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_inputs(frame: Any) -> None:
-    """Raise torch's RuntimeError if an input of a block has been changed in place since it was computed first."""
+    """Raise torch's RuntimeError if an input of a block was changed in place since the first computation."""
     for block, version in getattr(frame, "versions", ()):
         if block._version != version:
             raise RuntimeError(
@@ -248,7 +274,9 @@ def _check_inputs(frame: Any) -> None:
             )
 
 
-def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def _ignore_policy(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the dispatch of a selective policy such that it computes everything in distributed blocks."""
+
     def call(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if active and active[-1].record.world is not None:
             return func(*args, **(kwargs or {}))
@@ -257,11 +285,11 @@ def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_AGAIN = "what is computed again must send what was sent, on all ranks"
-patches.declare(checkpoint, "_checkpoint_hook", _Block, _AGAIN)
-patches.declare(checkpoint, "_recomputation_hook", _Again, _AGAIN)
-if hasattr(checkpoint._CheckpointFrame, "save_inputs"):  # not in older torches, which do not look
+_REASON = "a recomputation must send the same messages on all ranks"
+patches.declare(checkpoint, "_checkpoint_hook", _CheckpointedBlock, _REASON)
+patches.declare(checkpoint, "_recomputation_hook", _Recomputation, _REASON)
+if hasattr(checkpoint._CheckpointFrame, "save_inputs"):  # older versions of torch do not check
     _save = checkpoint._CheckpointFrame.save_inputs
-    patches.declare(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _AGAIN)
+    patches.declare(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _REASON)
 for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
-    patches.declare(_mode, "__torch_dispatch__", _whole(_mode.__torch_dispatch__), _AGAIN)
+    patches.declare(_mode, "__torch_dispatch__", _ignore_policy(_mode.__torch_dispatch__), _REASON)

@@ -1,7 +1,8 @@
-"""``torch.autograd.Function.apply``, which torch does not dispatch: with DistTensors it goes to the exact fallback.
+"""``torch.autograd.Function.apply`` with DistTensors, which torch does not dispatch to tensor subclasses.
 
-The patches declared here are applied when distconv starts. Layers' full backward hooks, which torch makes of such a
-function, work.
+A user's Function is computed by the exact fallback, on full tensors. Functions of torch itself are passed through:
+full backward hooks of modules, ``fully_shard``, and reentrant checkpoints. The patches declared here are applied when
+distconv starts.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from distconv.process import patches
 from distconv.tensor import LAYOUTS, DistTensor
 
 _KEEPS_INPUTS = getattr(checkpoint, "_NoopSaveInputs", None)
-"""How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
+"""Function with which torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
 
 _NODE: Any = BackwardHookFunction._backward_cls
-"""The node that it makes."""
+"""The class of its autograd nodes."""
 
 _Applied = torch.autograd.function._SingleLevelFunction
-"""Where ``Function.apply`` ends. A script may hold a bound ``MyFunction.apply`` from before distconv has started."""
+"""The class to patch: a script may hold a bound ``MyFunction.apply`` from before distconv has started."""
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return super(_Applied, cls).apply(*args, **kwargs)
 
 
-def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``cls.apply`` of whole tensors; what comes out as a DistTensor, its gradient would be lost without a word."""
+def _apply_checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``cls.apply``: compute with full tensors, and raise where a gradient would silently be lost."""
     if cls is BackwardHookFunction:
-        return _hooked(args)
+        return _attach_backward_hook_node(args)
     if cls.__name__ == "RegisterPostBackwardFunction" and cls.__module__.startswith("torch.distributed.fsdp."):
-        return _passed_through(cls, args)  # returns its inputs; its backward frees the weights of fully_shard
+        return _apply_to_blocks(cls, args)  # returns its inputs; its backward frees the weights of fully_shard
     if cls is _KEEPS_INPUTS:
         return _apply(cls, *args, **kwargs)
-    if cls is checkpoint.CheckpointFunction and _distributed(args):
-        return _recomputed(*args)
+    if cls is checkpoint.CheckpointFunction and _has_dist_tensor(args):
+        return _checkpoint_reentrant(*args)
     name = f"{cls.__name__}.apply (a torch.autograd.Function)"
-    way_out = "write it with torch's operators"
+    fix = "write it with torch's operators"
     if cls is checkpoint.CheckpointFunction:
-        way_out = "pass use_reentrant=False to torch.utils.checkpoint, or the tensor as an argument of the function"
+        fix = "pass use_reentrant=False to torch.utils.checkpoint, or the tensor as an argument of the function"
     try:
-        if _distributed((args, kwargs)):
-            return dispatch.call_fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
+        if _has_dist_tensor((args, kwargs)):
+            return dispatch.call_fallback(NoRule(f"{name} has no distributed rule; {fix}"), cls.apply, args, kwargs)
         result = _apply(cls, *args, **kwargs)
-        if _distributed(result):
+        if _has_dist_tensor(result):
             raise UnsupportedOperation(
-                f"{name} that returns a DistTensor, reached by closure or as an attribute: {way_out}"
+                f"{name} that returns a DistTensor, reached by closure or as an attribute: {fix}"
             )
         return result
     except DistconvError as error:
@@ -60,15 +61,16 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def _recomputed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
-    """What a reentrant checkpoint of ``function`` returns, as the other kind computes it.
+def _checkpoint_reentrant(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+    """Compute a reentrant checkpoint as a non-reentrant one.
 
-    As there nothing gets a gradient if no argument needs one, and all of it is computed again.
+    As in the reentrant kind, nothing gets a gradient if no argument requires one, and the block is recomputed fully.
 
     Raises
     ------
     UnsupportedOperation
-        Within one of the other kind, where it is computed another number of times, and running statistics move so.
+        In a block of a non-reentrant checkpoint, where it would be recomputed a different number of times, and running
+        statistics would be updated a different number of times.
     """
     if recomputation.is_in_early_stopping_block():
         raise UnsupportedOperation(
@@ -82,18 +84,18 @@ def _recomputed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
         return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
-def _distributed(value: Any) -> bool:
-    """Whether there is a DistTensor in ``value``."""
+def _has_dist_tensor(value: Any) -> bool:
+    """Return True if ``value`` is, or contains, a DistTensor."""
     if isinstance(value, (tuple, list)):
-        return any(map(_distributed, value))
+        return any(map(_has_dist_tensor, value))
     if isinstance(value, dict):
-        return any(map(_distributed, value.values()))
+        return any(map(_has_dist_tensor, value.values()))
     return isinstance(value, DistTensor)
 
 
-def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """``tensors`` behind a node that takes a layer's full backward hooks."""
-    hooked = _passed_through(BackwardHookFunction, tensors)
+def _attach_backward_hook_node(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return tensors with a new node, on which torch registers a module's full backward hooks."""
+    hooked = _apply_to_blocks(BackwardHookFunction, tensors)
     layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
     for node in [m.local.grad_fn if isinstance(m, DistTensor) else m.grad_fn for m in hooked]:
         if isinstance(node, _NODE):
@@ -101,8 +103,8 @@ def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return hooked
 
 
-def _passed_through(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what ``cls.apply`` returns, a Function whose results are its tensor arguments, applied to the blocks."""
+def _apply_to_blocks(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Apply a Function whose results are its last arguments to the blocks, and wrap the results."""
     results = _apply(cls, *(arg.local if isinstance(arg, DistTensor) else arg for arg in args))
     given = args[len(args) - len(results) :]
     return tuple(
@@ -112,7 +114,7 @@ def _passed_through(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _register_hook(node: Any, hook: Any) -> Any:
-    """``node.register_hook``: gradients of the layer's tensors, in and out, are whole ones."""
+    """Replace ``node.register_hook``: the hook gets full gradients of the module's inputs and outputs."""
     layouts = node.layouts
 
     def call(*blocks: Any) -> Any:
@@ -122,5 +124,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
 
 
 _register_on_node = _NODE.register_hook
-patches.declare(_NODE, "register_hook", _register_hook, "full backward hooks get whole gradients")
-patches.declare(_Applied, "apply", classmethod(_checked), "a Function of the user's own would get one rank's blocks")
+patches.declare(_NODE, "register_hook", _register_hook, "full backward hooks get full gradients")
+patches.declare(
+    _Applied, "apply", classmethod(_apply_checked), "a Function of the user's own would get one rank's blocks"
+)

@@ -1,16 +1,16 @@
-"""Transposed Jacobians of layers, made analytically: sparse, vectorised, their patterns kept for each shape.
+"""Transposed Jacobians of layers in closed form: sparse, vectorized, with patterns cached for each shape.
 
-``conv2d``, ``relu``, ... return the torch CSR matrix of one sample, ``batched_conv2d``, ... what a scan takes: a
-:class:`SparseJacobian`, one pattern for all samples, so that products of patterns are found once.
+``conv2d``, ``relu``, ... return the torch CSR matrix of one sample. ``batched_conv2d``, ... return a
+:class:`SparseJacobian` for a scan: one pattern for all samples, so products of patterns are computed once.
 
 ::
 
     convolution  The transposed Jacobian of a convolution: its values are weights
     csr          Sparse transposed Jacobians: one pattern for all samples of a batch, and values for each of them or all
-    elementwise  Of what works element by element: diagonal matrices. And of a linear layer: its weight
+    elementwise  Transposed Jacobians of elementwise layers (diagonal) and of a linear layer (its weight)
     pooling      Transposed Jacobians of pooling
-    product      The product of sparse Jacobians: which pairs of non-zeros meet is found once
-    windows      Which inputs meet which outputs under a window that moves over two dimensions
+    product      The product of sparse Jacobians: pairs of non-zeros are found once
+    windows      Pairs of inputs and outputs of a window that moves over two dimensions
 """
 
 from .convolution import batched_conv2d, conv2d

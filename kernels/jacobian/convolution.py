@@ -23,9 +23,21 @@ def conv2d(  # noqa: PLR0917 (those of F.conv2d, in its order)
     dilation: Two = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """(dy/dx)^T of ``F.conv2d`` with ``weight`` (F, C / groups, H, W) on a sample of ``input_shape`` (C, H, W).
+    """Return (dy/dx)^T of ``F.conv2d`` on one sample.
 
-    torch CSR (C x H x W, F x H_out x W_out), all flat.
+    Parameters
+    ----------
+    weight : Tensor
+        Shape (F, C / groups, kH, kW).
+    input_shape : tuple of int
+        Shape of the sample (C, H, W).
+    stride, padding, dilation, groups
+        As in ``F.conv2d``.
+
+    Returns
+    -------
+    Tensor
+        torch CSR (C x H x W, F x H_out x W_out), for flattened samples.
 
     Raises
     ------
@@ -39,9 +51,25 @@ def conv2d(  # noqa: PLR0917 (those of F.conv2d, in its order)
 def batched_conv2d(
     weight: torch.Tensor, channels: int, windows: Windows, groups: int = 1, *, pruned: bool = False
 ) -> SparseJacobian:
-    """(dy/dx)^T of a convolution of ``channels`` by ``weight`` (F, channels / groups, H, W), one for all samples.
+    """Return (dy/dx)^T of a convolution, which is the same for all samples.
 
-    ``pruned``: weights that are zero now are no places of the pattern, which then belongs to that choice of weights.
+    Parameters
+    ----------
+    weight : Tensor
+        Shape (F, channels / groups, kH, kW).
+    channels : int
+        Number of input channels.
+    windows : Windows
+        The geometry.
+    groups : int
+        As in ``F.conv2d``.
+    pruned : bool
+        Leave weights that are zero now out of the pattern, which then holds for this choice of weights only.
+
+    Returns
+    -------
+    SparseJacobian
+        With values (1, nnz).
 
     Raises
     ------
@@ -62,7 +90,7 @@ def batched_conv2d(
 def _pattern(
     windows: Windows, weight: tuple[int, ...], groups: int, kept: bytes | None, device: str
 ) -> tuple[Pattern, torch.Tensor]:
-    """The pattern, and which weight each of its non-zeros is."""
+    """Return the pattern, and the index of the weight of each non-zero."""
     filters, channels, height, width = weight
     element, inputs, outputs = (index.to(device) for index in windows.pairs())
     area = height * width

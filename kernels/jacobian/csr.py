@@ -1,7 +1,7 @@
 """Sparse transposed Jacobians: one pattern for all samples of a batch, and values for each of them or for all.
 
-A pattern is made once for a shape and kept; so is the product of two patterns (:mod:`.product`). What an iteration then
-computes is arithmetic on values alone.
+A pattern is made once for a shape and cached; so is the product of two patterns (:mod:`.product`). An iteration then
+only computes values.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 
 PAIRS_AT_ONCE = 1 << 26
-"""Terms that are computed before they are added up: memory, against calls."""
+"""Largest number of terms that are computed before they are added up: a trade of memory for calls."""
 
 
 class Pattern:
-    """Where the non-zeros of a matrix may lie, in compressed rows.
+    """Positions of the possible non-zeros of a matrix, in compressed rows.
 
-    ``crow`` int64 (rows + 1,), ``col`` int64 (nnz,), columns of a row in ascending order. Compared by identity: two
-    patterns with the same places are two patterns.
+    Patterns are compared by identity: two with the same positions are different.
+
+    Parameters
+    ----------
+    crow : Tensor
+        int64 (rows + 1,).
+    col : Tensor
+        int64 (nnz,), the columns of each row in ascending order.
+    shape : tuple of int
+        Rows and columns.
     """
 
     def __init__(self, crow: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]) -> None:
@@ -30,7 +38,7 @@ class Pattern:
 
     @classmethod
     def of(cls, rows: torch.Tensor, cols: torch.Tensor, shape: tuple[int, int]) -> tuple[Pattern, torch.Tensor]:
-        """The pattern of distinct places in any order, and which of them each of its non-zeros is."""
+        """Return the pattern of distinct positions in any order, and the order that sorts them."""
         _, order = (rows * shape[1] + cols).sort()
         crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
@@ -38,22 +46,22 @@ class Pattern:
 
     @property
     def nnz(self) -> int:
-        """The number of places."""
+        """Number of positions."""
         return len(self.col)
 
     @property
     def sparsity(self) -> float:
-        """The fraction of places that are zero for certain."""
+        """Fraction of elements that are always zero."""
         return 1 - self.nnz / (self.shape[0] * self.shape[1])
 
     @property
     def index_bytes(self) -> int:
-        """Memory of its two arrays."""
+        """Memory of the two arrays in bytes."""
         return self.crow.nbytes + self.col.nbytes
 
     @cached_property
     def lengths(self) -> torch.Tensor:
-        """Non-zeros of each row (rows,)."""
+        """Number of non-zeros of each row (rows,)."""
         return self.crow.diff()
 
     @cached_property
@@ -63,12 +71,12 @@ class Pattern:
 
     @cached_property
     def diagonal(self) -> bool:
-        """Whether it is that of a diagonal matrix."""
+        """True for the pattern of a diagonal matrix."""
         return self.shape[0] == self.shape[1] == self.nnz and bool((self.rows == self.col).all())
 
     @cached_property
     def transposed(self) -> tuple[Pattern, torch.Tensor]:
-        """The pattern of the transpose, and which of our non-zeros each of its is."""
+        """The pattern of the transpose, and the order of this pattern's non-zeros in it."""
         return Pattern.of(self.col, self.rows, self.shape[::-1])
 
 
@@ -85,7 +93,7 @@ class Product:
     out: torch.Tensor | None
 
     def values(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Values of the product (B, nnz) from those of its factors."""
+        """Return the values of the product (B, nnz), given those of its factors."""
         if self.out is None:
             return left.index_select(1, self.left) * right.index_select(1, self.right)
         batch = max(len(left), len(right))
@@ -97,19 +105,20 @@ class Product:
 
 
 _known: WeakValueDictionary[tuple[int, ...], Pattern] = WeakValueDictionary()
-"""Patterns in use as torch CSR, by the addresses of their indices, which nothing else can have while they live."""
+"""Patterns in use as torch CSR matrices, by the addresses of their indices, which are unique as long as they live."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseJacobian:
-    """A transposed Jacobian (N_in, N_out) of each sample: ``values`` (B, nnz), or (1, nnz) where all have the same."""
+    """A transposed Jacobian (N_in, N_out) of each sample."""
 
     pattern: Pattern
     values: torch.Tensor
+    """Shape (B, nnz), or (1, nnz) if all samples have the same."""
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
-        """That of a torch CSR matrix (N_in, N_out); it shares the values, and the pattern that :meth:`to_torch` had."""
+        """Return the Jacobian of a torch CSR matrix (N_in, N_out), sharing values, and the pattern if it is known."""
         crow, col = matrix.crow_indices(), matrix.col_indices()
         pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
         if pattern is None:
@@ -118,17 +127,17 @@ class SparseJacobian:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(B or 1, N_in, N_out)."""
+        """Shape (B or 1, N_in, N_out)."""
         return (len(self.values), *self.pattern.shape)
 
     @property
     def transposed(self) -> SparseJacobian:
-        """(B, N_out, N_in)."""
+        """The transpose, of shape (B or 1, N_out, N_in)."""
         pattern, order = self.pattern.transposed
         return SparseJacobian(pattern, self.values[:, order])
 
     def to_torch(self) -> torch.Tensor:
-        """The torch CSR matrix (N_in, N_out), of several samples (B, N_in, N_out) with the indices B times."""
+        """Return a torch CSR matrix (N_in, N_out); for several samples (B, N_in, N_out) with repeated indices."""
         pattern, batch = self.pattern, len(self.values)
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
@@ -138,14 +147,14 @@ class SparseJacobian:
         return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
 
     def to_dense(self) -> torch.Tensor:
-        """(B or 1, N_in, N_out), zeros written out."""
+        """Return a dense tensor (B or 1, N_in, N_out)."""
         batch, rows, cols = self.shape
         out = self.values.new_zeros(batch, rows * cols)
         out[:, self.pattern.rows * cols + self.pattern.col] = self.values
         return out.view(batch, rows, cols)
 
     def apply(self, vector: torch.Tensor) -> torch.Tensor:
-        """J g of each sample: (B, N_out) -> (B, N_in)."""
+        """Return J g of each sample: (B, N_out) -> (B, N_in)."""
         pattern = self.pattern
         if pattern.diagonal:
             return self.values * vector
@@ -155,7 +164,7 @@ class SparseJacobian:
         return terms.new_zeros(len(terms), pattern.shape[0]).index_add_(1, pattern.rows, terms)
 
     def times_dense(self, other: torch.Tensor) -> torch.Tensor:
-        """J D of each sample: (B or 1, N_out, K) -> (B or 1, N_in, K)."""
+        """Return J D of each sample: (B or 1, N_out, K) -> (B or 1, N_in, K)."""
         batch, inner, cols = other.shape
         pattern = self.pattern
         if pattern.diagonal:
@@ -167,6 +176,6 @@ class SparseJacobian:
         return terms.new_zeros(len(terms), pattern.shape[0], cols).index_add_(1, pattern.rows, terms)
 
 
-with warnings.catch_warnings():  # torch says once in a process that these are in beta; say it to nobody
+with warnings.catch_warnings():  # torch warns once in a process that these are in beta: do it here, unseen
     warnings.simplefilter("ignore")
     torch.eye(1).to_sparse_csr()

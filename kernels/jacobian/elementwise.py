@@ -1,4 +1,4 @@
-"""Transposed Jacobians of what works element by element: diagonal matrices. And of a linear layer: its weight.
+"""Transposed Jacobians of elementwise layers, which are diagonal, and of a linear layer, which is its weight.
 
 Source: BPPSA, D.2.
 """
@@ -13,31 +13,31 @@ from .csr import Pattern, SparseJacobian
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """(dy/dx)^T of ``F.relu`` at ``x`` (or its output), any shape, flat: torch CSR, zeros stored where x <= 0."""
+    """Return (dy/dx)^T of ``F.relu`` at ``x`` (or its output), flattened: torch CSR, with stored zeros for x <= 0."""
     return batched_relu(x[None]).to_torch()
 
 
 def tanh(y: torch.Tensor) -> torch.Tensor:
-    """(dy/dx)^T of ``torch.tanh`` by its output ``y``, any shape, flat: torch CSR."""
+    """Return (dy/dx)^T of ``torch.tanh``, given its output ``y``, flattened: torch CSR."""
     return batched_tanh(y[None]).to_torch()
 
 
 def linear(weight: torch.Tensor) -> torch.Tensor:
-    """(dy/dx)^T of ``F.linear`` with ``weight`` (out, in): its transpose, torch CSR without what is zero.
+    """Return (dy/dx)^T of ``F.linear`` with ``weight`` (out, in): its transpose, torch CSR without zeros.
 
-    A scan takes ``weight.t()`` as it is, which is better for weights that are not pruned.
+    For weights that are not pruned, pass ``weight.t()`` to a scan instead, which is faster.
     """
     pattern, order = _places(tuple(weight.shape), (weight != 0).cpu().numpy().tobytes(), str(weight.device))
     return SparseJacobian(pattern, weight.detach().reshape(1, -1).index_select(1, order)).to_torch()
 
 
 def batched_relu(x: torch.Tensor) -> SparseJacobian:
-    """That of each sample of ``x`` (B, ...)."""
+    """Return (dy/dx)^T of ``F.relu`` for each sample of ``x`` (B, ...)."""
     return _diagonal((x > 0).to(x.dtype))
 
 
 def batched_tanh(y: torch.Tensor) -> SparseJacobian:
-    """That of each sample of ``y`` (B, ...)."""
+    """Return (dy/dx)^T of ``torch.tanh`` for each sample of its output ``y`` (B, ...)."""
     return _diagonal(1 - y * y)
 
 

@@ -17,9 +17,21 @@ from .windows import Windows
 
 
 def max_pool2d(indices: torch.Tensor, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(dy/dx)^T of ``F.max_pool2d`` on a sample (C, H, W), by the ``indices`` (C, H_out, W_out) that it returns.
+    """Return (dy/dx)^T of ``F.max_pool2d`` on one sample.
 
-    torch CSR (C x H x W, C x H_out x W_out). Its places are the ones, one for each output: others for another sample.
+    Parameters
+    ----------
+    indices : Tensor
+        Indices of the maxima that ``F.max_pool2d`` returns (C, H_out, W_out).
+    input_shape : tuple of int
+        Shape of the sample (C, H, W).
+    dtype : torch.dtype
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        torch CSR (C x H x W, C x H_out x W_out), with a one for each output. The pattern depends on the sample.
 
     Raises
     ------
@@ -40,9 +52,18 @@ def max_pool2d(indices: torch.Tensor, input_shape: tuple[int, ...], dtype: torch
 
 
 def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dtype = torch.float32) -> SparseJacobian:
-    """(dy/dx)^T of max pooling over ``windows`` of each sample, by the ``indices`` (B, C, H_out, W_out) of the largest.
+    """Return (dy/dx)^T of max pooling for each sample, with one pattern for all samples.
 
-    Its places are all that a window can choose (the paper's guaranteed zeros are the rest).
+    The pattern has all inputs that a window can choose. The other elements are the paper's guaranteed zeros.
+
+    Parameters
+    ----------
+    indices : Tensor
+        Indices of the maxima (B, C, H_out, W_out).
+    windows : Windows
+        The geometry.
+    dtype : torch.dtype
+        The dtype of the result.
 
     Raises
     ------
@@ -62,7 +83,7 @@ def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dty
 def batched_avg_pool2d(
     channels: int, windows: Windows, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> SparseJacobian:
-    """(dy/dx)^T of the mean over ``windows``, padding counted: a convolution of each channel by itself."""
+    """Return (dy/dx)^T of the mean over ``windows``, padding included: a convolution of each channel by itself."""
     height, width = windows.kernel
     weight = torch.full((channels, 1, height, width), 1 / (height * width), dtype=dtype, device=device)
     return batched_conv2d(weight, channels, windows, groups=channels)
@@ -70,7 +91,7 @@ def batched_avg_pool2d(
 
 @lru_cache(maxsize=64)
 def _pattern(windows: Windows, channels: int, device: str) -> tuple[Pattern, torch.Tensor]:
-    """All that a window can choose, and the input within its plane that each place belongs to."""
+    """Return the pattern of all inputs that a window can choose, and each non-zero's input within its plane."""
     _, inputs, outputs = (index.to(device) for index in windows.pairs())
     places_in, places_out = windows.extent[0] * windows.extent[1], windows.out[0] * windows.out[1]
     planes = torch.arange(channels, device=device)[:, None]

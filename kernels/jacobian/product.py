@@ -1,4 +1,4 @@
-"""The product of sparse Jacobians: which pairs of non-zeros meet is found once, what they come to at each iteration.
+"""The product of sparse Jacobians: pairs of non-zeros are found once, their products computed at each iteration.
 
 Source: BPPSA, 3.3: the mapping of the operands' non-zeros to the product's is known ahead of training.
 """
@@ -11,7 +11,7 @@ from .csr import Pattern, Product, SparseJacobian
 
 
 def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
-    """The product of each sample, (N, K) by (K, M); the pairs are found at its patterns' first product."""
+    """Return the product of each sample, (N, K) by (K, M); pairs are found at the first product of two patterns."""
     products = left.pattern.products.get(right.pattern)
     if products is None:
         products = left.pattern.products[right.pattern] = meet(left.pattern, right.pattern)
@@ -19,12 +19,12 @@ def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
 
 
 def pairs(left: Pattern, right: Pattern) -> int:
-    """How many products of two non-zeros their product takes; half of its FLOP."""
+    """Return the number of products of two non-zeros in a matrix product; half of its FLOP."""
     return int(right.lengths[left.col].sum())
 
 
 def meet(left: Pattern, right: Pattern) -> Product:
-    """Every pair of a non-zero (i, k) with one of (k, j), sorted by (i, j)."""
+    """Return every pair of a non-zero (i, k) and a non-zero (k, j), sorted by (i, j)."""
     device = left.col.device
     counts = right.lengths[left.col]
     total = int(counts.sum())

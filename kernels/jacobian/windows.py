@@ -1,4 +1,4 @@
-"""Which inputs meet which outputs under a window that moves over two dimensions: convolution and pooling alike."""
+"""Pairs of inputs and outputs of a window that moves over two dimensions, for convolution and pooling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Windows:
 
     @classmethod
     def of(cls, extent: Two, kernel: Two, stride: Two, padding: Two, dilation: Two, *, ceil: bool = False) -> Windows:
-        """Numbers stand for both dimensions.
+        """Return windows, given pairs, or numbers for both dimensions.
 
         Raises
         ------
@@ -44,22 +44,22 @@ class Windows:
 
     @cached_property
     def out(self) -> tuple[int, int]:
-        """Outputs (height, width)."""
+        """Number of outputs (height, width)."""
         first, second = (self._outputs(d) for d in (0, 1))
         return first, second
 
     def _outputs(self, d: int) -> int:
         i, k, s, p, dilation = (x[d] for x in (self.extent, self.kernel, self.stride, self.padding, self.dilation))
-        room = i + 2 * p - dilation * (k - 1) - 1
-        if room < 0 or s < 1:
+        span = i + 2 * p - dilation * (k - 1) - 1
+        if span < 0 or s < 1:
             return 0
         if not self.ceil:
-            return room // s + 1
-        outputs = -(-room // s) + 1
+            return span // s + 1
+        outputs = -(-span // s) + 1
         return outputs - ((outputs - 1) * s >= i + p)  # torch: the last window starts inside the input
 
     def pairs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Element of the window, input and output of every pair that meets, flat, sorted by window element."""
+        """Return the window element, input and output of each pair, as flat indices, sorted by window element."""
         (ky, iy, oy), (kx, ix, ox) = self._along(0), self._along(1)
         return tuple(  # type: ignore[return-value]
             (a[:, None] * extent + b[None]).flatten()

@@ -1,4 +1,4 @@
-"""What a scan computes, step by step: matrix by vector or by matrix, in which phase and level, and its FLOP.
+"""Record of the products of a scan: matrix by vector or by matrix, phase, level and FLOP.
 
 Source: BPPSA, 5.3 and figure 10.
 """
@@ -16,17 +16,17 @@ Kind = Literal["mv", "mm"]
 
 @dataclass(frozen=True)
 class Step:
-    """``count`` products of one ``kind`` with ``flops`` each, of all samples.
-
-    Those of a level of ``phase`` ("up-sweep" or "down-sweep") may run at the same time; of "linear" each waits for the
-    one before.
-    """
+    """Products of one kind and size."""
 
     phase: str
+    """``"up-sweep"`` or ``"down-sweep"``: products of a level may run at once. ``"linear"``: one after another."""
     level: int
     kind: Kind
+    """``"mv"`` for matrix times vector, ``"mm"`` for matrix times matrix."""
     flops: int
+    """FLOP of each product, of all samples."""
     count: int = 1
+    """Number of products."""
 
 
 _recordings: list[list[Step]] = []
@@ -34,8 +34,8 @@ _stage = ("linear", 0)
 
 
 @contextmanager
-def record_steps() -> Iterator[list[Step]]:
-    """The steps of the scans inside, on this rank.
+def recorded() -> Iterator[list[Step]]:
+    """Record the steps of this rank's scans in a ``with`` block.
 
     ::
 
@@ -52,20 +52,45 @@ def record_steps() -> Iterator[list[Step]]:
 
 
 def set_stage(phase: str, level: int = 0) -> None:
-    """What follows belongs to this level of this phase."""
+    """Set the phase and the level of the products that follow.
+
+    Parameters
+    ----------
+    phase : str
+        As in :class:`Step`.
+    level : int
+        Level of the sweep.
+    """
     global _stage
     _stage = (phase, level)
 
 
 def record_products(kind: Kind, flops: int, count: int = 1) -> None:
-    """Write down ``count`` products of ``flops`` each."""
+    """Record products, in all :func:`recorded` blocks.
+
+    Parameters
+    ----------
+    kind, flops, count
+        As in :class:`Step`.
+    """
     if count:
         for steps in _recordings:
             steps.append(Step(*_stage, kind, flops, count))
 
 
 def critical_path(steps: Sequence[Step]) -> list[Step]:
-    """The steps on the longest path through FLOP: all linear ones, of each level of a sweep the largest one."""
+    """Return the steps on the critical path: all linear ones, and the largest one of each level of a sweep.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        All steps of a scan.
+
+    Returns
+    -------
+    list of Step
+        In the same order.
+    """
     path: list[Step] = []
     for (phase, _), level in groupby(steps, lambda step: (step.phase, step.level)):
         if phase == "linear":

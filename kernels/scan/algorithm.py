@@ -1,8 +1,8 @@
 r"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
 
 The levels are kept one after another instead of in place: level d + 1 holds the products of pairs of level d, half as
-many, and no operand is overwritten. The numbers are those of the paper's in-place array. Not computed are its products
-into a[n], which line 9 overwrites unread.
+many, and no operand is overwritten. The numbering is that of the paper's in-place array. Its products into a[n], which
+line 9 overwrites unread, are not computed.
 
 ::
 
@@ -27,7 +27,7 @@ from .elements import Affine, Level
 
 
 def sweep_levels(n: int) -> tuple[int, int]:
-    """Levels of the up-sweep and of the down-sweep over Eq. 5 with ``n`` Jacobians.
+    """Return the numbers of levels of the up-sweep and of the down-sweep over Eq. 5 with ``n`` Jacobians.
 
     With the input and the identity of line 9 they are the figure's L0, L1, ...: VGG-11's 21 layers have L0-L4 upwards
     and L5-L10 downwards.
@@ -40,9 +40,21 @@ def sweep_levels(n: int) -> tuple[int, int]:
 
 
 def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
-    """What ``gradient`` becomes after each element of ``level``: vectors, as the level has them.
+    """Return the gradient after each element.
 
-    ``depth`` is the number of levels of the up-sweep: None all, 0 none (linear); above them it is linear.
+    Parameters
+    ----------
+    gradient : Tensor
+        The gradient before the first element (B, N).
+    level : Level
+        The elements.
+    depth : int, optional
+        Number of levels of the up-sweep, above which the scan is linear: 0 is fully linear, None all levels.
+
+    Returns
+    -------
+    list of Tensor, or Tensor
+        One vector for each element, in a list for a Chain and in one tensor (m, B, N) for a Stack.
     """
     below: list[tuple[Level, torch.Tensor]] = []
     front = gradient
@@ -60,7 +72,15 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
 
 
 def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
-    """:func:`scan` as the paper has it: the last element, which no other waits for, is in no product of matrices."""
+    """Return the gradient after each element, as :func:`scan`, without the last element in products of matrices.
+
+    As in the paper: no other element waits for the last one, so its products would be wasted.
+
+    Parameters
+    ----------
+    gradient, level, depth
+        As in :func:`scan`.
+    """
     if not len(level):
         return level.linear(gradient)
     vectors: Any = scan(gradient, level[:-1], depth)
@@ -71,13 +91,13 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
 
 @dataclass
 class Tree:
-    """Levels over elements before which no vector stands yet: what a rank can sweep before its gradient arrives."""
+    """Levels over elements without a gradient: the up-sweep that a rank can do before its gradient arrives."""
 
     levels: list[Level]
 
     @classmethod
     def over(cls, level: Level, depth: int | None = None) -> Tree:
-        """The up-sweep over ``level``, of at most ``depth`` levels."""
+        """Return the up-sweep over ``level``, of at most ``depth`` levels."""
         levels = [level]
         while len(levels[-1]) > 1 and (depth is None or len(levels) <= depth):
             set_stage("up-sweep", len(levels) - 1)
@@ -85,7 +105,7 @@ class Tree:
         return cls(levels)
 
     def total(self) -> Affine:
-        """The product of all elements."""
+        """Return the product of all elements."""
         set_stage("total")
         top = self.levels[-1]
         product = top[0]
@@ -97,7 +117,7 @@ class Tree:
         return product
 
     def vectors(self, gradient: torch.Tensor) -> Any:
-        """What ``gradient`` becomes after each element."""
+        """Return the gradient after each element: the down-sweep."""
         set_stage("linear")
         vectors: Any = self.levels[-1].linear(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):

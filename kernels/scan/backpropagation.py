@@ -30,17 +30,18 @@ def backpropagate(
     depth: int | None = None,
     speed: Speed | None = None,
 ) -> Any:
-    """The gradients of x_{n-1}, ..., x_0: a tensor (n, B, N) for Jacobians in one tensor, else a list of (B, N_i).
+    """Return the gradients of x_{n-1}, ..., x_0, given that of x_n and the transposed Jacobians.
 
-    Over the ranks of ``comm`` each has its own part of the Jacobians, any number of them and perhaps none, and gets the
-    gradients at its own places; the first rank has those that come first, and the gradient. No other messages may go
-    over ``comm`` meanwhile: take a grid's, or a duplicate. What a rank passes is read only, and what it gets may be the
-    tensor it passed where an identity stands.
+    Over the ranks of ``comm`` each rank passes its own part of the Jacobians, any number of them and perhaps none, and
+    gets the gradients that belong to them. The first rank has the first Jacobians and the gradient. Collective over
+    ``comm``: call on every rank. No other messages may be in flight over ``comm``: pass that of a grid, or a duplicate.
+
+    Arguments are not changed. A result may be the argument itself, where a Jacobian is the identity.
 
     Parameters
     ----------
     gradient
-        dl/dx_n (B, N); beyond the first rank None or anything.
+        dl/dx_n (B, N). On ranks other than the first it is ignored and may be None.
     jacobians
         Transposed, the last layer's first, as in Eq. 5: (dx_n/dx_{n-1})^T, ..., (dx_1/dx_0)^T. One dense tensor
         (n, B, N, N), or (n, 1, N, N) where all samples have the same; or a sequence of dense (B, N_in, N_out) or
@@ -48,17 +49,22 @@ def backpropagate(
         :class:`Identity`.
     method
         ``"linear"`` one product after another; ``"blelloch"`` Algorithm 1; ``"truncated"`` Algorithm 1 with ``depth``
-        levels of up-sweep on each rank and linear above them; ``"auto"`` what :func:`explain` says.
+        levels of up-sweep on each rank and linear above them; ``"auto"`` the fastest one predicted by :func:`explain`.
     sources
-        What enters the gradients of x_{n-1}, ..., x_0 from outside, shaped like the result (in a list None where
-        nothing does): g_{i-1} = J_i g_i + s_{i-1}.
+        Gradients of x_{n-1}, ..., x_0 from outside of the chain, shaped like the result; in a list, None for none:
+        g_{i-1} = J_i g_i + s_{i-1}.
     speed
-        Of this machine, for ``"auto"`` and a ``depth`` of None; by default what :data:`SPEEDS` has for the device.
+        Of this machine, for ``"auto"`` and a ``depth`` of None; by default the entry of :data:`SPEEDS` for the device.
+
+    Returns
+    -------
+    Tensor or list of Tensor
+        A tensor (n, B, N) for Jacobians in one tensor, otherwise a list of (B, N_i).
 
     Raises
     ------
     ScanError
-        If they do not fit each other: on every rank alike, before any value is sent.
+        If the arguments do not fit each other: on every rank, before any value is sent.
 
     References
     ----------
@@ -69,12 +75,12 @@ def backpropagate(
     if method not in get_args(Method) or (depth is not None and depth < 0):
         raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
     level, whole = build_problem(gradient, jacobians, sources, comm)
-    chosen, depth = _chosen(method, depth, whole, speed)
+    chosen, depth = _choose(method, depth, whole, speed)
     if len(whole.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
     if comm.rank not in whole.active:
-        return _nothing(level, whole)
+        return _empty_result(level, whole)
     seat = ScanRank(comm, whole, whole.empty_tensor())
     if chosen == "linear":
         return linear_over_ranks(gradient, level, seat)
@@ -87,7 +93,12 @@ def explain(
     comm: Any = None,
     speed: Speed | None = None,
 ) -> Prediction:
-    """What each method would take for these arguments of :func:`backpropagate`, predicted; print it.
+    """Return the predicted time of each method for some arguments of :func:`backpropagate`; print it to read it.
+
+    Parameters
+    ----------
+    gradient, jacobians, comm, speed
+        As in :func:`backpropagate`.
 
     Raises
     ------
@@ -101,8 +112,8 @@ def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
     return predict(whole, speed or SPEEDS["cuda" if whole.dtype.endswith("cuda") else "cpu"])
 
 
-def _chosen(method: str, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
-    """The method, and the levels of up-sweep that it takes: None all."""
+def _choose(method: str, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
+    """Return the method and its number of levels of the up-sweep; None for all."""
     if method == "auto" or (method == "truncated" and depth is None):
         prediction = _predicted(whole, speed)
         chosen = prediction.method if method == "auto" else "truncated"
@@ -110,6 +121,6 @@ def _chosen(method: str, depth: int | None, whole: Problem, speed: Speed | None)
     return method, {"linear": 0, "blelloch": None, "truncated": depth}[method]
 
 
-def _nothing(level: Level, whole: Problem) -> Any:
-    """The gradients of a rank without Jacobians."""
+def _empty_result(level: Level, whole: Problem) -> Any:
+    """Return the gradients of a rank without Jacobians."""
     return level.linear(whole.empty_tensor().new_empty(whole.gradient))

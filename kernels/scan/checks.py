@@ -1,4 +1,4 @@
-"""What a scan can take: Jacobians that chain, of one dtype and device, with sources and a gradient that fit them."""
+"""Checks of the arguments of a scan: Jacobians, a gradient and sources that fit each other, on all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHERE = "backpropagate"
 
 @dataclass(frozen=True)
 class Size:
-    """``count`` transposed Jacobians (rows, cols), the part that is not zero, and the samples that have their own."""
+    """Size of ``count`` transposed Jacobians (rows, cols): fraction of non-zeros, and number of samples (1: shared)."""
 
     rows: int
     cols: int
@@ -32,7 +32,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Problem:
-    """A scan: ``gradient`` (B, N), its dtype, the sizes of each rank's Jacobians, and whether they are stacked."""
+    """A scan: shape of the gradient, dtype and device, and sizes of each rank's Jacobians (None: identity)."""
 
     gradient: tuple[int, int]
     dtype: str
@@ -41,26 +41,26 @@ class Problem:
 
     @property
     def n(self) -> int:
-        """Jacobians on all ranks."""
+        """Number of Jacobians on all ranks."""
         return sum(map(self.count_on_rank, range(len(self.ranks))))
 
     def count_on_rank(self, rank: int) -> int:
-        """Jacobians on ``rank``, identities among them."""
+        """Return the number of Jacobians on ``rank``, identities included."""
         return sum(1 if size is None else size.count for size in self.ranks[rank])
 
     @property
     def active(self) -> list[int]:
-        """Ranks that take part: the first, which has the gradient, and those with Jacobians."""
+        """Ranks that take part: the first one, which has the gradient, and those with Jacobians."""
         return [rank for rank, sizes in enumerate(self.ranks) if sizes or rank == 0]
 
     def empty_tensor(self) -> torch.Tensor:
-        """An empty tensor of its dtype and device."""
+        """Return an empty tensor of the dtype and device."""
         dtype, _, device = self.dtype.partition(" on ")
         return torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
 
     @cached_property
     def widths(self) -> list[int]:
-        """Values of a sample's gradient behind the Jacobians of each rank."""
+        """Size of a sample's gradient after the Jacobians of each rank."""
         widths = [self.gradient[1]]
         for sizes in self.ranks:
             widths.append(next((size.rows for size in reversed(sizes) if size is not None), widths[-1]))
@@ -68,25 +68,37 @@ class Problem:
 
 
 def build_problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
-    """This rank's elements, and the problem that all ranks have together; collective over ``comm``, if there is one.
+    """Check the arguments, and return this rank's elements and the problem of all ranks.
+
+    Collective over ``comm``, if there is one.
+
+    Parameters
+    ----------
+    gradient, jacobians, sources, comm
+        As in :func:`distconv.kernels.scan.backpropagate`.
+
+    Returns
+    -------
+    tuple of (Level, Problem)
+        The problem is identical on all ranks.
 
     Raises
     ------
     ScanError
-        If they make none, on every rank alike.
+        On every rank, if the arguments do not fit each other.
     """
     if comm is None:
-        level = _own(gradient, jacobians, sources, first=True)
-        return level, _joined([_part(gradient, level)])
-    level = try_on_all_ranks(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
+        level = _build_level(gradient, jacobians, sources, first=True)
+        return level, _join_parts([_part(gradient, level)])
+    level = try_on_all_ranks(comm, lambda: _build_level(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
     with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
         parts = comm.allgather(_part(gradient, level))
-    return level, _joined(parts)
+    return level, _join_parts(parts)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What the others need to know of a rank."""
+    """Shapes and dtypes of one rank's arguments, as sent to all ranks."""
 
     gradient: tuple[int, ...] | None
     dtype: str | None
@@ -104,7 +116,7 @@ def _part(gradient: torch.Tensor | None, level: Level) -> _Part:
     return _Part(shape, dtype, tuple(_sizes(level)), isinstance(level, Stack), tuple(samples))
 
 
-def _joined(parts: Sequence[_Part]) -> Problem:
+def _join_parts(parts: Sequence[_Part]) -> Problem:
     shape = parts[0].gradient
     assert shape is not None
     samples, width = shape
@@ -136,14 +148,14 @@ def _joined(parts: Sequence[_Part]) -> Problem:
     return problem
 
 
-def _own(gradient: torch.Tensor | None, jacobians: Any, sources: Any, first: bool) -> Level:
+def _build_level(gradient: torch.Tensor | None, jacobians: Any, sources: Any, first: bool) -> Level:
     level = level_of(jacobians, sources)
     _check_own(gradient, level, first)
     return level
 
 
 def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None:
-    """What a rank sees by itself."""
+    """Check what does not depend on other ranks."""
     if gradient is None:
         if first:
             raise ScanError(f"{WHERE}: gradient is None; pass dl/dx_n (B, N)")
@@ -195,7 +207,7 @@ def _tensors(level: Level) -> list[torch.Tensor]:
 
 
 def _sizes(level: Level) -> list[Size | None]:
-    """That of each Jacobian, None for the identity."""
+    """Return the size of each Jacobian, None for the identity."""
     if isinstance(level, Stack):
         n, batch, rows, cols = level.matrices.shape
         return [Size(rows, cols, batch=batch, count=n)] if n else []

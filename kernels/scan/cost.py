@@ -1,4 +1,4 @@
-"""What each method takes, predicted, and the choice between them.
+"""Predicted time of each method, and the choice between them.
 
 A product takes a fixed time (a call, a kernel) and its arithmetic or its memory traffic, whichever is longer. The
 stacked products of a level are made together, those of a list one by one. Zeros of a sparse product are taken to lie
@@ -21,39 +21,41 @@ from .elements import Level
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a rank computes and sends.
-
-    ``call_s`` is the fixed time of a product, ``level_s`` that of the stacked products of a level with the copies
-    beside them, ``alpha_s`` that of a message.
-    """
+    """Speed of a rank."""
 
     call_s: float
+    """Fixed time of a product."""
     level_s: float
+    """Fixed time of the stacked products of a level, with their copies."""
     flops_per_s: float
     sparse_flops_per_s: float
     bytes_per_s: float
+    """Memory bandwidth."""
     alpha_s: float
+    """Fixed time of a message."""
     link_bytes_per_s: float
+    """Bandwidth between ranks."""
     value_bytes: int = 4
+    """Size of a value."""
 
 
 SPEEDS = {
     "cpu": Speed(6e-6, 25e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
     "cuda": Speed(10e-6, 40e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
 }
-"""By device: a core of a small machine, fitted to recurrences there; a GPU, of the order that data sheets have."""
+"""By device type: one core of a small machine, fitted to measurements; a GPU, estimated from data sheets."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of each method, the levels of up-sweep of the truncated one, and what the choice fell on."""
+    """Predicted seconds of each method, and the number of levels of up-sweep of the truncated one."""
 
     times_s: dict[str, float]
     depth: int
 
     @property
     def method(self) -> str:
-        """The fastest; the simplest of equals."""
+        """The fastest method; the simplest one of several."""
         return min(self.times_s, key=lambda method: self.times_s[method])
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ class Prediction:
 
 @lru_cache(maxsize=4096)
 def predict(problem: Problem, speed: Speed) -> Prediction:
-    """What each method would take for ``problem``, over as many ranks as it has.
+    """Predict the time of each method for a problem, over its ranks.
 
     >>> problem = Problem((1, 20), "", ((Size(20, 20, count=1000),),), stacked=True)
     >>> times = predict(problem, SPEEDS["cpu"]).times_s
@@ -78,10 +80,10 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
 
 
 def _linear(problem: Problem, speed: Speed) -> float:
-    """One rank after another."""
+    """Return the seconds of the linear method: one rank after another."""
     clock = _Clock(problem, speed)
     for sizes, ranks in Counter(problem.ranks).items():
-        # Ranks with the same Jacobians take as long as each other: one of them is walked through.
+        # Ranks with the same Jacobians take the same time: only one of them is simulated.
         before = clock.seconds
         clock.level(sizes).linear(None)
         clock.seconds += (ranks - 1) * (clock.seconds - before)
@@ -91,7 +93,7 @@ def _linear(problem: Problem, speed: Speed) -> float:
 
 
 def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
-    """The slowest rank before the exchange, the exchange, and the slowest rank after it."""
+    """Return the seconds of a scan: the slowest rank before the exchange, the exchange, the slowest rank after it."""
     clock = _Clock(problem, speed)
     level = clock.level(problem.ranks[0])
     scan(cast(Any, None), cast(Level, level[:-1]), depth)
@@ -115,7 +117,7 @@ def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
 
 
 class _Clock:
-    """Adds up what one rank spends."""
+    """Sum of the time of one rank."""
 
     def __init__(self, problem: Problem, speed: Speed) -> None:
         self.problem, self.speed, self.seconds = problem, speed, 0.0
@@ -145,7 +147,7 @@ class _Clock:
 
 
 class _Map:
-    """An element, timed."""
+    """An element that adds its time to the clock instead of computing."""
 
     def __init__(self, clock: _Clock, size: Size | None) -> None:
         self.clock, self.size = clock, size
@@ -162,17 +164,17 @@ class _Map:
 
 
 def _product(second: Size, first: Size) -> Size:
-    """With non-zeros anywhere."""
+    """Return the size of a product of matrices whose non-zeros are anywhere."""
     density = 1 - (1 - second.density * first.density) ** second.cols
     return Size(second.rows, first.cols, density, max(second.batch, first.batch))
 
 
 class _Sizes:
-    """A level, timed; vectors are None."""
+    """A level that adds its time to the clock instead of computing; vectors are None."""
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
         self.clock, self.sizes = clock, sizes
-        self._alike = sizes[0] if clock.problem.stacked and sizes else None
+        self._common_size = sizes[0] if clock.problem.stacked and sizes else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -182,23 +184,25 @@ class _Sizes:
 
     def pairs(self) -> _Sizes:
         count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
-        if self._alike is not None:
+        if self._common_size is not None:
             if count:
-                self.clock.seconds += self.clock.speed.level_s + count * self.clock.mm(self._alike, self._alike)
+                self.clock.seconds += self.clock.speed.level_s + count * self.clock.mm(
+                    self._common_size, self._common_size
+                )
             return _Sizes(self.clock, self.sizes[:count])
         return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
 
     def linear(self, vector: None) -> list[None]:
-        if self._alike is not None:
-            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self._alike))
+        if self._common_size is not None:
+            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self._common_size))
         else:
             for size in self.sizes:
                 _Map(self.clock, size)(None)
         return [None] * len(self)
 
     def down(self, vector: None, above: Sequence[None]) -> list[None]:
-        if self._alike is not None:
-            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.mv(self._alike)
+        if self._common_size is not None:
+            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.mv(self._common_size)
         else:
             self[::2].linear(None)
         return [None] * (len(self) + 1)

@@ -1,6 +1,6 @@
 """The elements of a scan: affine maps g -> J g + s, one by one or stacked, and the two products of a level.
 
-J is dense, sparse or the symbolic identity, which costs nothing; s is what enters from outside, where anything does.
+J is dense, sparse or the symbolic identity, which costs nothing; s is the gradient from outside of the chain, if any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .accounting import record_products
 
 @dataclass(frozen=True)
 class Identity:
-    """The transposed Jacobian of what changes nothing but the shape; symbolic: no product is computed."""
+    """The transposed Jacobian of an operation that only changes the shape; symbolic: no product is computed."""
 
 
 Matrix = torch.Tensor | SparseJacobian | Identity
@@ -35,18 +35,18 @@ class Affine:
     shift: torch.Tensor | None = None
 
     def __call__(self, vector: torch.Tensor) -> torch.Tensor:
-        """(B, N_out) -> (B, N_in)."""
+        """Apply the map to a vector, (B, N_out) -> (B, N_in)."""
         moved = matrix_vector(self.matrix, vector)
         return moved if self.shift is None else moved + self.shift
 
     def after(self, first: Affine) -> Affine:
-        """The map that does ``first`` and then this one: the paper's first <> self."""
+        """Return the map that applies ``first`` and then this one: the paper's first <> self."""
         matrix = matrix_matrix(self.matrix, first.matrix)
         return Affine(matrix, self.shift if first.shift is None else self(first.shift))
 
 
 def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
-    """J g of each sample: (B, N_out) -> (B, N_in)."""
+    """Return J g of each sample: (B, N_out) -> (B, N_in)."""
     if isinstance(matrix, Identity):
         return vector
     if isinstance(matrix, SparseJacobian):
@@ -59,7 +59,7 @@ def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
 
 
 def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
-    """``second`` times ``first`` of each sample; dense unless both are sparse."""
+    """Return ``second`` times ``first`` of each sample; dense unless both are sparse."""
     if isinstance(first, Identity):
         return second
     if isinstance(second, Identity):
@@ -96,12 +96,12 @@ class Chain:
         return Chain(self.elements[index]) if isinstance(index, slice) else self.elements[index]
 
     def pairs(self) -> Chain:
-        """Elements 0 <> 1, 2 <> 3, ...; of an odd number the last is left out."""
+        """Return the elements 0 <> 1, 2 <> 3, ...; of an odd number the last one is left out."""
         firsts, seconds = self.elements[::2], self.elements[1::2]
         return Chain([second.after(first) for first, second in zip(firsts, seconds, strict=False)])
 
     def linear(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """What ``vector`` becomes after each element in turn."""
+        """Return the vector after each element, computed one after another."""
         out = []
         for element in self.elements:
             vector = element(vector)
@@ -109,7 +109,7 @@ class Chain:
         return out
 
     def down(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """``vector``, and what it becomes after each element; ``above`` holds what it is after each pair."""
+        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
         before = [vector, *above]
         out = [vector]
         for i, element in enumerate(self.elements):
@@ -117,7 +117,7 @@ class Chain:
         return out
 
     def join(self, parts: Sequence[Sequence[torch.Tensor] | torch.Tensor]) -> list[torch.Tensor]:
-        """One list of vectors from several."""
+        """Return one list of vectors from several."""
         return [vector for part in parts for vector in part]
 
 
@@ -139,7 +139,7 @@ class Stack:
         return (Stack if isinstance(index, slice) else Affine)(self.matrices[index], shift)
 
     def pairs(self) -> Stack:
-        """Elements 0 <> 1, 2 <> 3, ...; of an odd number the last is left out. One product for all."""
+        """Return the elements 0 <> 1, 2 <> 3, ... in one product; of an odd number the last one is left out."""
         half = len(self) // 2
         first, second = self[: 2 * half : 2], self[1::2]
         m = self.matrices
@@ -148,14 +148,14 @@ class Stack:
         return Stack(second.matrices @ first.matrices, shifts)
 
     def _apply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Each element on its own vector of (m, B, N)."""
+        """Apply each element to its own vector of (m, B, N)."""
         m, shared = self.matrices, self.matrices.shape[1] == 1
         record_products("mv", 2 * vectors.shape[1] * m.shape[2] ** 2, len(m))
         out = vectors @ m[:, 0].transpose(1, 2) if shared else (m @ vectors[..., None])[..., 0]
         return out if self.shifts is None else out.add_(self.shifts)
 
     def linear(self, vector: torch.Tensor) -> torch.Tensor:
-        """What ``vector`` becomes after each element in turn, (m, B, N)."""
+        """Return the vector after each element, computed one after another, (m, B, N)."""
         out = vector.new_empty(len(self), *vector.shape)
         record_products("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
         if self.matrices.shape[1] == 1:
@@ -170,7 +170,7 @@ class Stack:
         return out
 
     def down(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-        """``vector``, and what it becomes after each element; ``above`` holds what it is after each pair."""
+        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
         out = vector.new_empty(len(self) + 1, *vector.shape)
         out[0] = vector
         out[2::2] = above
@@ -178,7 +178,7 @@ class Stack:
         return out
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor of vectors from several."""
+        """Return one tensor of vectors from several."""
         return torch.cat(list(parts))
 
 
@@ -186,7 +186,7 @@ Level = Chain | Stack
 
 
 def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
-    """Jacobians and what enters after each of them, as they were passed.
+    """Return the elements of Jacobians and sources, as a Stack for one tensor and a Chain for a sequence.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A scan over ranks: each keeps its own Jacobians; one product, and one vector, of each rank travel.
+"""A scan over ranks: each keeps its own Jacobians, and sends one product and one vector.
 
 Every rank sweeps its own elements up to one, Algorithm 1 goes over these with one rank for each element of its array
 (log2 p exchanges up, as many down), and every rank sweeps down from what comes before it. The first rank of the array
@@ -27,7 +27,7 @@ WHAT = "backpropagation as a scan"
 
 @dataclass(frozen=True)
 class ScanRank:
-    """This rank's place in the array: ``index`` among the ``active`` ranks, and what a vector there is like."""
+    """This rank's position in the array of the active ranks, and its messages."""
 
     comm: Any
     problem: Problem
@@ -35,26 +35,26 @@ class ScanRank:
 
     @property
     def active(self) -> list[int]:
-        """Ranks in the order of the array."""
+        """The active ranks in the order of the array."""
         return self.problem.active
 
     @property
     def index(self) -> int:
-        """Of this rank in the array."""
+        """Position of this rank in the array."""
         return self.active.index(self.comm.rank)
 
     def receive_vector(self, source: int, behind: int) -> torch.Tensor:
-        """The gradient behind the Jacobians at ``behind`` in the array, from the rank at ``source``."""
+        """Receive the gradient after the Jacobians at position ``behind``, from the rank at position ``source``."""
         vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
         self._receive(source, [vector])
         return vector
 
     def send_vector(self, target: int, vector: torch.Tensor) -> None:
-        """To the one at ``target`` in the array."""
+        """Send a vector to the rank at position ``target``."""
         self._send(target, [vector.contiguous()])
 
     def send_map(self, target: int, element: Affine) -> None:
-        """Header, indices and values, as many as there are."""
+        """Send an element: a header, then indices, values and shift, as far as it has them."""
         tensors = _tensors(element)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = _KINDS.index(type(element.matrix))
@@ -64,7 +64,7 @@ class ScanRank:
         self._send(target, [header.to(self.like.device), *tensors])
 
     def receive_map(self, source: int) -> Affine:
-        """What :meth:`send_map` sent."""
+        """Receive the element that :meth:`send_map` sent."""
         header = self.like.new_empty(_HEADER, dtype=torch.int64)
         self._receive(source, [header])
         kind, shifted, batch, rows, cols, nnz = header.tolist()
@@ -111,7 +111,7 @@ def _tensors(element: Affine) -> list[torch.Tensor]:
 
 
 def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRank) -> Any:
-    """What the gradient becomes after each of this rank's elements; the ranks compute one after another."""
+    """Return the gradient after each of this rank's elements; the ranks compute one after another. Collective."""
     index = seat.index
     vector = seat.receive_vector(index - 1, index - 1) if index else gradient
     assert vector is not None
@@ -122,7 +122,7 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRan
 
 
 def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: ScanRank) -> Any:
-    """What the gradient becomes after each of this rank's elements, by Algorithm 1 over the ranks."""
+    """Return the gradient after each of this rank's elements, by Algorithm 1 over the ranks. Collective."""
     if seat.index:
         tree = Tree.over(level, depth)
         last = seat.index == len(seat.active) - 1
@@ -134,7 +134,7 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
 
 
 def _exchange(element: Any, seat: ScanRank) -> Any:
-    """Algorithm 1 over one element of each rank, on the first a vector: what comes before it, None on the first."""
+    """Return the vector before this rank's element, by Algorithm 1; on the first rank, whose element it is, None."""
     last, index = len(seat.active) - 1, seat.index
     levels = last.bit_length()
     kept: dict[int, Any] = {}
@@ -165,7 +165,7 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
 
 
 def _exchanging_ranks(d: int, last: int) -> list[tuple[int, int]]:
-    """(l, r) of line 5 and line 12.
+    """Return the pairs (l, r) of lines 5 and 12.
 
     >>> _exchanging_ranks(0, 4), _exchanging_ranks(1, 4), _exchanging_ranks(2, 4)
     ([(0, 1), (2, 3)], [(1, 3)], [(3, 4)])

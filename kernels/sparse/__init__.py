@@ -1,6 +1,7 @@
-"""What one rank computes on sparse tensors: sites with integer coordinates, and features of them.
+"""Local computation on sparse tensors: sites with integer coordinates, and their features.
 
-All take explicit coordinates and kernel maps, so that the sites may be a whole cloud or a rank's own and its halo.
+All functions take explicit coordinates or kernel maps, so the sites may be a full point cloud, or those of a rank and
+its halo. :mod:`distconv.layers.sparse` calls them.
 
 ::
 

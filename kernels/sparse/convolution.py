@@ -1,7 +1,8 @@
 """Convolution over a kernel map, and its gradients.
 
-Offset by offset the rows that meet are gathered and multiplied by that offset's matrix; the products of many offsets
-are then added up site by site. The identity of a submanifold needs no gather. The gradients use the same pairs.
+For each offset of the kernel, the rows of its pairs are gathered and multiplied by its matrix. The products of many
+offsets are then added up for each site. The identity of a submanifold needs no gather. The gradients use the same
+pairs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,32 @@ from distconv.autograd.derivatives import first_order_only
 from .kernel_map import KernelMap
 
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What sums over the offsets are taken in, where it is not the dtype of the features."""
+"""dtype of sums over the offsets, if it is not that of the features."""
 
 
 def sparse_convolution(
     features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """out[o] = bias + the sum over offsets k and pairs (i, o) at k of features[i] @ weight[k].
+    """Return the convolution: out[o] = bias + sum over offsets k and pairs (i, o) at k of features[i] @ weight[k].
 
-    Features (N_in, C), weight (K, C, F), bias (F,), result (N_out, F). Under autocast all are cast and the result has
-    the low dtype, as that of torch's convolutions; products are then summed over the offsets in float32.
+    Under autocast all operands are cast and the result has the low dtype, as in torch's convolutions. Products are then
+    summed over the offsets in float32.
+
+    Parameters
+    ----------
+    features : Tensor
+        Shape (N_in, C).
+    weight : Tensor
+        Shape (K, C, F).
+    pairs : KernelMap
+        The map, with K offsets.
+    bias : Tensor, optional
+        Shape (F,).
+
+    Returns
+    -------
+    Tensor
+        Shape (N_out, F).
 
     Source: Zhai et al., "SparsePipe", eq. 3.
     """
@@ -45,40 +62,40 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(features, weight)
-        return _convolved(features, weight, pairs)
+        return _convolve(features, weight, pairs)
 
     @staticmethod
     @first_order_only("a sparse convolution")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
         pairs: KernelMap = ctx.pairs
-        # Where the map is its own mirror image its groups serve both directions, with the offsets backwards.
+        # If the map is its own mirror image, its groups serve both directions, with the offsets in reverse order.
         back, turned = (pairs, weight.flip(0)) if pairs.is_mirrored else (pairs.transposed(), weight)
         dx, dw = None, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
-        def add_to_weights(k: int, met: torch.Tensor) -> None:
+        def add_to_weights(k: int, rows: torch.Tensor) -> None:
             if dw is not None:
                 row = len(dw) - 1 - k if back is pairs else k
-                torch.mm(_rows(features, back, k, side=1).t(), met, out=dw[row])
+                torch.mm(_rows(features, back, k, side=1).t(), rows, out=dw[row])
 
         gradient = gradient.contiguous()
         if ctx.needs_input_grad[0]:
-            dx = _convolved(gradient, turned.transpose(1, 2), back, add_to_weights)
+            dx = _convolve(gradient, turned.transpose(1, 2), back, add_to_weights)
         else:
             for k in range(len(weight)):
                 add_to_weights(k, _rows(gradient, back, k))
         return dx, dw, None
 
 
-def _convolved(
+def _convolve(
     features: torch.Tensor,
     weight: torch.Tensor,
     pairs: KernelMap,
     gathered: Callable[[int, torch.Tensor], None] = lambda k, rows: None,
 ) -> torch.Tensor:
-    """The sum over pairs of features @ weight, group after group of offsets.
+    """Return the sum over pairs of features @ weight, one group of offsets after another.
 
-    ``gathered`` is handed the rows of ``features`` that meet others at each offset.
+    ``gathered`` is called with each offset and the rows of ``features`` of its pairs.
     """
     dtype = _SUMMED_IN.get(features.dtype, features.dtype)
     out = None
@@ -96,5 +113,5 @@ def _convolved(
 
 
 def _rows(features: torch.Tensor, pairs: KernelMap, k: int, side: int = 0) -> torch.Tensor:
-    """The rows of input sites (1: of output sites) that meet others at offset ``k``."""
+    """Return the rows of the input sites (``side`` 1: output sites) of the pairs at offset ``k``."""
     return features if k == pairs.identity else features.index_select(0, pairs.pairs[k][side])

@@ -16,14 +16,12 @@ from distconv.errors import CoordinateError
 MAX_DIMENSION = 4
 
 Offsets = tuple[tuple[int, ...], ...]
-"""Steps from an output site to its input sites, one of D integers for each position of a kernel."""
+"""Steps from an output site to its input sites: D integers for each position of a kernel."""
 
 
 @dataclass(frozen=True)
 class KeySpace:
-    """A box of samples and space whose cells are numbered in lexicographic order: their keys.
-
-    ``lower`` and ``extents`` are those of the batch index, then of each dimension.
+    """A box of samples and space, whose cells have keys: their numbers in lexicographic order.
 
     >>> space = KeySpace((0, -2, 0), (1, 5, 10))
     >>> space.pack(torch.tensor([[0, -2, 0], [0, 1, 7]])), space.step((1, -1))
@@ -31,11 +29,25 @@ class KeySpace:
     """
 
     lower: tuple[int, ...]
+    """Smallest batch index, then smallest coordinate of each dimension."""
     extents: tuple[int, ...]
+    """Size of the box in the same order."""
 
     @classmethod
     def enclose(cls, *sets: torch.Tensor, margin: Sequence[int]) -> KeySpace:
-        """The box that holds ``sets`` of coordinates and ``margin`` cells more on both sides of each dimension.
+        """Return the box of all coordinates, with a margin.
+
+        Parameters
+        ----------
+        *sets : Tensor
+            Coordinates (N, 1 + D).
+        margin : sequence of int
+            Additional cells on both sides of each of the D dimensions.
+
+        Returns
+        -------
+        KeySpace
+            The box.
 
         Raises
         ------
@@ -58,11 +70,11 @@ class KeySpace:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """What one step along the batch and each dimension adds to a key."""
+        """Difference of keys for a step along the batch, and along each dimension."""
         return tuple(math.prod(self.extents[d + 1 :]) for d in range(len(self.extents)))
 
     def pack(self, coords: torch.Tensor) -> torch.Tensor:
-        """Keys (N,) of ``coords`` (N, 1 + D) within the box."""
+        """Return the keys (N,) of ``coords`` (N, 1 + D), which are within the box."""
         # Horner's rule; in place but for the first step, whose result is new.
         keys = coords[:, 0] - self.lower[0]
         for d in range(1, len(self.extents)):
@@ -70,7 +82,7 @@ class KeySpace:
         return keys
 
     def unpack(self, keys: torch.Tensor) -> torch.Tensor:
-        """The coordinates (N, 1 + D) that have these keys."""
+        """Return the coordinates (N, 1 + D) of ``keys`` (N,)."""
         columns = []
         for low, extent in zip(self.lower[::-1], self.extents[::-1], strict=True):
             columns.append(keys % extent + low)
@@ -78,14 +90,26 @@ class KeySpace:
         return torch.stack(columns[::-1], 1)
 
     def step(self, offset: Sequence[int]) -> int:
-        """What a step by ``offset`` (D,) adds to a key, as long as it does not leave the box."""
+        """Return the difference of keys for a step by ``offset`` (D,) that does not leave the box."""
         return sum(o * stride for o, stride in zip(offset, self.strides[1:], strict=True))
 
 
 def check_coordinates(coords: torch.Tensor, stride: int = 1, batch_size: int | None = None) -> torch.Tensor:
-    """``coords`` as int64, after a look at their shape, dtype, batch indices, and the multiples of ``stride``.
+    """Check coordinates and return them as int64. Duplicates are found by :func:`sorting_order`.
 
-    Duplicates are found where the rows are sorted: :func:`sorted_rows`.
+    Parameters
+    ----------
+    coords : Tensor
+        Shape (N, 1 + D), of any integer dtype.
+    stride : int
+        Spatial coordinates must be multiples of it.
+    batch_size : int, optional
+        Batch indices must be smaller.
+
+    Returns
+    -------
+    Tensor
+        int64, shape (N, 1 + D).
 
     Raises
     ------
@@ -99,40 +123,68 @@ def check_coordinates(coords: torch.Tensor, stride: int = 1, batch_size: int | N
         )
     if coords.is_floating_point() or coords.is_complex() or coords.dtype == torch.bool:
         wrong = coords.isnan().any(1) if coords.is_floating_point() else torch.zeros(len(coords), dtype=torch.bool)
-        _refuse(coords, wrong, "are not a number")
+        _raise_if_any(coords, wrong, "are not a number")
         raise CoordinateError(f"coordinates are {coords.dtype}, not integers: voxelise them first (points // size)")
     coords = coords.long()
-    _refuse(coords, coords[:, 0] < 0, "have a negative batch index")
+    _raise_if_any(coords, coords[:, 0] < 0, "have a negative batch index")
     if batch_size is not None:
-        _refuse(coords, coords[:, 0] >= batch_size, f"have a batch index beyond batch_size={batch_size}")
+        _raise_if_any(coords, coords[:, 0] >= batch_size, f"have a batch index beyond batch_size={batch_size}")
     if stride > 1:
-        _refuse(coords, (coords[:, 1:] % stride != 0).any(1), f"are no multiples of the stride {stride}")
+        _raise_if_any(coords, (coords[:, 1:] % stride != 0).any(1), f"are no multiples of the stride {stride}")
     return coords
 
 
 def sorting_order(coords: torch.Tensor) -> torch.Tensor:
-    """The order (N,) of the rows that sorts ``coords`` lexicographically.
+    """Return the order (N,) of the rows that sorts ``coords`` (N, 1 + D) lexicographically.
 
     Raises
     ------
     CoordinateError
-        If a row occurs twice, or the rows span too much to be numbered.
+        If a row occurs twice, or the rows span too many cells.
     """
     keys, order = torch.sort(KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1)).pack(coords))
     if len(keys):
         repeated = keys[1:] == keys[:-1]
-        _refuse(coords[order[1:]], repeated, "repeat another row; merge their features (say their mean) first")
+        _raise_if_any(coords[order[1:]], repeated, "repeat another row; merge their features (say their mean) first")
     return order
 
 
 def coarsen(coords: torch.Tensor, stride: int) -> torch.Tensor:
-    """The cells of a grid of ``stride`` that hold sites of ``coords``: their lower corners, sorted."""
+    """Return the cells of a coarser grid that hold sites.
+
+    Parameters
+    ----------
+    coords : Tensor
+        Shape (N, 1 + D).
+    stride : int
+        Size of the coarser cells.
+
+    Returns
+    -------
+    Tensor
+        The lower corners of the cells (M, 1 + D), sorted.
+    """
     corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % stride], 1)
     return unique_rows(corners)
 
 
 def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tensor:
-    """The sites that lie at one of ``offsets``, in steps of ``unit`` cells, from a site of ``coords``; sorted."""
+    """Return the sites that lie at an offset from a site.
+
+    Parameters
+    ----------
+    coords : Tensor
+        Shape (N, 1 + D).
+    offsets : Offsets
+        The offsets.
+    unit : int
+        Number of cells of a step.
+
+    Returns
+    -------
+    Tensor
+        Shape (M, 1 + D), sorted.
+    """
     steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1) * unit
     sites = coords.expand(len(offsets), *coords.shape).clone()
     sites[..., 1:] += steps
@@ -140,13 +192,13 @@ def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> to
 
 
 def unique_rows(coords: torch.Tensor) -> torch.Tensor:
-    """Each row of ``coords`` once, sorted."""
+    """Return each row of ``coords`` (N, 1 + D) once, sorted."""
     space = KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1))
     return space.unpack(space.pack(coords).unique())
 
 
-def _refuse(coords: torch.Tensor, wrong: torch.Tensor, what: str) -> None:
-    """Raise if any row is ``wrong``."""
+def _raise_if_any(coords: torch.Tensor, wrong: torch.Tensor, what: str) -> None:
+    """Raise CoordinateError if any row is ``wrong``, with their number and the first one."""
     if count := int(wrong.sum()):
         first = coords[wrong][0].tolist()
         raise CoordinateError(f"{count} of {len(wrong)} coordinates {what}; the first is {first} (sample first)")

@@ -1,7 +1,7 @@
-"""Kernel maps: which input site meets which output site at each offset of a kernel.
+"""Kernel maps: pairs of an input site and an output site for each offset of a kernel.
 
 Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3 and step 2 below it; there by
-hashing, here by a table or a binary search among sorted keys, which are the same code on a CPU and a GPU.
+hashing, here by a table or a binary search in sorted keys, with the same code on a CPU and a GPU.
 """
 
 from __future__ import annotations
@@ -18,33 +18,44 @@ import torch.nn.functional as F
 from .coordinates import KeySpace, Offsets
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
-"""Rows of input sites and of the output sites that they meet, int64 (P,) each; no row occurs twice in either."""
+"""Rows of the input sites and of the output sites of pairs, int64 (P,) each; no row occurs twice in either."""
 
 
 TABLE_CELLS = 32
-"""For each site, up to which a table of all cells of the space is faster than a search (of 20,000 sites, 3 times)."""
+"""Cells for each site up to which a table of all cells is faster than a search (by 3 times for 20,000 sites)."""
 
 GROUP_PAIRS = 1 << 18
-"""Offsets are worked on together up to so many pairs: their products are held in memory at once."""
+"""Largest number of pairs of a group of offsets, whose products are in memory at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Consecutive ``offsets`` of a kernel, and how what comes of their pairs, one after the other, is added up.
-
-    ``order`` (P,) sorts the pairs by output site, those of one site by offset; those of site o are at
-    ``ends[o] : ends[o + 1]`` of it.
-    """
+    """Consecutive offsets of a kernel, whose pairs are added up together."""
 
     offsets: range
     sizes: list[int]
+    """Number of pairs of each offset."""
     order: torch.Tensor
+    """Shape (P,). Sorts the pairs of all offsets by output site, and those of one site by offset."""
     ends: torch.Tensor
+    """Shape (N_out + 1,). The pairs of site o are at ``ends[o] : ends[o + 1]`` of ``order``."""
 
     def summed(self, rows: torch.Tensor, of_pairs: torch.Tensor | None = None) -> torch.Tensor:
-        """Sums over the pairs of each output site, (N_out, C); ``of_pairs`` (P,): the row of each pair, else its own.
+        """Return the sums over the pairs of each output site.
 
-        Sites are shared out among threads, and each is added up in one order: no atomic additions on a GPU.
+        The result is deterministic: each site is added up by one thread in a fixed order, without atomics on a GPU.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Values, (P, C) without ``of_pairs``.
+        of_pairs : Tensor, optional
+            The row of each pair (P,). By default pair i has row i.
+
+        Returns
+        -------
+        Tensor
+            Shape (N_out, C).
         """
         chosen = self.order if of_pairs is None else of_pairs[self.order]
         return F.embedding_bag(chosen, rows, self.ends, mode="sum", include_last_offset=True)
@@ -52,20 +63,23 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class KernelMap:
-    """The ``pairs`` of input and output sites for each offset of a kernel.
+    """The pairs of input and output sites for each offset of a kernel.
 
-    ``identity`` is the offset at which each site meets itself, if there is one; its pairs are all (i, i). A site occurs
-    at most once per offset, so that what is added up offset by offset always comes out the same. The map serves the
+    A site occurs at most once for each offset, so sums over the offsets are deterministic. One map serves a
     convolution, both of its gradients and, transposed, the transposed convolution.
     """
 
     pairs: tuple[Pairs, ...]
+    """For each offset."""
     in_sites: int
+    """Number of input sites."""
     out_sites: int
+    """Number of output sites."""
     identity: int | None = None
+    """The offset at which each site meets itself, whose pairs are all (i, i); None if there is none."""
 
     def transposed(self) -> KernelMap:
-        """The map from output to input sites; it shares the memory of this one."""
+        """Return the map from output to input sites, which shares the memory of this one."""
         return self._transposed
 
     @cached_property
@@ -75,7 +89,7 @@ class KernelMap:
 
     @cached_property
     def is_mirrored(self) -> bool:
-        """Whether the transposed map has the pairs of this one, with the offsets backwards."""
+        """True if the transposed map has the pairs of this one, with the offsets in reverse order."""
         return self.identity is not None and all(
             (here[0] is there[1] and here[1] is there[0]) or k == self.identity
             for k, (here, there) in enumerate(zip(self.pairs, reversed(self.pairs), strict=True))
@@ -83,7 +97,7 @@ class KernelMap:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """All offsets that have pairs."""
+        """The groups of all offsets that have pairs."""
         return tuple(self._grouped())
 
     def _grouped(self) -> Iterator[Group]:
@@ -105,12 +119,12 @@ class KernelMap:
 
     @property
     def active_pairs(self) -> int:
-        """The number of pairs: multiplied by 2 x input x output channels, the FLOPs of a convolution."""
+        """Number of pairs. Multiplied by 2 x input x output channels, the FLOP of a convolution."""
         return sum(len(inputs) for inputs, _ in self.pairs)
 
     @property
     def bytes(self) -> int:
-        """Memory of the pairs, those that serve two offsets once, and of the groups that have been asked for."""
+        """Memory in bytes of the pairs, counted once if they serve two offsets, and of the groups that exist."""
         distinct = {id(rows): rows for pair in self.pairs for rows in pair}
         back = self.__dict__.get("_transposed")
         groups: list[Group] = [group for each in (self, back) if each for group in each.__dict__.get("groups", ())]
@@ -118,7 +132,12 @@ class KernelMap:
 
 
 def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
-    """The offsets of a box, last dimension fastest: -p to k - 1 - p along each dimension.
+    """Return the offsets of a box: -p to k - 1 - p along each dimension, the last dimension fastest.
+
+    Parameters
+    ----------
+    kernel_size, padding : sequence of int
+        k and p of each dimension.
 
     >>> box_offsets((3, 2), (1, 0))
     ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (1, 1))
@@ -129,10 +148,24 @@ def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
 def kernel_map(
     inputs: torch.Tensor, outputs: torch.Tensor, offsets: Offsets, unit: int = 1, order: torch.Tensor | None = None
 ) -> KernelMap:
-    """The map of all pairs with input = output + offset x ``unit``; coordinates (N, 1 + D), rows distinct.
+    """Return the map of all pairs with input = output + offset x unit.
 
-    ``order`` sorts the rows of ``inputs`` (None: they are sorted). With ``outputs`` the very same tensor as ``inputs``
-    the map is that of a submanifold, and mirrored offsets share their pairs.
+    Parameters
+    ----------
+    inputs, outputs : Tensor
+        Coordinates (N, 1 + D) of the sites, all rows distinct. If both are the same tensor object, the map is that of a
+        submanifold, and mirrored offsets share their pairs.
+    offsets : Offsets
+        The offsets of the kernel.
+    unit : int
+        Number of cells of a step.
+    order : Tensor, optional
+        The order (N,) that sorts ``inputs``. By default they are sorted.
+
+    Returns
+    -------
+    KernelMap
+        The map.
     """
     reach = [unit * max((abs(o[d]) for o in offsets), default=0) for d in range(inputs.shape[1] - 1)]
     space = KeySpace.enclose(inputs, outputs, margin=reach)
@@ -152,9 +185,10 @@ def kernel_map(
 
 
 def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What gives the rows of queries (M,) in 0 .. ``cells`` - 1, -1 where no site is; ``order`` sorted ``keys`` (N,).
+    """Return a function from keys (M,) in 0 .. ``cells`` - 1 to the rows of their sites, -1 where there is none.
 
-    By a table of all cells where sites are not too few among them, else by binary search.
+    ``keys`` (N,) are those of the sites, sorted by ``order``. It uses a table of all cells if the sites are dense
+    enough, otherwise a binary search.
     """
     rows = torch.arange(len(keys), device=keys.device) if order is None else order
     if cells <= TABLE_CELLS * len(keys):
@@ -172,6 +206,6 @@ def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Calla
 
 
 def _matches(rows: torch.Tensor) -> Pairs:
-    """The rows of those that were found, and which these are."""
+    """Return the rows that were found, and the queries that they answer."""
     present = (rows >= 0).nonzero()[:, 0]
     return rows[present], present

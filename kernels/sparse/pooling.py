@@ -1,4 +1,4 @@
-"""Pooling over a kernel map, and over all sites of a sample. Inactive sites take no part."""
+"""Pooling over a kernel map, and over all sites of a sample. Only active sites take part."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ from .kernel_map import KernelMap
 
 
 def sparse_max_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """The largest feature of each window (N_out, C); 0 where a window holds no site.
+    """Return the largest feature of each window; 0 for a window without sites.
 
-    The gradient goes to the first of equal ones, in the order of the offsets; NaNs win, both as in torch.
+    The gradient goes to the first of equal features, in the order of the offsets. NaN counts as the largest. Both are
+    as in torch.
+
+    Parameters
+    ----------
+    features : Tensor
+        Shape (N_in, C).
+    pairs : KernelMap
+        The windows.
+
+    Returns
+    -------
+    Tensor
+        Shape (N_out, C).
     """
     out: torch.Tensor = _Max.apply(features, pairs)  # type: ignore[no-untyped-call]
     return out
 
 
 def sparse_sum_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """The sum of the features of each window (N_out, C)."""
+    """Return the sum of the features (N_in, C) of each window, (N_out, C)."""
     out: torch.Tensor = _Sum.apply(features, pairs)  # type: ignore[no-untyped-call]
     return out
 
 
 def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """The mean over the sites of each window (N_out, C); 0 where there is none."""
+    """Return the mean of the features (N_in, C) over the sites of each window, (N_out, C); 0 where there is none."""
     counts = torch.zeros(pairs.out_sites, dtype=torch.long, device=features.device)
     for group in pairs.groups:
         counts += group.ends.diff()
@@ -35,12 +48,12 @@ def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tenso
 
 
 def global_sum(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """The sum over the sites of each sample, (B, C); ``samples`` (N,) are the batch indices of the sites."""
+    """Return the sum (B, C) over the sites of each sample; ``samples`` (N,) are the batch indices of the sites."""
     return features.new_zeros(batch_size, features.shape[1]).index_add(0, samples, features)
 
 
 def global_max(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """The largest feature of each sample, (B, C); 0 for a sample without sites. The first of equal ones counts."""
+    """Return the largest feature (B, C) of each sample, the first of equal ones; 0 for a sample without sites."""
     sites, channels = features.shape
     index = samples[:, None].expand(-1, channels)
     x = features.detach()
@@ -58,14 +71,14 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         ctx.pairs = pairs
-        return _added(features, pairs)
+        return _sum_windows(features, pairs)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return sparse_sum_pool(gradient, ctx.pairs.transposed()), None
 
 
-def _added(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+def _sum_windows(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
     out = x.new_zeros(pairs.out_sites, x.shape[1])
     for group in pairs.groups:
         out += group.summed(x, torch.cat([pairs.pairs[k][0] for k in group.offsets]))

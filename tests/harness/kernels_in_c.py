@@ -60,6 +60,6 @@ def compiled(text: str) -> Callable[[int, int, tuple[Any, ...]], None]:
 
 
 def launched(text: str) -> packing.Launch:
-    """The same in place of ``packing.compiled``, for tensors of the CPU; it has run when it returns."""
+    """The same in place of ``packing.compile_kernel``, for tensors of the CPU; it has run when it returns."""
     run = compiled(text)
     return lambda table, blocks, arguments: run(blocks, packing.THREADS, arguments)

@@ -40,7 +40,7 @@ def test_the_gradient_from_the_sums_of_blocks_is_that_of_the_whole(shape, weight
     total = sum(half.sums for half in halves)
     for half in halves:
         half.sums = total
-    close(torch.cat([half.of_input(whole.numel() // 3) for half in halves]), x.grad)
+    close(torch.cat([half.input_gradient(whole.numel() // 3) for half in halves]), x.grad)
     if weighted:
         close(total, torch.stack([w.grad, b.grad]))
 

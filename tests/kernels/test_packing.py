@@ -74,7 +74,9 @@ def by_both(act):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "compile_kernel", kernels_in_c.launched)
         for kernel in (False, True):
-            patch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False, kernel=kernel: kernel)
+            patch.setattr(
+                "distconv.communication.packing._uses_kernel", lambda buffer, adds=False, kernel=kernel: kernel
+            )
             yield act()
 
 
@@ -188,7 +190,7 @@ def test_cells_of_overlapping_boxes_share_no_element_and_cover_them():
 def test_the_table_is_made_once_for_a_plan_and_strides(monkeypatch):
     made = []
     monkeypatch.setattr(packing, "compile_kernel", kernels_in_c.launched)
-    monkeypatch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False: True)
+    monkeypatch.setattr("distconv.communication.packing._uses_kernel", lambda buffer, adds=False: True)
     monkeypatch.setattr(packing, "_table", lambda *given, table=packing._table: made.append(given) or table(*given))
     plan = Packing([[Region(0, (0, 1), (4, 1))]])
     for _ in range(3):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.errors import UnsupportedOperation
-from distconv.kernels.scan import record_steps
+from distconv.kernels.scan import recorded
 from distconv.layers.models.lenet import LeNet5
 from distconv.layers.scan import ScanSequential
 
@@ -102,7 +102,7 @@ def test_the_products_of_patterns_are_found_once(monkeypatch):
 
 def test_no_layer_multiplies_matrices_on_the_way_down():
     scanned, (x, target) = ScanSequential(*small_network(), method="blelloch"), samples(2)
-    with record_steps() as steps:
+    with recorded() as steps:
         gradients(scanned, x, target)
     assert {step.kind for step in steps if step.phase == "up-sweep"} == {"mv", "mm"}
     assert {step.kind for step in steps if step.phase != "up-sweep"} == {"mv"}

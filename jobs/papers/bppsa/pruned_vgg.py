@@ -25,7 +25,7 @@ from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.kernels.jacobian import Pattern, SparseJacobian, Windows, batched_conv2d
 from distconv.kernels.jacobian.windows import Two
-from distconv.kernels.scan import Step, backpropagate, critical_path, record_steps, sweep_levels
+from distconv.kernels.scan import Step, backpropagate, critical_path, recorded, sweep_levels
 from distconv.layers.models.vgg import vgg11
 from distconv.layers.scan import transposed_jacobian
 
@@ -165,7 +165,7 @@ def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe 
     for zeros, of_sample in (("guaranteed", False), ("this sample's", True)):
         jacobians = chain(features, x, of_sample=of_sample)
         for method, depth in (("linear", 0), ("truncated", DEPTH)):
-            with record_steps() as steps:
+            with recorded() as steps:
                 backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=depth)
             rows += _print_steps(f"{zeros:<14}{method:<11}", steps)
     rows += [_print(f"{'none':<14}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]

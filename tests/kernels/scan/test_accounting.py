@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distconv.kernels.scan import Identity, Step, backpropagate, critical_path, record_steps
+from distconv.kernels.scan import Identity, Step, backpropagate, critical_path, recorded
 from tests.kernels.scan.chains import csr, normal, stack
 
 
 def recorded_steps(jacobians, method, depth=None, samples=2, width=4):
-    with record_steps() as steps:
+    with recorded() as steps:
         backpropagate(normal(samples, width), jacobians, method, depth=depth)
     return steps
 

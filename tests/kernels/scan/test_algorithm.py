@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from distconv.kernels.scan import backpropagate, record_steps, sweep_levels
+from distconv.kernels.scan import backpropagate, recorded, sweep_levels
 from distconv.kernels.scan.algorithm import Tree
 from distconv.kernels.scan.elements import Chain, Stack, level_of
 from tests.kernels.scan.chains import CLOSE, close, mixed, normal, one_after_another, stack
@@ -67,7 +67,7 @@ def test_sparse_and_dense_matrices_of_any_shape_give_what_one_after_another_does
 @pytest.mark.parametrize("n", [*range(1, 18), 21, 31, 32, 33])
 def test_the_products_are_those_of_the_algorithm_as_printed(n):
     jacobians, gradient = stack(n, 1), normal(1, 4, seed=1)
-    with record_steps() as steps:
+    with recorded() as steps:
         found = backpropagate(gradient, jacobians, "blelloch")
     left, products = as_printed(gradient.t(), list(jacobians[:, 0]))
     assert left[0] is None

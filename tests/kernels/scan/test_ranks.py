@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distconv.communication.transport import count_traffic
-from distconv.kernels.scan import Identity, Problem, Size, backpropagate, record_steps
+from distconv.kernels.scan import Identity, Problem, Size, backpropagate, recorded
 from distconv.kernels.scan.elements import Affine
 from distconv.kernels.scan.ranks import WHAT, ScanRank
 from tests.kernels.scan.chains import block, close, csr, dense_of, mixed, normal, one_after_another, stack
@@ -61,7 +61,7 @@ def test_ranks_may_have_nothing_or_identities_alone(comm, method, depth):
 @pytest.mark.ranks(4, 8)
 def test_a_rank_sends_one_product_and_one_vector_and_multiplies_no_matrices_downwards(comm):
     n, width = 3 * comm.size, 4
-    with record_steps() as steps, count_traffic() as traffic:
+    with recorded() as steps, count_traffic() as traffic:
         backpropagate(normal(1, width), stack(n, 1)[block(n, comm)], "blelloch", comm)
     assert not [step for step in steps if "down" in step.phase and step.kind == "mm"]
     over = [step for step in steps if step.phase == "up-sweep over ranks"]

@@ -11,7 +11,7 @@ import torch
 from distconv import cli
 from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
 from distconv.kernels.jacobian import SparseJacobian
-from distconv.kernels.scan import backpropagate, record_steps
+from distconv.kernels.scan import backpropagate, recorded
 from distconv.layers.models.vgg import vgg11
 from tests.jobs.images import image_files
 
@@ -60,7 +60,7 @@ def test_the_flop_of_a_pruned_network_are_those_of_its_dense_matrices(of_sample)
     features = vgg11(2).features
     pruned_vgg.prune(features, 0.8)
     jacobians = pruned_vgg.chain(features, torch.randn(1, 3, 32, 32), of_sample=of_sample)
-    with record_steps() as steps:
+    with recorded() as steps:
         backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=2)
     for (kind, level), expected in dense_steps(jacobians).items():
         found = [step.flops for step in steps if (step.phase, step.kind, step.level) == ("up-sweep", kind, level)]
