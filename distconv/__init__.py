@@ -15,6 +15,7 @@
     cli               The command ``distconv``: import the module of the requested job only, and run it
     communication     Communication between ranks: exchanges, reductions, agreement
     data              Data loading: each rank reads its blocks of the samples
+    deprecation       Former names of public classes and functions, which warn when they are used
     dispatch          The operator registry: which distributed operator implements which torch function
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
     errors            The exceptions and the warning that distconv raises

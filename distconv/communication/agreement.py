@@ -10,7 +10,7 @@ Four situations:
 - Ranks need the maximum of a number: :func:`allreduce_max`.
 
 All of them are collective: call them on every rank of the communicator, in the same order. Each costs one short
-allreduce as long as ranks agree. The environment variable ``DISTCONV_CHECK`` selects how much is compared.
+allreduce as long as ranks agree. ``DISTCONV_CHECK`` selects how much is compared.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class NumbersLayout(DatasetLayout):
 
     kinds: str = ""
 
-    def mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
         """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
         if dtype.kind in self.kinds and len(shape) == len(self.shape):
             return ""

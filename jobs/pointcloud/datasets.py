@@ -35,7 +35,7 @@ class CloudLayout(DatasetLayout):
 
     kinds: str = ""
 
-    def mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
         """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
         fits = len(shape) == len(self.shape) and all(
             want in (None, have) for want, have in zip(self.shape, shape, strict=True)

@@ -76,7 +76,7 @@ def test_several_values_cross_between_stages_and_sites_are_not_looked_at_again(m
     first, second = as_stages([_Fork(), _Join()])
     rows = packed(x)
     monkeypatch.setattr(tensor, "check_coordinates", None)
-    monkeypatch.setattr(coordinate_manager, "sorted_rows", None)
+    monkeypatch.setattr(coordinate_manager, "sorting_order", None)
     values = first(rows)
     assert len(values) == 3 + 3 + 1
     torch.testing.assert_close(second(*values), expected, rtol=1e-12, atol=1e-12)

@@ -19,7 +19,7 @@ def test_one_rank_and_one_rank_exchange_all_in_one_piece():
     shape = (2,) * 7  # more dimensions than have a default split
     send = boundary_routes(Arrangement(), Arrangement(), shape, 0, sources=range(1), targets=range(1, 2))
     (peer,) = send.sends
-    assert (peer.rank, peer.numel, len(peer.pieces)) == (1, 2**7, 1)
+    assert (peer.rank, peer.numel, len(peer.boxes)) == (1, 2**7, 1)
 
 
 def test_without_a_grid_a_value_crosses_as_it_is():
