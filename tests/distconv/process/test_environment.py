@@ -72,7 +72,7 @@ def test_a_bad_value_on_one_rank_is_the_same_error_on_all(comm):
 @pytest.mark.ranks(at_least=2)
 def test_a_value_that_differs_between_ranks_is_the_same_error_on_all(comm):
     own = {"DISTCONV_FALLBACK": "error"} if comm.rank == 1 else {"DISTCONV_CHECK": ""}
-    match = "DISTCONV_FALLBACK differs between ranks: not set on rank 0, error on rank 1; export"
+    match = "DISTCONV_FALLBACK differs between ranks: not set on rank 0, error on rank 1. Export"
     raises_everywhere(comm, dc.EnvironmentVariableError, match, lambda: check(comm, own))
     check(comm, {"DISTCONV_FALLBACK": "error"})
 
