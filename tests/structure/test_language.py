@@ -15,14 +15,52 @@ import pytest
 
 from tests.structure.modules import ROOT, SOURCES
 
-REWRITTEN = ("distconv/communication/agreement.py",)
+REWRITTEN = ("distconv/", "kernels/")
 """Beginnings of the paths of modules that are checked."""
+
+UNFINISHED = (
+    "distconv/capture/",
+    "distconv/checkpoint/files.py",
+    "distconv/checkpoint/manifest.py",
+    "distconv/checkpoint/optimizers.py",
+    "distconv/checkpoint/pieces.py",
+    "distconv/checkpoint/reading.py",
+    "distconv/checkpoint/state.py",
+    "distconv/checkpoint/values.py",
+    "distconv/checkpoint/verification.py",
+    "distconv/communication/transport.py",
+    "distconv/communication/weight_digest.py",
+    "distconv/data/formats/reader_server.py",
+    "distconv/data/formats/store.py",
+    "distconv/data/loader.py",
+    "distconv/data/opened_file.py",
+    "distconv/data/opening.py",
+    "distconv/parameters/replicas.py",
+    "distconv/process/memory/out_of_memory.py",
+    "distconv/process/patches.py",
+    "distconv/process/watchdog.py",
+    "distconv/recording.py",
+    "kernels/jacobian/pooling.py",
+    "kernels/jacobian/product.py",
+    "kernels/normalization.py",
+    "kernels/packing.py",
+    "kernels/recurrence.py",
+    "kernels/scan/algorithm.py",
+    "kernels/scan/backpropagation.py",
+    "kernels/scan/checks.py",
+    "kernels/scan/cost.py",
+    "kernels/scan/elements.py",
+    "kernels/scan/ranks.py",
+    "kernels/sparse/kernel_map.py",
+    "kernels/sparse/pooling.py",
+)
+"""Beginnings of the paths of modules of these that are not checked yet."""
 
 OPENINGS = re.compile(r"(What|Whether|That of|Those|Of|Let)\b")
 """Words that no docstring begins with."""
 
 BANNED = re.compile(
-    r"\b(anew|alike|whoever|besides?|to be had|without a word|in turns|is none)\b",
+    r"\b(anew|alike|whoever|besides?|to be had|without a word|in turns)\b",
     re.IGNORECASE,
 )
 """Words of docstrings and messages that have a plainer term."""
@@ -31,7 +69,7 @@ DOCUMENTED = re.compile(r"^(Parameters|Attributes)\n-+$", re.MULTILINE)
 RETURNS = re.compile(r"^(Returns|Yields)\n-+$", re.MULTILINE)
 
 PATHS = {str(path.relative_to(ROOT)): path for path in SOURCES.values()}
-CHECKED = sorted(path for path in PATHS if path.startswith(REWRITTEN))
+CHECKED = sorted(path for path in PATHS if path.startswith(REWRITTEN) and not path.startswith(UNFINISHED))
 
 Definition = ast.FunctionDef | ast.ClassDef | ast.Module
 
@@ -47,6 +85,11 @@ def is_exempt(node: ast.FunctionDef) -> bool:
     """Return True for overloads and properties, whose parameters are documented elsewhere or absent."""
     names = {ast.unparse(each).split("(")[0].rpartition(".")[2] for each in node.decorator_list}
     return bool(names & {"overload", "property", "cached_property", "setter"})
+
+
+def is_condition(text: str) -> bool:
+    """Return True if the first line of a docstring says what is returned, True or False."""
+    return text.startswith("Return True if")
 
 
 @pytest.mark.parametrize("path", CHECKED)
@@ -67,7 +110,7 @@ def test_public_functions_describe_parameters_and_results(path: str) -> None:
             lacking.append(f"{node.name}: Parameters")
         returned = node.returns
         if returned is not None and ast.unparse(returned) not in ("None", "NoReturn") and not RETURNS.search(text):
-            lacking += [f"{node.name}: Returns"] if DOCUMENTED.search(text) else []
+            lacking += [f"{node.name}: Returns"] if DOCUMENTED.search(text) and not is_condition(text) else []
     assert not lacking
 
 
