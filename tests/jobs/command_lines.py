@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def listed(command: str) -> Iterator[str]:
 
 def on_any_machine(text: str) -> str:
     """Without what depends on this machine."""
-    names = {platform.node(): "NODE", tempfile.gettempdir(): "TEMPORARY", shutil.which("mpiexec"): "MPIEXEC"}
+    launchers = (str(Path(sys.prefix) / "bin" / "mpiexec"), shutil.which("mpiexec"))
+    names = {platform.node(): "NODE", **dict.fromkeys(launchers, "MPIEXEC"), tempfile.gettempdir(): "TEMPORARY"}
     for found, name in names.items():
         text = re.sub(rf"{re.escape(found)}(?![\w/])", name, text) if found else text
     return text.replace(str(TESTS.parent), "CHECKOUT")
