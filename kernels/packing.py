@@ -159,6 +159,11 @@ def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
         Their number of dimensions.
     elements : int
         Number of elements of all boxes, which selects the index type.
+
+    Returns
+    -------
+    str
+        Definitions for the preprocessor, followed by ``packing.cu``.
     """
     element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"

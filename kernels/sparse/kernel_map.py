@@ -139,6 +139,13 @@ def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
     kernel_size, padding : sequence of int
         k and p of each dimension.
 
+    Returns
+    -------
+    Offsets
+        One tuple of D numbers for each cell of the kernel.
+
+    Examples
+    --------
     >>> box_offsets((3, 2), (1, 0))
     ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (1, 1))
     """
