@@ -303,6 +303,13 @@ def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
 def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
     """Restore a moving average of the weights, bit for bit. Its number of averaged models becomes the step.
 
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        A checkpoint with the tensors of :func:`capture_average`.
+    average : AveragedModel
+        The moving average. Extra states of its modules are not restored.
+
     Raises
     ------
     CheckpointError
@@ -311,7 +318,7 @@ def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.Avera
     saved, what = select_prefix(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
     wanted, extra = _model_state(average.module)
     check_tensors_fit(saved, wanted, what)
-    average.module.load_state_dict({**saved, **extra})  # extra states are not averaged: the module keeps its own
+    average.module.load_state_dict({**saved, **extra})  # extra states are not averaged, so they are unchanged
     average.n_averaged.fill_(checkpoint.step)
 
 

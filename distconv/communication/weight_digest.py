@@ -55,6 +55,11 @@ def payload_length(ranks: int) -> int:
     ----------
     ranks : int
         Number of ranks over which it is summed.
+
+    Returns
+    -------
+    int
+        Twice the number of pieces of the digest.
     """
     return 2 * -(-_BITS // _piece_bits(ranks))
 

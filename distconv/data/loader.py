@@ -279,7 +279,7 @@ class Loader(EpochLoader):
             )
 
     def _extents(self, each: Field) -> tuple[int, ...]:
-        """Those of a sample as the loader gives it."""
+        """Return the shape of a sample of a field after cropping."""
         whole = self.file.shape(each.dataset)[1:]
         return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], whole, strict=True))
 

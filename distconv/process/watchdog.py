@@ -161,7 +161,15 @@ def abort(code: int) -> None:
 
 
 def end_job(why: str, code: int) -> None:
-    """Print ``why`` and end the job with exit code ``code``."""
+    """Print the reason to stderr, and end the job.
+
+    Parameters
+    ----------
+    why : str
+        The reason.
+    code : int
+        Exit code of the job.
+    """
     print_to_stderr(f"distconv: {why}; ending the job")
     abort(code)
 

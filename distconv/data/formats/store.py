@@ -173,7 +173,22 @@ def file_identities(paths: Iterable[Location]) -> dict[Location, FileIdentity]:
 
 
 def describe_unknown_dataset(name: str, path: object, known: Iterable[str]) -> str:
-    """Return the error message for a dataset that a source does not have."""
+    """Return the error message for a dataset that a source does not have.
+
+    Parameters
+    ----------
+    name : str
+        The dataset.
+    path : object
+        Location of the source.
+    known : iterable of str
+        Datasets that the source has.
+
+    Returns
+    -------
+    str
+        The message, with a suggested fix.
+    """
     return (
         f"{path}: dataset {name!r} is not open, but {', '.join(map(repr, known))}. Name one of these, or open it too."
     )
