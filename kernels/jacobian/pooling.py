@@ -1,6 +1,6 @@
-"""Transposed Jacobians of max and average pooling, as CSR matrices for :func:`distconv.kernels.scan.backpropagate`.
+"""Transposed Jacobians of max and average pooling, as sparse matrices.
 
-:mod:`distconv.kernels.jacobian` exports these functions. The module is local arithmetic without communication.
+:func:`distconv.kernels.scan.backpropagate` takes them. The module contains no communication.
 
 Source: BPPSA, 3.3 and D.3. The paper has windows that do not overlap; here they may overlap.
 """

@@ -1,5 +1,6 @@
-"""Products of sparse Jacobians. The pairs of non-zeros are found once; their products are computed at each iteration.
+"""Products of sparse Jacobians.
 
+The pairs of non-zeros are found once for two patterns. Their products are computed at each iteration.
 :mod:`distconv.kernels.scan` calls this module. It depends on patterns and values only, not on layers or ranks.
 
 Source: BPPSA, 3.3: the mapping of the operands' non-zeros to those of the product is known before training.

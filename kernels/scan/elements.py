@@ -1,7 +1,8 @@
-"""The elements of a scan: affine maps g -> J g + s, in a sequence (:class:`Chain`) or in one tensor (:class:`Stack`).
+"""Elements of a scan: affine maps g -> J g + s.
 
 J is dense, sparse or the symbolic identity, which takes no time; s is the gradient from outside of the chain, or None.
-:mod:`.algorithm` combines elements without knowledge of their representation. The module contains no communication.
+A level of elements is a sequence (:class:`Chain`) or one tensor (:class:`Stack`). :mod:`.algorithm` combines
+elements without knowledge of their representation. The module contains no communication.
 """
 
 from __future__ import annotations
