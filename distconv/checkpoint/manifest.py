@@ -1,8 +1,8 @@
-"""Manifests: the files and tensors of a checkpoint, that it is finished, and the order of commits.
+"""Manifests of checkpoints: files and tensors, the mark of a finished checkpoint, and the order of commits.
 
 Each manifest has a serial number, one more than the highest at its commit. Clocks may go back, and so may steps if a
-run starts again: neither determines the newest checkpoint. The serial number of a damaged manifest is unknown. Later
-manifests list the damaged one by its checksum; if no manifest lists it, it counts as the newest.
+run starts again, so neither of them determines the newest checkpoint. The serial number of a damaged manifest is
+unknown. Later manifests list the damaged one by its checksum; if no manifest lists it, it counts as the newest.
 """
 
 from __future__ import annotations

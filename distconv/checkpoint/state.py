@@ -1,4 +1,8 @@
-"""A module, its optimizer and the random number generators as named tensors and plain values."""
+"""State of a training run as named tensors and plain values: model, optimizer and random number generators.
+
+Users call :func:`save_checkpoint` and :func:`load_checkpoint`; jobs call the functions below them. The files are
+written and read by :mod:`.writing` and :mod:`.reading`.
+"""
 
 from __future__ import annotations
 
@@ -296,7 +300,20 @@ def restore_state(
 
 
 def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
-    """Return the tensors of a moving average, to be saved with those of :func:`capture_state`. Collective."""
+    """Return the tensors of a moving average, to be saved with those of :func:`capture_state`.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    average : AveragedModel
+        The moving average.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Tensors under ``average/``.
+    """
     return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in _model_state(average.module)[0].items()}
 
 

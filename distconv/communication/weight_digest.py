@@ -1,4 +1,4 @@
-"""Checksums of weights, piggybacked on the gradient all-reduce, which find diverging replicas within a few steps.
+"""Checksums of weights, piggybacked on the gradient all-reduce. They find diverging replicas in a few steps.
 
 A rank that skips an update, or makes a different one, computes something else from then on, without any error.
 Therefore :mod:`.gradient_reduction` appends to each bucket of gradients the checksum payload of the bucket's weights:

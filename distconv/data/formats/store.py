@@ -80,7 +80,7 @@ class Store(ABC):
 
     @abstractmethod
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``, which is not empty; what goes wrong is the library's own error."""
+        """Return the values of a dataset in ``box``, which is not empty. Errors are those of the format's library."""
 
     def column(self, name: str) -> list[object] | None:
         """Return a dataset with one value per sample; None if there is none."""
@@ -138,14 +138,27 @@ class Store(ABC):
 
 @dataclass
 class FunctionStore:
-    """A function that returns boxes, as reading processes use it. They must be able to import it."""
+    """A function that returns boxes, with the interface of a :class:`Store` for reading processes.
+
+    Reading processes must be able to import the function.
+    """
 
     path: Path
     """Name of the function, for errors."""
     function: Callable[[str, Slices], NDArray[Any]]
 
     def read(self, name: str, box: Slices) -> NDArray[Any]:
-        """Return the values of a dataset in ``box``.
+        """Return the values of a dataset in a box.
+
+        Parameters
+        ----------
+        name, box
+            As in :meth:`Store.read`.
+
+        Returns
+        -------
+        ndarray
+            The values.
 
         Raises
         ------
