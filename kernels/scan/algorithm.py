@@ -98,7 +98,7 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
 
 @dataclass
 class Tree:
-    """Levels over elements without a gradient: the up-sweep that a rank can do before its gradient arrives."""
+    """Levels over elements without a gradient: the up-sweep that a rank computes before its gradient arrives."""
 
     levels: list[Level]
 

@@ -45,6 +45,8 @@ def backpropagate(
 
     Arguments are not changed. A result may be the argument itself, where a Jacobian is the identity.
 
+    Source: BPPSA, Eqs. 3-5, algorithm 1.
+
     Parameters
     ----------
     gradient : Tensor or None
@@ -78,10 +80,6 @@ def backpropagate(
     ------
     ScanError
         On every rank, before any value is sent, if the arguments do not fit each other.
-
-    References
-    ----------
-    Source: BPPSA, Eqs. 3-5, algorithm 1.
     """
     if comm is not None:
         check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")

@@ -137,7 +137,20 @@ class Chain:
         return out
 
     def down(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
+        """Return the vector before the first element and after each element: a level of the down-sweep.
+
+        Parameters
+        ----------
+        vector : Tensor
+            The vector before the first element (B, N).
+        above : sequence of Tensor
+            The vector after each of the len(self) // 2 pairs.
+
+        Returns
+        -------
+        list of Tensor
+            len(self) + 1 vectors.
+        """
         before = [vector, *above]
         out = [vector]
         for i, element in enumerate(self.elements):
@@ -198,7 +211,20 @@ class Stack:
         return out
 
     def down(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
+        """Return the vector before the first element and after each element: a level of the down-sweep.
+
+        Parameters
+        ----------
+        vector : Tensor
+            The vector before the first element (B, N).
+        above : Tensor
+            The vector after each pair (m // 2, B, N).
+
+        Returns
+        -------
+        Tensor
+            Shape (m + 1, B, N).
+        """
         out = vector.new_empty(len(self) + 1, *vector.shape)
         out[0] = vector
         out[2::2] = above

@@ -48,7 +48,20 @@ class ScanRank:
         return self.active.index(self.comm.rank)
 
     def receive_vector(self, source: int, behind: int) -> torch.Tensor:
-        """Receive the gradient after the Jacobians at position ``behind``, from the rank at position ``source``."""
+        """Receive a gradient.
+
+        Parameters
+        ----------
+        source : int
+            Position of the rank that sends it.
+        behind : int
+            Position of the rank after whose Jacobians it is the gradient, which determines its width.
+
+        Returns
+        -------
+        Tensor
+            Shape (B, N).
+        """
         vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
         self._receive(source, [vector])
         return vector
@@ -58,7 +71,7 @@ class ScanRank:
         self._send(target, [vector.contiguous()])
 
     def send_map(self, target: int, element: Affine) -> None:
-        """Send an element: a header, then indices, values and shift, as far as it has them."""
+        """Send an element to the rank at position ``target``: a header, then its indices, values and shift, if any."""
         tensors = _tensors(element)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = _KINDS.index(type(element.matrix))
@@ -68,7 +81,7 @@ class ScanRank:
         self._send(target, [header.to(self.like.device), *tensors])
 
     def receive_map(self, source: int) -> Affine:
-        """Receive the element that :meth:`send_map` sent."""
+        """Receive the element that :meth:`send_map` of the rank at position ``source`` has sent."""
         header = self.like.new_empty(_HEADER, dtype=torch.int64)
         self._receive(source, [header])
         kind, shifted, batch, rows, cols, nnz = header.tolist()

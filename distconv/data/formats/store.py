@@ -80,7 +80,25 @@ class Store(ABC):
 
     @abstractmethod
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """Return the values of a dataset in ``box``, which is not empty. Errors are those of the format's library."""
+        """Return the values of a dataset in a box. :meth:`read` calls it.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        box : tuple of slice
+            One slice for each dimension, in global indices; not empty.
+
+        Returns
+        -------
+        ndarray
+            The values, in any byte order.
+
+        Raises
+        ------
+        Exception
+            Any error of the format's library, which :meth:`read` turns into a DataError.
+        """
 
     def column(self, name: str) -> list[object] | None:
         """Return a dataset with one value per sample; None if there is none."""
