@@ -1,6 +1,7 @@
 """Common parts of the normalizations: accurate moments, and the gradient in two halves around an all-reduce.
 
-Batch and group normalization of :mod:`distconv.layers.nn` call it for local blocks; the sums over ranks are theirs.
+Batch and group normalization of :mod:`distconv.layers.nn` call this module for local blocks, and sum over ranks
+themselves. The module contains no communication.
 """
 
 from __future__ import annotations
@@ -23,12 +24,19 @@ def refine_moments(about: Callable[[torch.Tensor], Moments], origin: torch.Tenso
 
     Parameters
     ----------
-    about : Callable[[torch.Tensor], Moments]
-        Returns the moments from sums of distances from a given origin. Far from the mean the difference of squares
-        loses digits: 10^4 deviations from it the variance has 8 left.
-    origin : torch.Tensor
+    about : callable
+        Returns the moments from sums of distances from a given origin. If the origin is far from the mean, the
+        difference of squares loses digits: at a distance of 10^4 standard deviations the variance has 8 digits left.
+    origin : Tensor
         An estimate of the mean. Sums about it suffice for dtypes of less precision than float64; for float64 they give
         the mean, about which sums are taken again.
+    dtype : torch.dtype
+        The dtype of the values.
+
+    Returns
+    -------
+    tuple of Tensor
+        Mean and biased variance, as ``about`` returns them.
     """
     mean, var = about(origin)
     return about(mean) if dtype == torch.float64 else (mean, var)
@@ -43,6 +51,11 @@ def copy_if_misread(t: torch.Tensor) -> torch.Tensor:
     ----------
     t : Tensor
         Shape (N, C, ...).
+
+    Returns
+    -------
+    Tensor
+        ``t`` itself, or a contiguous copy.
     """
     is_misread = 1 in t.shape[2:] or (t.shape[0] == 1 and t.stride(0) != t.numel())
     return t.contiguous() if is_misread else t
@@ -95,7 +108,20 @@ def normalization_gradients(
 
 
 def inverse_deviation(var: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return 1 / sqrt(var + eps)."""
+    """Return 1 / sqrt(var + eps).
+
+    Parameters
+    ----------
+    var : Tensor
+        The variance (C,).
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        Shape (C,).
+    """
     return (var + eps).rsqrt_()
 
 
@@ -118,6 +144,11 @@ def normalize_differentiably(
         In shapes that broadcast to x.
     eps : float
         Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        The shape of x.
     """
     deviation = x - mean(x)
     y = deviation * (mean(deviation * deviation) + eps).rsqrt()
@@ -129,7 +160,7 @@ class BatchNormGradient:
     """Gradients of batch norm by the moments of x itself, in two halves around an all-reduce.
 
     1. The constructor computes ``sums`` (2, C), this block's contributions to dL/dweight and dL/dbias.
-    2. The caller sums ``sums`` in place over all blocks that the moments are of.
+    2. The caller sums ``sums`` in place over all blocks from which the moments were computed.
     3. :meth:`input_gradient` returns dL/dx.
 
     Parameters
@@ -174,6 +205,11 @@ class BatchNormGradient:
         ----------
         count : int
             Number of values of each channel in all blocks.
+
+        Returns
+        -------
+        Tensor
+            The shape and dtype of x.
         """
         if not self._x.numel():
             return torch.empty_like(self._x, dtype=self._dtype)

@@ -75,15 +75,35 @@ class PackedRegions:
         self._on: dict[torch.device, torch.Tensor] = {}
 
     def pack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy the boxes of ``tensors`` to their positions in ``buffer``, on torch's current stream."""
+        """Copy the boxes of some tensors to their positions in a buffer, on torch's current stream.
+
+        Parameters
+        ----------
+        tensors : sequence of Tensor
+            Tensors on one GPU, of one dtype, with the strides that the constructor received.
+        buffer : Tensor
+            One dimension, contiguous, of the same dtype and device.
+        """
         self._move(Action.PACK, tensors, buffer)
 
     def unpack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Copy the boxes back. Boxes that overlap must have the same values there."""
+        """Copy values from a buffer to the boxes of some tensors, on torch's current stream.
+
+        Parameters
+        ----------
+        tensors, buffer
+            As in :meth:`pack`. Where boxes overlap, the buffer must have the same values for each of them.
+        """
         self._move(Action.UNPACK, tensors, buffer)
 
     def add(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-        """Add the values in ``buffer`` to the boxes, for a dtype that :func:`can_add` accepts."""
+        """Add values from a buffer to the boxes of some tensors, on torch's current stream.
+
+        Parameters
+        ----------
+        tensors, buffer
+            As in :meth:`pack`, of a dtype that :func:`can_add` accepts.
+        """
         self._move(Action.ADD, tensors, buffer)
 
     def _move(self, action: Action, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
@@ -159,6 +179,11 @@ def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
         Their number of dimensions.
     elements : int
         Number of elements of all boxes, which selects the index type.
+
+    Returns
+    -------
+    str
+        Definitions for the preprocessor, followed by ``packing.cu``.
     """
     element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"

@@ -2,6 +2,7 @@
 
 A step of a recurrent layer takes the state h to h'. With g = dl/dh' and the derivatives of the step's gates, its
 transposed Jacobian is applied without being formed: g * direct + sum over gates of W_gate^T (g * factor_gate).
+:mod:`distconv.layers.recurrent` calls this module on local blocks. It contains no communication.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def backpropagate_steps(
 
     Parameters
     ----------
-    carry
+    carry : Tensor
         v after the last step (B, H).
-    sources
+    sources : Tensor
         Gradients of the states from outside of the recurrence (T, B, H).
-    factors
+    factors : Tensor
         Derivatives of the states by the gates' hidden parts (T, B, G, H).
-    direct
-        Derivatives of the states by those before them that bypass the gates (T, B, H), or None.
-    weight
+    direct : Tensor or None
+        Derivatives of the states by the previous states that bypass the gates (T, B, H); None if there are none.
+    weight : Tensor
         Hidden weights (G * H, H), gate after gate.
 
     Returns
@@ -55,7 +56,17 @@ def backpropagate_steps(
 
 
 def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
-    """Return True if the compiled loop is used for states of ``hidden`` values."""
+    """Return True if the compiled loop is used.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device of the states.
+    dtype : torch.dtype
+        The dtype of the states.
+    hidden : int
+        Number of values of a state.
+    """
     fits = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
     return fits and device.type == "cpu" and importlib.util.find_spec("numba") is not None
 
@@ -92,7 +103,7 @@ def _by_numba(
 @cache
 def _compiled_loop() -> Any:
     numba: Any = importlib.import_module("numba")
-    # Products may be fused with sums, as BLAS does; nothing else of fast-math.
+    # Products may be fused with sums, as in BLAS. Other options of fast-math would change infinities and NaN.
     return numba.njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)(_loop)
 
 
@@ -101,7 +112,7 @@ def _loop(  # noqa: PLR0917 - what numba compiles is called by position
 ) -> None:
     steps, batch, gates, hidden = factors.shape
     whole = hidden - hidden % _ROWS
-    # Samples inside, steps outside: memory is read in a row.
+    # Steps in the outer loop, samples in the inner one, so that memory is read consecutively.
     for t in range(steps - 1, -1, -1):
         for b in range(batch):
             v, g = carry[b], gradients[t, b]

@@ -1,4 +1,8 @@
-"""``dc.capture``: a step that is recorded once and replayed, bit for bit."""
+"""``dc.capture``: recording of a step, selection of a recording at each call, comparison with the eager step.
+
+At each call all ranks agree on the recording to replay (:meth:`Captured.__call__`): those that record send other
+messages than those that replay. Users call :func:`capture`; the other modules of this package do the work.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ from distconv.tensor import DistTensor
 ON_CHANGE = ("raise", "record")
 
 _WARM_UP = 2
-"""Runs before the recorded one: they fill caches, and the order of gradient reductions is known after them."""
+"""Runs before the recorded one. They fill caches and determine the order of gradient reductions."""
 
 _KEPT = 8
-"""Recordings of a step that are kept, for arguments, modules and modes that come again."""
+"""Maximum number of recordings of a step. Earlier ones are replayed if their arguments, modules and modes return."""
 
 _OFTEN = (
     "dc.capture: this is recording number {} of a step, since {}. Only the last {} are kept, and a step that is "
@@ -45,33 +49,43 @@ _NO_ORDER = (
 )
 
 _abandoned: list[_Replay] = []
-"""Replays that failed. Their messages may be under way, in memory that they own."""
+"""Replays that failed. They are kept alive, since their messages may be in flight and use their memory."""
 
 
 class Captured:
-    """A step that is replayed when it is called; :func:`capture` makes it."""
+    """A callable that replays a step, or records it if no recording fits. :func:`capture` returns it.
+
+    Parameters
+    ----------
+    function, check_every, on_change
+        As in :func:`capture`.
+    example : sequence
+        Positional arguments for the first recording.
+    """
 
     def __init__(self, function: Callable[..., Any], example: Sequence[Any], check_every: int, on_change: str) -> None:
         self.__wrapped__ = function
         self._check_every, self._on_change = check_every, on_change
         self._replays: dict[int, _Replay] = {}
-        """By their numbers, which are the same on all ranks."""
+        """Replays by number. Numbers are the same on all ranks."""
         self._recorded = 0
         self._pool: Any = None
-        """Memory that CUDA graphs share, since one of them runs at a time."""
+        """Memory pool that all CUDA graphs share, since only one of them runs at a time."""
         distributed = [leaf for leaf in tree_leaves(tuple(example)) if isinstance(leaf, DistTensor)]
         self._world: Any = distributed[0].grid.world if distributed else None
         self._add(example)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Return what ``function(*args, **named)`` returns, and leave what it leaves. Collective.
+        """Replay the step, with the results and side effects on tensors of ``function(*args, **named)``.
+
+        Collective: call on every rank.
 
         Raises
         ------
         CaptureError
-            On all ranks, if a guard fails on any of them, or a check finds other numbers than the eager step's.
+            On all ranks, if a guard fails on any of them, or a check finds a difference from the eager step.
         """
-        if recording.active is not None:  # It is a part of another step, which is recorded.
+        if recording.active is not None:  # This step is part of another one, which is being recorded.
             return self.__wrapped__(*args, **named)
         args = self._positional(args, named) if named else args
         leaves, spec = tree_flatten(args)
@@ -105,7 +119,11 @@ class Captured:
             raise
 
     def _fitting(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[int, str, bool]:
-        """Return the number of the recording to replay, or -1, the change since the last one, and if it is allowed."""
+        """Return the recording to replay, the guard failure, and True if a new recording is always allowed.
+
+        The newest recording whose guards pass is taken; -1 if there is none. The guard failure is that of the newest
+        recording.
+        """
         first: tuple[str, bool] | None = None
         for number in sorted(self._replays, reverse=True):
             change = self._replays[number].change(args, leaves, spec)
@@ -118,7 +136,8 @@ class Captured:
         """Return True if all ranks replay the same recording. One allreduce of 16 bytes."""
         if self._world.size == 1:
             return number >= 0
-        # With DISTCONV_CHECK=off, too: ranks that record again send other messages than those that replay.
+        # Even with DISTCONV_CHECK=off: ranks that record again send other messages than ranks that replay, and would
+        # deadlock.
         agreement.check_communicator(self._world, "a captured step")
         apart = agreement.find_mismatches(self._world, np.array([number]), lambda: "agreement on a captured step")
         return number >= 0 and not apart[0]
@@ -135,7 +154,7 @@ class Captured:
             )
 
     def _add(self, args: Sequence[Any]) -> int:
-        """Record the step for ``args``; return the number of the recording, which is the same on all ranks."""
+        """Record the step for ``args`` and return the number of the recording, the same on all ranks. Collective."""
         replay = _Replay(self._record(args), args)
         agreement.try_on_all_ranks(self._world, lambda: self._on_gpu(replay, args), CaptureError)
         if len(self._replays) >= _KEPT:
@@ -163,7 +182,7 @@ class Captured:
         return run
 
     def _checked(self, number: int, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Take the step eagerly, undo it, replay it, and compare."""
+        """Run the eager step, undo it, replay it, and compare. Collective."""
         replay, blocks = self._replays[number], _blocks(leaves)
         before = Snapshot(replay.run, blocks)
         expected = Outcome(replay.run, blocks, self.__wrapped__(*args))
@@ -198,7 +217,7 @@ class Captured:
 
 
 class _Replay:
-    """A recording, its guards, and the program or CUDA graph that replays it."""
+    """A recording, its guards, and the generated code or CUDA graph that replays it."""
 
     def __init__(self, run: Run, args: Sequence[Any]) -> None:
         self.run, self.calls = run, 0
@@ -215,13 +234,13 @@ class _Replay:
         self._take = self._program.replay
 
     def become_graph(self, args: Sequence[Any], pool: Any) -> None:
-        """Replay a CUDA graph from now on."""
+        """Capture the generated code as a CUDA graph, which later calls replay."""
         blocks = _blocks(tree_leaves(tuple(args)))
         given = blocks, self._given_gradients(blocks)
         self._take = Graph(self._program, self._recording, given, self.run.generators, pool).replay
 
     def change(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[str, bool] | None:
-        """Return what has changed, and whether it may be recorded in any case; None if nothing has."""
+        """Return the guard failure, and True if a new recording is always allowed; None if all guards pass."""
         text = mode_difference(self._modes) or self._arguments.difference(args, leaves, spec)
         text = text or next(filter(None, (guard.difference() for guard in self._guards)), "")
         if text:
@@ -261,35 +280,33 @@ def _blocks(leaves: Sequence[Any]) -> list[Any]:
 def capture(
     function: Callable[..., Any], *example: Any, check_every: int = 1000, on_change: str = "raise"
 ) -> Callable[..., Any]:
-    """Record a training step, and return a callable that replays it with the same numbers, bit for bit. Collective.
+    """Record a training step, and return a callable that replays it with bitwise identical results.
 
-    ``function`` must be a function of its arguments, and of the parameters, buffers and gradients of the modules that
-    it calls. **Every other Python value that it reads is a constant of the recording**, and every other Python value
-    that it sets is set while it is recorded and checked, not in replays.
+    Collective: call on every rank.
 
-    It is run three times with ``example``, and the last run is recorded below Python's dispatch: torch's operators on
-    this rank's blocks, messages, and sums. Gradients, buffers and random generators are restored afterwards. A replay
-    changes them as the step does. Arguments and results are trees (lists, tuples, dictionaries, dataclasses registered
-    by ``torch.export.register_dataclass``) of tensors and plain values.
+    ``function`` runs three times with ``example``. The last run is recorded below Python's dispatch: torch's operators
+    on this rank's blocks, messages, and all-reduces. Gradients, buffers and random generators are restored afterwards.
+    A replay changes them as the step does. Arguments and results are trees (lists, tuples, dictionaries, dataclasses
+    registered by ``torch.export.register_dataclass``) of tensors and plain values.
 
     Parameters
     ----------
-    function : Callable
+    function : callable
         The step: forward, loss, ``backward()``, or a part of it.
-    example : Any
+    *example
         Arguments like those of later calls: equal in structure, shapes, dtypes, distributions and plain values.
     check_every : int
-        The first replay and every replay whose number is a multiple of this is compared with the eager step, bit for
-        bit, on all ranks. 0 compares none.
-    on_change : str
-        What happens if a guard fails, such as another shape or ``model.eval()``: ``"raise"``, or ``"record"`` the step
-        for that, too.
+        The first replay and every replay whose number is a multiple of ``check_every`` are compared with the eager
+        step, bit for bit, on all ranks. 0 compares none.
+    on_change : {"raise", "record"}
+        Action if a guard fails, such as after a change of a shape or ``model.eval()``: raise CaptureError, or record
+        the step again and keep the earlier recordings.
 
     Returns
     -------
-    Callable
+    callable
         Takes arguments like ``example``, positional or by name. It raises CaptureError on all ranks if a guard or a
-        check fails on any rank.
+        check fails on any rank. Collective: call on every rank.
 
     Raises
     ------
@@ -298,7 +315,14 @@ def capture(
         shapes that depend on values, needs state that does not exist yet (an optimizer's first step), or uses sparse
         tensors or ``torch.distributed``.
     UnsupportedOperation
-        If ``check_every`` is negative or ``on_change`` is neither of these.
+        If ``check_every`` is negative or ``on_change`` is not a valid value.
+
+    Warnings
+    --------
+    ``function`` must depend only on its arguments, on the parameters, buffers and gradients of the modules that it
+    calls, and on torch's random generators. **Every other Python value that it reads is a constant of the recording.**
+    Every other Python value that it sets is set while the step is recorded or checked, but not in replays. Between two
+    checks a replay silently uses the old value.
     """
     if on_change not in ON_CHANGE:
         raise UnsupportedOperation(f"capture: on_change={on_change!r} must be one of {', '.join(ON_CHANGE)}")

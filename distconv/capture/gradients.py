@@ -1,4 +1,8 @@
-"""Gradients of leaves, and contributions to them that no_sync keeps, as a step finds them."""
+"""Gradients of leaves before a step, and the contributions to them that ``no_sync`` keeps.
+
+A read of ``grad`` as distconv defines it would finish pending gradient reductions. So this package reads and sets the
+attribute as autograd defines it.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,37 @@ import torch
 from distconv.communication import gradient_reduction
 
 _GRAD: Any = torch.Tensor.grad
-"""The attribute as autograd defines it; reading it does not finish reductions."""
+"""The attribute as autograd defines it. Reading it does not finish pending reductions."""
 
 
 def gradient(leaf: torch.Tensor) -> torch.Tensor | None:
-    """Return ``leaf.grad``."""
+    """Return ``leaf.grad`` without finishing pending reductions."""
     value: torch.Tensor | None = _GRAD.__get__(leaf)
     return value
 
 
 def set_gradient(leaf: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Set ``leaf.grad``."""
+    """Set ``leaf.grad`` without finishing pending reductions.
+
+    Parameters
+    ----------
+    leaf : Tensor
+        A leaf of autograd.
+    value : Tensor or None
+        The gradient.
+    """
     _GRAD.__set__(leaf, value)
 
 
 class Gradients:
-    """Leaves with their gradients, and contributions kept by no_sync, as they were when they were added."""
+    """Gradients of leaves at the time when each leaf was added, and contributions kept by ``no_sync`` at the start."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.kept = gradient_reduction.unsynced_grads()
 
     def add(self, leaf: torch.Tensor) -> None:
-        """Note the gradient of ``leaf``, before it changes."""
+        """Save the gradient of ``leaf``. Call it before the gradient changes; later calls have no effect."""
         if id(leaf) not in self._before:
             self._before[id(leaf)] = leaf, gradient(leaf)
 
@@ -42,7 +54,7 @@ class Gradients:
 
     @property
     def values(self) -> list[torch.Tensor | None]:
-        """Gradients of the leaves in their order, and then the kept contributions."""
+        """The gradients of :attr:`leaves`, followed by the kept contributions."""
         return [*(grad for _, grad in self._before.values()), *(share for _, share, _ in self.kept)]
 
     def contains(self, tensor: torch.Tensor) -> bool:
@@ -50,7 +62,7 @@ class Gradients:
         return any(value is tensor for value in self.values)
 
     def put_back(self) -> None:
-        """Restore which tensors the gradients and contributions are, not the values in their memory."""
+        """Restore the gradient and contribution tensors themselves, but not the values in their memory."""
         for leaf, grad in self._before.values():
             set_gradient(leaf, grad)
         gradient_reduction.set_unsynced_grads(self.kept)

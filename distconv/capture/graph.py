@@ -1,9 +1,9 @@
 """Replays on a GPU: a recording as one CUDA graph.
 
-A graph has the addresses and the host's values with which it was captured. So arguments and gradients are copied into
-memory of the graph before a replay, and results are copied out of it. What the host would do in each replay, such as
-messages of MPI and functions that look at values, is refused (:func:`unfit`). Numbers that Python made are copied to
-the GPU before (:func:`on_gpu`).
+A CUDA graph contains the addresses and the host's values with which it was captured. So arguments and gradients are
+copied into memory of the graph before a replay, and results are copied out of it. Work of the host in each replay, such
+as messages of MPI and functions that read values, is unsupported (:func:`unfit`). Tensors that Python made from numbers
+are copied to the GPU before the capture (:func:`on_gpu`). :mod:`.captured` calls this module.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ _ATTENTION = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
-"""Operators that return the state of the generator for their gradients: on the GPU while a graph is captured."""
+"""Operators that return the state of the random generator for their backward.
+
+Eagerly the state is on the host; while a graph is captured it is on the GPU.
+"""
 
 
 def unfit(recording: Recording) -> Iterator[str]:
-    """Yield reasons, with lines, for which a recording that uses a GPU cannot become a CUDA graph."""
+    """Yield the reasons, each with its line, why a recording that uses a GPU cannot become a CUDA graph."""
     constants = _numbers(recording) | _places_of_generators(recording)
     inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
     for entry in recording.entries:
@@ -87,7 +90,7 @@ def _on_host(slot: Slot) -> bool:
 
 
 def _numbers(recording: Recording) -> set[int]:
-    """Return slots on the host that depend on numbers of Python alone, and that nothing writes to."""
+    """Return the slots on the host that depend only on numbers of Python, and to which no operator writes."""
     slots = recording.slots
     operators = [entry for entry in recording.entries if isinstance(entry, Operator)]
     written = {slots[slot].storage for entry in operators for slot in entry.writes}
@@ -104,7 +107,7 @@ def _places_of_generators(recording: Recording) -> set[int]:
 
 
 def on_gpu(recording: Recording) -> Recording:
-    """Return ``recording`` with constants in place of what the host computes; see :func:`unfit`."""
+    """Return the recording with constants in place of tensors that the host computes; :func:`unfit` must be empty."""
     slots, entries = [*recording.slots], []
     values = {slot: slots[slot].value for slot in _numbers(recording)}
 
@@ -125,26 +128,39 @@ def on_gpu(recording: Recording) -> Recording:
             if _on_host(slots[slot]):
                 values[slot] = value
                 slots[slot] = replace(slots[slot], kind=Kind.CONSTANT, value=value)
-            else:  # made anew in each replay, for the step may write to it
+            else:  # cloned in each replay, since the step may write to it
                 slots.append(Slot(Kind.CONSTANT, -1, slots[slot].geometry, value))
                 entries.append(Operator(entry.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
     return replace(recording, slots=slots, entries=entries)
 
 
 def _of_host(recording: Recording, entry: Operator) -> bool:
-    """Return True if ``entry`` computes on the host, or copies from there alone."""
+    """Return True if ``entry`` computes on the host, or only copies from the host."""
     touched = [*reads(entry), *makes(entry)]
     sources = [*reads(entry)] or touched
     return bool(sources) and all(_on_host(recording.slots[slot]) for slot in sources)
 
 
 class Graph:
-    """A CUDA graph of ``program`` for blocks and gradients like those in ``given``.
+    """A CUDA graph of the generated code.
+
+    Parameters
+    ----------
+    program : Program
+        The generated code.
+    recording : Recording
+        The recording from which it was generated, as :func:`on_gpu` returned it.
+    given : tuple
+        Blocks of the arguments, and gradients, like those of later replays in shapes, strides and dtypes.
+    generators : sequence of torch.Generator
+        Random generators that the step uses.
+    pool : object
+        The memory pool, as ``torch.cuda.graph_pool_handle`` returns it.
 
     Raises
     ------
     RuntimeError
-        With CUDA's text, if it cannot be captured.
+        With CUDA's message, if the graph cannot be captured.
     """
 
     def __init__(
@@ -163,7 +179,7 @@ class Graph:
             if generator.device.type == "cuda" and generator is not torch.cuda.default_generators[device.index]:
                 self._graph.register_generator_state(generator)
         held = {slot.value.untyped_storage()._cdata for slot in recording.slots if slot.value is not None}
-        # Threads such as the watchdog's may talk to CUDA meanwhile.
+        # "thread_local", since other threads, such as the watchdog's, may call CUDA during the capture.
         graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
         with torch.cuda.device(device), graph, torch.no_grad(), below_autograd():
             results = program.replay(self._blocks, self._gradients)
@@ -176,7 +192,20 @@ class Graph:
             channel.graphs.add(self._graph)
 
     def replay(self, blocks: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Replay, and return results in new memory; ``gradients`` are accumulated in place."""
+        """Replay the graph.
+
+        Parameters
+        ----------
+        blocks : sequence
+            Blocks of the arguments.
+        gradients : sequence of (Tensor or None)
+            Gradients before the step, which are changed in place.
+
+        Returns
+        -------
+        list of Tensor
+            The outputs of the generated code, in new memory unless they existed before the step.
+        """
         _copy(self._blocks, blocks)
         _copy(self._gradients, gradients)
         self._graph.replay()
@@ -190,7 +219,7 @@ class Graph:
 
 
 class _Reached:
-    """The interface of work of torch's process groups for a replay: completed when ``stream`` has reached its end."""
+    """A replay with the interface of a ``Work`` of torch's process groups. It completes on ``stream``."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = stream.record_event()
@@ -203,7 +232,7 @@ class _Reached:
 
 
 def _like(value: Any) -> Any:
-    """Return uninitialized memory like ``value``, or a value that is no tensor itself."""
+    """Return an uninitialized tensor like ``value``; ``value`` itself if it is not a tensor."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -217,6 +246,6 @@ def _copy(to: Sequence[Any], of: Sequence[Any]) -> None:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view that has each element of the memory once."""
+    """Return a view that contains each element of the memory once, without expanded dimensions."""
     shape = [min(n, 1) if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride())

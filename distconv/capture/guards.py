@@ -1,8 +1,13 @@
-"""Guards of a recording: what is compared before each replay, and cheap enough for that.
+"""Guards of a recording: conditions that are checked before each replay, on this rank.
 
-Arguments (shapes, dtypes, distributions, Python values), the modules that the step called (mode, members, hooks), the
-tensors that it uses (storage, ``requires_grad``, hooks), the optimizers that step inside it (settings, state) and
-torch's modes. Every other Python value that the step reads is a constant of the recording.
+- :class:`Arguments`: shapes, dtypes, distributions and Python values;
+- :class:`Modules`: mode, members and hooks of the modules that the step calls;
+- :class:`Tensors`: memory, ``requires_grad`` and hooks of the tensors that it uses;
+- :class:`Optimizers`: settings and state of the optimizers that step inside it;
+- :func:`modes`: modes of torch and distconv.
+
+Every other Python value that the step reads is a constant of the recording: comparing all of them would take as long as
+the step. :mod:`.captured` combines the results of all ranks; this module contains no communication.
 """
 
 from __future__ import annotations
@@ -30,9 +35,10 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.g
 
 
 def is_comparable(value: Any) -> bool:
-    """Return True for an argument that later ones can be compared with: a tensor, or a hashable value.
+    """Return True if a guard can compare later arguments with ``value``: a tensor, or a hashable value.
 
-    A dataclass that torch's trees do not open may hold tensors, even if it is frozen and so hashable.
+    A dataclass that is not registered with torch's trees is not comparable: it may hold tensors, even if it is frozen
+    and so hashable.
     """
     if is_constant(value) or isinstance(value, torch.Tensor):
         return True
@@ -40,17 +46,17 @@ def is_comparable(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Return True for a result that holds no tensors, so that each replay can return it."""
+    """Return True if a result has a type that holds no tensors, so that each replay can return it."""
     return isinstance(value, _CONSTANTS)
 
 
 def block_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's block."""
+    """Return this rank's block of a DistTensor; any other tensor itself."""
     return tensor.local if isinstance(tensor, DistTensor) else tensor
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return True for one object or equal values of one type. Tensors are compared by identity."""
+    """Return True if both are the same object, or equal values of one type. Tensors are compared by identity."""
     if one is other:
         return True
     return type(one) is type(other) and not isinstance(one, torch.Tensor) and bool(one == other)
@@ -75,14 +81,14 @@ def _described(value: Any) -> Any:
 
 
 class Arguments:
-    """The arguments of a step: the structure of their tree, metadata of tensors, and other values."""
+    """Guard of the arguments: the structure of their tree, metadata of tensors, and other values."""
 
     def __init__(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
         self._spec, self._pattern = spec, _pattern(leaves)
         self._leaves = [_described(leaf) for leaf in leaves]
 
     def difference(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> str:
-        """Return what differs, as a sentence; an empty string if nothing does."""
+        """Return the guard failure as a sentence; "" if there is none."""
         if spec != self._spec:
             return "the arguments have another structure"
         for number, (leaf, before) in enumerate(zip(leaves, self._leaves, strict=True)):
@@ -104,7 +110,7 @@ def _change(before: Any, now: Any) -> str:
 
 
 def _pattern(leaves: Sequence[Any]) -> list[int]:
-    """Return for each tensor the number of the first leaf that is the same tensor."""
+    """Return for each tensor the index of the first leaf that is the same tensor."""
     first: dict[int, int] = {}
     return [first.setdefault(id(leaf), n) for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -116,14 +122,14 @@ _MEMBERS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_p
 
 
 class Modules:
-    """Modules: ``training``, and which parameters, buffers, submodules and hooks they have."""
+    """Guard of modules and their submodules: ``training``, parameters, buffers, submodules and hooks, by identity."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         all_modules = {id(part): part for module in modules for part in module.modules()}
         self._states = [(module, _members(module)) for module in all_modules.values()]
 
     def difference(self) -> str:
-        """Return what differs, as a sentence; an empty string if nothing does."""
+        """Return the guard failure as a sentence; "" if there is none."""
         for module, before in self._states:
             now = _members(module)
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
@@ -147,13 +153,13 @@ _CHANGES = ("other memory", "another shape", "other strides", "another requires_
 
 
 class Tensors:
-    """Tensors that a step uses: where their memory is, how they lie in it, and their hooks."""
+    """Guard of tensors that a step uses: address, shape, strides, ``requires_grad`` and hooks, but not values."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._states = [(tensor, _state(tensor)) for tensor in {id(t): t for t in tensors}.values()]
 
     def difference(self) -> str:
-        """Return what differs, as a sentence; an empty string if nothing does."""
+        """Return the guard failure as a sentence; "" if there is none."""
         for tensor, before in self._states:
             now = _state(tensor)
             if now != before:
@@ -178,14 +184,20 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Optimizers:
-    """Optimizers that step inside a captured step: their settings, and which state there is."""
+    """Guard of the optimizers that step inside a captured step: settings, parameters and state tensors."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[Optimizer, list[tuple[str, Any]]]] = {}
 
     @contextmanager
     def noted(self, refuse: Callable[[str], None]) -> Iterator[None]:
-        """Note optimizers that step inside; at the end restore them, and refuse those whose state has changed."""
+        """Record the optimizers that step in a ``with`` block, and restore their settings and state at its end.
+
+        Parameters
+        ----------
+        refuse : callable
+            Called with the reason if an optimizer has created state or changed a setting: a replay would not do so.
+        """
         saved: dict[int, tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]] = {}
 
         def note(optimizer: Optimizer, *_: Any) -> None:
@@ -207,13 +219,13 @@ class Optimizers:
                 for group, settings in zip(optimizer.param_groups, groups, strict=False):
                     group.update(settings)
                 for leaf in list(optimizer.state):
-                    optimizer.state[leaf].clear()  # The user may refer to it.
+                    optimizer.state[leaf].clear()  # in place, since the user may refer to the dictionary
                     optimizer.state[leaf].update(state.get(leaf, {}))
                     if leaf not in state:
                         del optimizer.state[leaf]
 
     def difference(self) -> str:
-        """Return what differs, as a sentence; an empty string if nothing does."""
+        """Return the guard failure as a sentence; "" if there is none."""
         for optimizer, before in self._states.values():
             now, kind = _settings(optimizer), type(optimizer).__name__
             if len(now) != len(before):
@@ -252,7 +264,7 @@ def modes() -> dict[str, Any]:
 
 
 def _cuda_precision() -> Any:
-    """Return the settings that choose the kernels of a CUDA graph."""
+    """Return the settings that select the kernels of a CUDA graph."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (
         (cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32, torch.get_float32_matmul_precision()),
@@ -261,7 +273,7 @@ def _cuda_precision() -> Any:
 
 
 def mode_difference(before: dict[str, Any]) -> str:
-    """Return which mode differs from ``before``, as a sentence; an empty string if none does."""
+    """Return the first mode that differs from ``before``, as a sentence; "" if all are equal."""
     now = modes()
     if now == before:
         return ""

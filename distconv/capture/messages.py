@@ -1,4 +1,8 @@
-"""Messages and sums of a replay, without the checks of an eager step, and waits that the watchdog sees."""
+"""Messages and all-reduces of a replay, without the checks of an eager step; waits that the watchdog reports.
+
+:mod:`.program` makes one object for each operation; the generated code calls it in each replay, in the order of the
+recording. That order is the order of the eager step, and so compatible between ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,17 @@ _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waita
 
 
 class Persistent:
-    """Messages between buffers that stay between replays: persistent requests, made once."""
+    """Messages between buffers that are kept between replays: persistent MPI requests, made once.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    sends, receives : sequence of (int, Tensor)
+        Peers, and contiguous tensors to send and to receive into, which are kept alive.
+    tag : int
+        Message tag.
+    """
 
     def __init__(
         self,
@@ -48,7 +62,17 @@ class Persistent:
 
 
 class Posting:
-    """Messages of an exchange: called with the tensors to send and then those to receive, in the order of the peers."""
+    """Messages of an exchange between tensors that are new in each replay.
+
+    Call it with the tensors to send followed by the tensors to receive into, in the order of the peers.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    to, origins : sequence of int
+        Peers to send to and to receive from.
+    """
 
     def __init__(self, comm: MPI.Intracomm, to: Sequence[int], origins: Sequence[int]) -> None:
         self._comm, self._to, self._origins = comm, to, origins
@@ -70,19 +94,33 @@ class Posting:
 
 
 class Summing:
-    """A reduction over the ranks of a communicator, in place."""
+    """An all-reduce in place over the ranks of a communicator. Call it with the tensor."""
 
     def __init__(self, comm: MPI.Intracomm, operation: MPI.Op) -> None:
         self._comm, self._operation = comm, operation
 
     def __call__(self, tensor: torch.Tensor) -> Requests:
-        """Start it by the MPI call of the eager step, since another one may add in another order."""
+        """Start the all-reduce by the MPI call of the eager step: another call may add in another order."""
         kind = mpi_type(tensor.dtype)
         return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in mpi_buffers(tensor)]
 
 
 class Channelled:
-    """Messages or a reduction by a channel of process groups: called with the tensors to send and to receive."""
+    """Messages or an all-reduce by a channel of process groups.
+
+    Call it with the tensors to send followed by the tensors to receive into, or with the tensor to reduce.
+
+    Parameters
+    ----------
+    channel : Channel
+        The channel.
+    what : str
+        Description for the watchdog.
+    to, origins : sequence of int
+        Peers to send to and to receive from.
+    operation : MPI.Op, optional
+        The operation of an all-reduce. Default: messages.
+    """
 
     def __init__(
         self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), operation: Any = None
@@ -91,7 +129,7 @@ class Channelled:
         self._operation = operation
 
     def __call__(self, *tensors: torch.Tensor) -> Launched:
-        """Launch them by the calls of the eager step."""
+        """Launch the work by the calls of the eager step."""
         if self._operation is not None:
             launch = self._channel.reduce(tensors[0], self._operation, self._what)
         else:
@@ -102,7 +140,7 @@ class Channelled:
 
 
 class Launched(NamedTuple):
-    """Work of a channel, and the tensors that it uses."""
+    """Work of a channel, and the tensors that it uses, which must stay alive until :func:`join`."""
 
     channel: Channel
     launch: Launch
@@ -110,12 +148,28 @@ class Launched(NamedTuple):
 
 
 def join(launched: Launched, _: Callable[[], str]) -> None:
-    """Wait for ``launched``; the channel enters the wait for the watchdog."""
+    """Wait for work of a channel. The channel reports the wait to the watchdog.
+
+    Parameters
+    ----------
+    launched : Launched
+        The work.
+    _ : callable
+        Ignored. The generated code calls :func:`wait` and this function with the same arguments.
+    """
     launched.channel.join(launched.launch)
 
 
 def wait(requests: Requests, describe: Callable[[], str]) -> None:
-    """Wait for ``requests``; ``describe`` returns what for, for a report of the watchdog."""
+    """Wait for MPI requests. The watchdog reports a wait that lasts too long.
+
+    Parameters
+    ----------
+    requests : list of MPI.Request
+        The requests.
+    describe : callable
+        Returns the description of the wait; it is called only for a report.
+    """
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
     try:
@@ -125,10 +179,24 @@ def wait(requests: Requests, describe: Callable[[], str]) -> None:
 
 
 FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
+"""Errors of one rank that :func:`raise_together` raises on all ranks."""
 
 
 def raise_together(world: MPI.Intracomm, failure: BaseException | None) -> None:
-    """Raise NumericalError on all ranks of ``world`` if there is a ``failure`` on any. Collective."""
+    """Raise an error on all ranks if any of them has failed. Collective: call on every rank.
+
+    Parameters
+    ----------
+    world : MPI.Intracomm
+        The ranks.
+    failure : BaseException or None
+        The error of this rank; None if it has not failed.
+
+    Raises
+    ------
+    NumericalError
+        On all ranks, if ``failure`` is not None on any of them.
+    """
 
     def attempt() -> None:
         if failure is not None:

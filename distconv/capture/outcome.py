@@ -1,4 +1,8 @@
-"""Comparison of a replay with the eager step, bit for bit: what both leave, and the memory that they start from."""
+"""Comparison of a replay with the eager step, bit for bit.
+
+:mod:`.captured` takes a :class:`Snapshot`, runs the eager step, restores the snapshot and replays. It then compares the
+:class:`Outcome` of both. The comparison is local to a rank.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,22 @@ from distconv.communication import gradient_reduction
 from distconv.communication.digest import to_bytes
 
 _SPREAD = 8
-"""A replay may be this many times as far from the step as a second run of it, where kernels add in no fixed order."""
+"""Bound on the difference between replay and step, as a multiple of the difference between two runs of the step.
+
+It applies where kernels add in no fixed order.
+"""
 
 
 class Snapshot:
-    """Memory that a step may change, gradients and random generators, as they are when this is made."""
+    """A copy of the state that a step may change: memory, gradients and random generators.
+
+    Parameters
+    ----------
+    run : Run
+        A recorded run of the step.
+    blocks : sequence
+        Blocks of the arguments.
+    """
 
     def __init__(self, run: Run, blocks: Sequence[Any]) -> None:
         self._storages = {s.data_ptr(): (s, s.clone()) for s in (t.untyped_storage() for t in written(run, blocks))}
@@ -31,7 +46,7 @@ class Snapshot:
         self._generators = [(generator, generator.get_state()) for generator in generators.values()]
 
     def put_back(self) -> None:
-        """Restore all of it."""
+        """Restore the state. It may be called several times."""
         self._gradients.put_back()
         for storage, values in self._storages.values():
             storage.copy_(values)
@@ -40,7 +55,20 @@ class Snapshot:
 
 
 def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
-    """Return the tensors that existed before the step and that it writes to; arguments are taken from ``blocks``."""
+    """Return the tensors that existed before the step and to which it writes.
+
+    Parameters
+    ----------
+    run : Run
+        A recorded run of the step.
+    blocks : sequence
+        Blocks of the arguments of the next replay, which replace those of the recorded run.
+
+    Returns
+    -------
+    list of Tensor
+        Parameters, buffers, gradients, kept contributions and arguments.
+    """
     slots, gradients = run.recording.slots, run.gradient_slots()
     now = [*map(gradient, run.leaves(blocks)), *(share for _, share, _ in gradient_reduction.unsynced_grads())]
     storages = {slots[slot].storage for slot in _written_slots(run)}
@@ -65,7 +93,15 @@ def _written_slots(run: Run) -> Iterable[int]:
 
 
 class Outcome:
-    """Copies of everything that a step has left, with names."""
+    """Copies of the results and side effects of a step, with names.
+
+    Parameters
+    ----------
+    run, blocks
+        As in :class:`Snapshot`.
+    result : object
+        Tree of the results of the step.
+    """
 
     def __init__(self, run: Run, blocks: Sequence[Any], result: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -81,7 +117,7 @@ class Outcome:
         self.values = [(name, None if t is None else t.detach().clone()) for name, t in values]
 
     def difference(self, other: Outcome) -> str:
-        """Return the name of the first tensor that is not the same bit for bit; an empty string if all are."""
+        """Return the name of the first tensor that differs in any bit; "" if none does."""
         if [name for name, _ in self.values] != [name for name, _ in other.values]:
             return "the number of tensors that it leaves"
         for (name, mine), (_, its) in zip(self.values, other.values, strict=True):
@@ -90,10 +126,15 @@ class Outcome:
         return ""
 
     def far_from(self, other: Outcome, again: Outcome) -> str:
-        """Return the name of the first tensor that differs too much to be a matter of the order of sums.
+        """Return the name of the first tensor whose difference the order of sums does not explain; "" if there is none.
 
-        That is by more than half of the digits of the tensor's largest value, and more than ``_SPREAD`` times as much
-        as ``again`` differs from ``other``, two runs of the same step.
+        Such a difference exceeds both half of the digits of the tensor's largest value, and ``_SPREAD`` times the
+        difference between two runs of the step.
+
+        Parameters
+        ----------
+        other, again : Outcome
+            Outcomes of two runs of the eager step.
         """
         for (name, mine), (_, its), (_, second) in zip(self.values, other.values, again.values, strict=True):
             if mine is None or its is None or second is None:

@@ -1,11 +1,13 @@
-"""Memory of the tensors of a replay, and the entries that are left to be executed.
+"""Memory of the tensors of a replay, and removal of unneeded entries.
 
 1. Small results, and buffers of messages, are allocated once and written by the same operator with ``out=``. Views of
    them are made once, too.
 2. A chain of views of other memory becomes one ``as_strided`` of the tensor at its beginning.
-3. Operators that return their argument, and operators whose results are unused, are left out.
+3. Operators that return their argument, and operators whose results are unused, are removed.
+4. An all-reduce of two ranks becomes an exchange and an addition.
 
-Kernels and their order are those of the recording, so results have the same bits.
+The kernels that compute values, and their order, are those of the recording. So results have the same bits.
+:mod:`.program` generates code from the result.
 """
 
 from __future__ import annotations
@@ -47,19 +49,19 @@ _GEOMETRIC = frozenset(
         *("squeeze", "unsqueeze", "permute", "transpose", "t"),
     )
 )
-"""Views that are determined by shape, strides and offset, if the dtype is the same."""
+"""Views that shape, strides and offset determine, if the dtype is unchanged."""
 
 _PACKING = (*_EMPTY, _aten.cat.default, _aten.clone.default)
-"""Operators that allocate the memory of messages."""
+"""Operators that allocate the buffers of messages."""
 
 LARGEST_BUFFER = 1 << 20
-"""Bytes up to which the buffer of a message is kept between replays."""
+"""Largest buffer of a message, in bytes, that is kept between replays."""
 
 _SMALL = 1 << 14
-"""Bytes up to which the memory of any other result is kept. A step has a few hundred of them."""
+"""Largest memory of any other result, in bytes, that is kept between replays. A step has a few hundred of them."""
 
 _PAIRS = 1
-"""The tag of sums of two ranks, since other messages between them may be under way."""
+"""Message tag of sums of two ranks: other messages between these ranks, with tag 0, may be in flight."""
 
 AS_STRIDED = _aten.as_strided.default
 _ADD = _aten.add_.Tensor
@@ -69,7 +71,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 class below_autograd(ExitStack):
-    """Inside, operators skip autograd and autocast, as they did when they were recorded."""
+    """A context manager in which operators skip autograd and autocast, as they were recorded below both."""
 
     def __enter__(self) -> below_autograd:
         super().__enter__()
@@ -87,40 +89,40 @@ _ABOVE = (
 
 
 class Placement:
-    """The placement for a recording.
+    """Memory and remaining entries for a recording.
 
     Parameters
     ----------
     recording : Recording
-        What is replayed.
-    outputs : Sequence[int]
-        Slots of the tensors that a replay returns.
-    gradients : dict[int, int]
-        By slot of a gradient that is passed to a replay its position there.
+        The recording. It is not changed.
+    outputs : sequence of int
+        Slots of the tensors that a replay returns. Their memory is not kept between replays.
+    gradients : dict of int to int
+        For the slot of each gradient that is passed to a replay, its index among these gradients.
 
     Attributes
     ----------
-    values : dict[int, torch.Tensor]
-        By slot the tensors that exist before a replay.
-    entries : list[Entry]
+    values : dict of int to Tensor
+        Tensors that exist before a replay, by slot.
+    entries : list of Entry
         The entries that a replay executes.
     """
 
     def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int]) -> None:
         self._slots, self._gradients = [*recording.slots], gradients
         self._pairs: dict[int, tuple[int, int]] = {}
-        """By the number of a sum of two ranks the slots of this rank's part and of the other's."""
+        """Slots of this rank's and the other rank's contribution to each sum of two ranks, by number of the sum."""
         self.values = {
             number: slot.value.detach()
             for number, slot in enumerate(self._slots)
             if slot.value is not None and number not in gradients
         }
         self._same: dict[int, int] = {}
-        """By slot the slot of the same tensor that stands for both."""
+        """Representative of each slot whose tensor has several slots."""
         self._base: dict[int, int] = {}
-        """By the slot of a view the tensor at the beginning of the chain of views."""
+        """Slot of the tensor at the beginning of the chain of views, by slot of the view."""
         self._taken: dict[tuple[Any, ...], int] = {}
-        """By base and geometry the views that exist already."""
+        """Slots of the views that exist already, by base and geometry."""
         self._given = {self._slots[slot].storage for slot in outputs}
         self._posted = {
             self._slots[slot].storage
@@ -136,7 +138,7 @@ class Placement:
         self.entries = self._needed(placed, outputs)
 
     def same(self, slot: int) -> int:
-        """Return the slot that stands for all slots of the same tensor."""
+        """Return the representative of all slots of the same tensor."""
         return self._same.get(slot, slot)
 
     # -- one entry ----------------------------------------------------------------------------------------------------
@@ -195,7 +197,10 @@ class Placement:
     # -- sums of two ranks ------------------------------------------------------------------------------------------
 
     def _sum(self, entry: Sum) -> Entry:
-        """Return an exchange in place of a sum of two ranks, whose order is unique: each adds what the other sends."""
+        """Return an exchange in place of a sum of two ranks; any other sum unchanged.
+
+        Each rank adds the contribution of the other one. With two terms the order of the sum does not change the bits.
+        """
         mine, comm = self._slots[entry.slot], entry.comm
         shape, _, _, dtype, device = mine.geometry
         plain = entry.channel is None and entry.operation == MPI.SUM and dtype in WIDE
@@ -218,7 +223,7 @@ class Placement:
     # -- views --------------------------------------------------------------------------------------------------------
 
     def _shares_memory(self, entry: Operator) -> bool:
-        """Return True if the results share memory with the one tensor that ``entry`` reads."""
+        """Return True if ``entry`` uses one tensor, and all its results share memory with that tensor."""
         sources = reads(entry)
         if len(sources) != 1 or self._slots[sources[0]].storage == -1:
             return False
@@ -241,7 +246,7 @@ class Placement:
         return self._by_geometry(entry, result, source) if plain and same_dtype else (entry,)
 
     def _by_geometry(self, entry: Operator, result: int, source: int) -> Sequence[Entry]:
-        """Return a view of the base of ``source``, unless the same view exists."""
+        """Return an entry that makes a view of the base of ``source``; none if the same view exists."""
         base, geometry = self._base.get(source, source), self._slots[result].geometry
         if geometry == self._slots[source].geometry:
             there: int | None = source

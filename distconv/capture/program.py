@@ -1,7 +1,7 @@
-"""A recording as straight-line Python: one function, in which each entry is a call.
+"""Python code that is generated from a recording: one function without branches, in which each entry is a call.
 
-:mod:`.placement` decides where its tensors lie. A variable is deleted after its last use, so that memory is freed as
-in the eager step.
+:mod:`.placement` selects the memory of its tensors. A variable is deleted after its last use, so that memory is freed
+as in the eager step. :mod:`.captured` calls the function, :mod:`.graph` captures it as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _BOUND = {
     }.items()
     for name in names.split()
 }
-"""Python functions of torch that call these operators in half the time: they parse their arguments in C++."""
+"""Functions of torch that call these operators, in half the time, since they parse their arguments in C++."""
 
 _ARITHMETIC = frozenset(
     getattr(getattr(_aten, name), overload)
     for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
     for overload in (("Tensor",) if name.endswith("_") else ("Tensor", "out"))
 )
-"""Operators that convert a Python number to a tensor in each call, unless they are given a tensor."""
+"""Operators that convert a Python number to a tensor in each call."""
 
 Replay = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
-"""Called with blocks of arguments and gradients; returns the outputs."""
+"""Function that replays a recording, given blocks of arguments and gradients. It returns the outputs."""
 
 
 class Program:
-    """The Python function that replays a recording.
+    """The generated function that replays a recording: ``replay``, with its source code in ``source``.
 
     Parameters
     ----------
     recording : Recording
-        What is replayed.
-    outputs : Sequence[int]
+        The recording.
+    outputs : sequence of int
         Slots of the tensors that the function returns.
-    gradients : dict[int, int]
-        By slot of a gradient that exists before the step its position among the gradients that are passed.
+    gradients : dict of int to int
+        For the slot of each gradient that exists before the step, its index among the gradients that are passed.
     count : int
-        The number of gradients that are passed.
+        Number of gradients that are passed.
     """
 
     def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int], count: int) -> None:
@@ -63,7 +63,7 @@ class Program:
         self._values, self._same, self._entries = placement.values, placement.same, placement.entries
         self._constants: dict[str, Any] = {}
         self._known: dict[int, str] = {}
-        """By the id of a constant its name."""
+        """Names of the constants, by ``id``."""
         self._names = {slot: f"g{number}" for slot, number in gradients.items()}
         for place, given in enumerate(recording.inputs):
             if given is not None:
@@ -71,7 +71,7 @@ class Program:
         self._lines: list[str] = []
         self._indent = "    "
         self.requests = 0
-        """The number of persistent requests."""
+        """Number of persistent MPI requests."""
         self.source, self.replay = self._compiled(count)
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Program:
         return source, scope["replay"]
 
     def _last_uses(self) -> dict[int, set[str]]:
-        """Return by the number of an entry the variables that no later entry uses."""
+        """Return the variables that no later entry uses, by index of the entry."""
         last: dict[str, int] = {}
         for number, entry in enumerate(self._entries):
             for slot in (*reads(entry), *makes(entry)):
@@ -168,7 +168,7 @@ class Program:
         self._emit(f"{target}{self._constant(function)}({', '.join(args)})")
 
     def _arguments_of(self, entry: Operator) -> Sequence[Any]:
-        """Return the arguments of ``entry``, with a tensor in place of a number that each call would convert to one."""
+        """Return the arguments of ``entry``, with a tensor in place of a number that each call would convert."""
         if entry.function not in _ARITHMETIC or not isinstance(entry.args[0], Ref):
             return entry.args
         first, second = entry.args
@@ -200,7 +200,7 @@ class Program:
         self._emit(f"q{number} = {self._constant(function)}({', '.join(names)})")
 
     def _kept(self, slot: int) -> torch.Tensor:
-        """Return memory for a message that stays: that of the tensor, or a buffer into which it is copied."""
+        """Return memory that persists between replays: the tensor's own, or a buffer to which each replay copies it."""
         buffer = self._values.get(slot)
         if buffer is None:
             shape, _, _, dtype, device = self._recording.slots[slot].geometry
@@ -222,7 +222,7 @@ def _has_refs(value: Any) -> bool:
 
 
 def _description(entry: Post | Sum) -> str:
-    """Return what a replay waits for, for reports of stuck ranks."""
+    """Return the description of a wait, for reports of the watchdog."""
     if isinstance(entry, Sum):
         return f"{entry.what} over {entry.comm.size} ranks, in the replay of {entry.line}"
     peers = sorted({peer for peer, _ in (*entry.sends, *entry.receives)})

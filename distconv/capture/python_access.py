@@ -1,6 +1,7 @@
-"""Functions of torch that read or change state without calling an operator, replaced while a step is recorded.
+"""Detection of reads and changes of state that call no operator of torch.
 
-They tell the recorder that values leave torch, that a gradient is used, or that the random generator is set.
+While a step is recorded, these functions and attributes of torch are replaced. They report to the recorder that values
+leave torch, that a gradient is used, or that the random generator is read or set. :mod:`.run` calls this module.
 """
 
 from __future__ import annotations
@@ -24,8 +25,20 @@ _GRAD: Any = torch.Tensor.grad
 
 @contextmanager
 def reported(recorder: Recorder, gradients: Gradients) -> Iterator[None]:
-    """Report such calls of this thread to ``recorder``, and leaves whose ``grad`` is used to ``gradients``."""
-    # Torch lists its own getters once, when it first needs them. That must not be the replaced ones.
+    """Report accesses to torch's state by this thread in a ``with`` block.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        Receives unsupported accesses, and uses of the random generator.
+    gradients : Gradients
+        Receives each leaf before its ``grad`` is used.
+
+    Yields
+    ------
+    None
+    """
+    # Torch lists its own getters at their first use and keeps the list. It must not contain the replaced ones.
     torch.overrides.get_default_nowrap_functions()
     with ExitStack() as stack:
         for owner, name, new in _replacements(recorder, gradients):
@@ -50,7 +63,8 @@ def _replacements(recorder: Recorder, gradients: Gradients) -> Iterator[tuple[An
     for name in _LEAVE_TORCH:
         reason = f"a value is read in Python ({name.strip('_')}(), perhaps for NumPy, a print or a message)"
         yield torch.Tensor, name, refusing(reason, getattr(torch.Tensor, name))
-    # distconv may have replaced the setter, so that a plain tensor can be set to a distributed one.
+    # The installed setter, not torch's own: distconv may have replaced it, so that a plain tensor can be set to a
+    # distributed one.
     set_data = vars(torch.Tensor).get("data", _DATA).__set__
     reason = "a tensor is given other memory (x.data = y)"
     yield torch.Tensor, "data", property(_DATA.__get__, refusing(reason, set_data))

@@ -1,8 +1,8 @@
 """The dispatch mode that records a step: torch's operators on this rank's blocks, forward and backward.
 
-The backward pass runs in the caller's thread, so the same mode sees it. Messages, sums and functions that look at
-values report themselves through :mod:`distconv.recording`. Memory that existed before the step and is written to is
-saved first, so that :meth:`Recorder.put_back` can undo the step.
+The backward pass runs in the caller's thread, so the same mode records it. Communication, and functions that read
+values, notify the recorder through :mod:`distconv.recording`. Memory that existed before the step is saved before it is
+written to, so that :meth:`Recorder.put_back` can undo the step. :mod:`.run` uses the recorder.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ _CHANGE_STATISTICS = frozenset(
 
 
 class Recorder(TorchDispatchMode):
-    """A mode that records the operators that are called while it is active.
+    """A dispatch mode that records the operators that are called while it is active.
+
+    It implements :class:`distconv.recording.Recorder`.
 
     Parameters
     ----------
     gradients : Gradients
-        Receives each leaf whose gradient the step uses or changes, before that happens.
+        Receives each leaf whose gradient the step uses or changes, before the use.
     """
 
     def __init__(self, gradients: Gradients) -> None:
@@ -60,12 +62,12 @@ class Recorder(TorchDispatchMode):
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._newest: dict[int, int] = {}
-        """By storage the slot that was added last."""
+        """The slot that was added last, by storage."""
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        """By storage its memory, and a copy from before it was written to."""
+        """Memory of each storage that the step has written to, and a copy from before the first write, by storage."""
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._pending: dict[int, tuple[Any, Post | Sum]] = {}
-        """By its id each exchange or reduction that has not been waited for, and its entry."""
+        """Each exchange or reduction that has not been waited for, and its entry, by ``id`` of the operation."""
         self._numbers, self._storage_numbers = count(), count(1)
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Recorder(TorchDispatchMode):
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
     def add_input(self, block: torch.Tensor | None) -> None:
-        """Add the block of the next argument; None for an argument that is no tensor."""
+        """Add the block of the next argument; None for an argument that is not a tensor."""
         slot = None if block is None else self._known(block)
         if block is not None and slot is None:
             slot = self._new(Kind.INPUT, block)
@@ -115,7 +117,10 @@ class Recorder(TorchDispatchMode):
         self.recording.inputs.append(slot)
 
     def slot(self, tensor: torch.Tensor) -> int:
-        """Return the slot of ``tensor``. A tensor that no entry made existed before, or is an unrecorded view."""
+        """Return the slot of a tensor, which is added if it has none.
+
+        A tensor without a slot existed before the step, or is a view that torch made without an operator.
+        """
         slot = self._known(tensor)
         if slot is not None:
             return slot
@@ -153,7 +158,17 @@ class Recorder(TorchDispatchMode):
         self.recording.entries.append(entry)
 
     def refuse(self, reason: str, line: str = "") -> None:
-        """Note why the step cannot be replayed. It goes on, since other ranks may not have noticed."""
+        """Record that the step is unsupported. The step continues: other ranks may not have the same reason.
+
+        An error on this rank alone would leave the other ranks waiting for its messages.
+
+        Parameters
+        ----------
+        reason : str
+            The unsupported operation.
+        line : str
+            Its line in the user's script. Default: the line that is running.
+        """
         if not self.paused:
             self.recording.refusals.append(f"{line or self._line()}: {reason}")
 
@@ -222,7 +237,7 @@ class Recorder(TorchDispatchMode):
     # -- random numbers -----------------------------------------------------------------------------------------------
 
     def save_generator(self, generator: torch.Generator) -> None:
-        """Save the state of ``generator``, which the step is about to change."""
+        """Save the state of ``generator``. Call it before the step changes the state; later calls have no effect."""
         self._generators.setdefault(id(generator), (generator, generator.get_state()))
 
     def _save_generators(self, leaves: Sequence[Any]) -> None:
@@ -235,7 +250,7 @@ class Recorder(TorchDispatchMode):
     def record_exchange(
         self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
     ) -> None:
-        """Record the start of messages (peer, tensor) by MPI, or by a ``channel`` of process groups."""
+        """Record the start of an exchange, as :meth:`distconv.recording.Recorder.record_exchange` describes."""
         if self.paused:
             return
         out = [(peer, self.slot(tensor)) for peer, tensor in sends]
@@ -247,7 +262,7 @@ class Recorder(TorchDispatchMode):
     def record_reduction(
         self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any
     ) -> None:
-        """Record the start of a reduction of ``tensor`` in place."""
+        """Record the start of an all-reduce, as :meth:`distconv.recording.Recorder.record_reduction` describes."""
         if self.paused:
             return
         slot = self.slot(tensor)
@@ -259,7 +274,7 @@ class Recorder(TorchDispatchMode):
         self._add(entry)
 
     def record_wait(self, operation: Any) -> None:
-        """Record that the step waits for an exchange or a reduction."""
+        """Record the wait for an exchange or a reduction."""
         pending = self._pending.get(id(operation))
         if pending is not None and pending[0] is operation:
             entry = pending[1]
@@ -270,7 +285,7 @@ class Recorder(TorchDispatchMode):
             self.refuse("the step waits for a message that was started before it")
 
     def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
-        """Call ``function`` with ``tensors``, now and in each replay. ``launches``: it only launches GPU kernels."""
+        """Call a function, now and in each replay, as :meth:`distconv.recording.Recorder.call` describes."""
         args = tuple(self.slot(tensor) for tensor in tensors)
         with recording.paused():
             result = function(*tensors)
@@ -281,7 +296,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def try_on_all_ranks(self, world: Any, body: Callable[[], Any]) -> Any:
-        """Run ``body``, which may fail on some ranks of ``world``."""
+        """Call ``body``, and record its entries such that a failure in a replay raises on all ranks of ``world``.
+
+        A failure during the recording itself raises on this rank alone.
+        """
         entries, self.recording.entries = self.recording.entries, []
         try:
             return body()
@@ -292,7 +310,7 @@ class Recorder(TorchDispatchMode):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def put_back(self) -> None:
-        """Restore memory and random generators."""
+        """Restore the memory and the random generators that the step has changed."""
         for storage, values in self._saved.values():
             storage.copy_(values)
         for generator, state in self._generators.values():
@@ -300,12 +318,12 @@ class Recorder(TorchDispatchMode):
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Generators from which the step has drawn, or which it has set."""
+        """Random generators that the step has used or set."""
         return [generator for generator, _ in self._generators.values()]
 
 
 def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
-    """Return the default generator of the device on which a call with these arguments draws."""
+    """Return the default random generator of the device of a call with these arguments."""
     for leaf in leaves:
         device = leaf.device if isinstance(leaf, torch.Tensor) else leaf
         if isinstance(device, torch.device) and device.type == "cuda":
@@ -316,12 +334,12 @@ def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
 
 
 def _on_meta(kwargs: dict[str, Any]) -> bool:
-    """Return True if a call makes a tensor without memory, from which only shapes are taken."""
+    """Return True if a call makes a tensor without memory, which can only provide shapes."""
     return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
 
 
 def _by_indices(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return True for indexing with integers, whose result has the shape of the indices whatever their values."""
+    """Return True if ``func`` is indexing with integers: the shape of its result does not depend on their values."""
     return func is _aten.index.Tensor and not any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
 
 

@@ -1,4 +1,8 @@
-"""One recorded run of a step: what it did, and what it left. The run itself changes nothing."""
+"""One recorded run of a step, with its results and side effects, which are undone afterwards.
+
+:mod:`.captured` calls :func:`recorded` on every rank at the same time, since the step sends its messages. Replays are
+in :mod:`.program` and :mod:`.graph`.
+"""
 
 from __future__ import annotations
 
@@ -27,41 +31,51 @@ _REGISTER = (
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that the step returns: the slot of its block, and how the block becomes that tensor again."""
+    """A tensor that the step returns."""
 
     slot: int
+    """Slot of its block."""
     dist: Any
+    """Distribution of a DistTensor; None for a plain tensor, as are ``shape`` and ``strides``."""
     shape: Any
+    """Global shape."""
     strides: Any
+    """Global strides, as the DistTensor stores them."""
 
     def wrapped(self, block: torch.Tensor) -> torch.Tensor:
-        """Return ``block`` as the tensor that users see."""
+        """Return the tensor with this block: a DistTensor, or ``block`` itself."""
         return block if self.dist is None else DistTensor(block, self.dist, self.shape, self.strides)
 
 
 @dataclass(eq=False)
 class Run:
-    """A recording, and what the step has left."""
+    """A recording, with the results and side effects of the step.
+
+    Leaves of autograd have numbers: their indices in ``before.leaves``.
+    """
 
     recording: Recording
     results: list[Any]
-    """Leaves of what it returned, with a Result in place of each tensor."""
+    """Leaves of the tree of results, with a :class:`Result` in place of each tensor."""
     spec: TreeSpec
+    """Structure of the tree of results."""
     arguments: dict[int, int]
-    """By the number of a leaf that is an argument the number of that argument."""
+    """Index of the argument, by number of each leaf that is an argument."""
     gradients: list[tuple[int, int | None]]
-    """Numbers of leaves whose ``grad`` is another tensor now, and its slot."""
+    """Numbers of leaves whose ``grad`` is another tensor after the step, and its slot; None if it has no gradient."""
     kept: list[tuple[torch.Tensor, int, Any]]
-    """Contributions that no_sync keeps: leaf, slot, and the ranks over which they are to be summed."""
+    """Contributions that ``no_sync`` keeps: leaf, slot, and the communicator over which they are to be summed."""
     before: Gradients
+    """Leaves, and their gradients before the step."""
     generators: list[torch.Generator]
+    """Random generators that the step uses."""
     modules: list[torch.nn.Module] = field(default_factory=list)
     """Modules that were called."""
     optimizers: Optimizers = field(default_factory=Optimizers)
     """Optimizers that took a step."""
 
     def outputs(self) -> list[int]:
-        """Return the slots of all tensors that it leaves: results, gradients, kept contributions."""
+        """Return the slots of the outputs: results, then changed gradients, then kept contributions."""
         results = [each.slot for each in self.results if isinstance(each, Result)]
         return [
             *results,
@@ -70,7 +84,7 @@ class Run:
         ]
 
     def gradient_slots(self) -> dict[int, int]:
-        """Return slots of gradients and kept contributions from before the step, with their numbers."""
+        """Return the index in ``before.values`` of each gradient and kept contribution that has a slot, by slot."""
         numbers = {id(value): n for n, value in enumerate(self.before.values) if value is not None}
         slots = enumerate(self.recording.slots)
         return {n: numbers[id(slot.value)] for n, slot in slots if slot.value is not None and id(slot.value) in numbers}
@@ -83,7 +97,7 @@ class Run:
         ]
 
     def leaves(self, blocks: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the leaves in the order of their numbers; those that are arguments are taken from ``blocks``."""
+        """Return the leaves by number, with those in ``blocks`` in place of the arguments of the recorded run."""
         return [
             blocks[self.arguments[number]] if number in self.arguments else leaf
             for number, leaf in enumerate(self.before.leaves)
@@ -91,7 +105,22 @@ class Run:
 
 
 def recorded(function: Callable[..., Any], args: Sequence[Any]) -> Run:
-    """Run ``function`` once and record it; memory, gradients, generators and optimizers are restored."""
+    """Run a step once and record it. Memory, gradients, random generators and optimizers are restored.
+
+    Collective, since the step sends its messages: call on every rank.
+
+    Parameters
+    ----------
+    function : callable
+        The step.
+    args : sequence
+        Its arguments. The step gets copies of strided tensors that require no gradient.
+
+    Returns
+    -------
+    Run
+        The recording; ``recording.refusals`` lists unsupported operations.
+    """
     gradients = Gradients()
     recorder = Recorder(gradients)
     optimizers = Optimizers()
@@ -116,12 +145,12 @@ def recorded(function: Callable[..., Any], args: Sequence[Any]) -> Run:
                     gradients.add(block_of(parameter))
 
     hook = register_module_forward_pre_hook(note)
-    torch.clear_autocast_cache()  # Casts of another run belong to the graph of that run.
+    torch.clear_autocast_cache()  # Casts in the cache belong to the autograd graph of another run.
     try:
         with reported(recorder, gradients), optimizers.noted(lambda reason: recorder.refuse(reason, "the step")):
             recording.active = recorder
             try:
-                # The backward pass of a GPU has a thread of its own, where no line of the user's is known.
+                # Otherwise the backward pass of a GPU runs in its own thread, which has no frame of the user's script.
                 with torch.autograd.set_multithreading_enabled(False), recorder:
                     result = function(*given)
                 run = _run(recorder, gradients, result, blocks)
@@ -142,7 +171,10 @@ def recorded(function: Callable[..., Any], args: Sequence[Any]) -> Run:
 
 
 def _example(value: Any) -> Any:
-    """Return a copy of an argument, which the step may change, and to which nothing else refers."""
+    """Return a copy of an argument, to which nothing else refers, so that the step may change it.
+
+    Tensors that require gradients are leaves of the step, and are returned themselves.
+    """
     if not isinstance(value, torch.Tensor) or block_of(value).requires_grad or block_of(value).layout != torch.strided:
         return value
     block = block_of(value)
@@ -179,7 +211,20 @@ def _run(recorder: Recorder, before: Gradients, result: Any, blocks: Sequence[to
 
 
 def filled(run: Run, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the results of ``run`` with ``tensors`` as their blocks."""
+    """Return the results of a run with other blocks.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    tensors : sequence of Tensor
+        One block for each tensor among the results, in the order of ``run.results``.
+
+    Returns
+    -------
+    object
+        A tree like the result of the step.
+    """
     blocks = iter(tensors)
     leaves = [each.wrapped(next(blocks)) if isinstance(each, Result) else each for each in run.results]
     return tree_unflatten(leaves, run.spec)

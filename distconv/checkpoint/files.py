@@ -1,6 +1,6 @@
-"""Files of tensors: HDF5 laid out in memory, and checksums.
+"""Files of tensors: layout of HDF5 in memory, and checksums.
 
-``writing`` and ``schema`` call this module. It contains no MPI.
+``writing``, ``reading``, ``pieces`` and ``schema`` call this module. It contains no MPI.
 """
 
 from __future__ import annotations
@@ -43,10 +43,22 @@ def hdf5_image(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
 
 
 def dataset_path(name: str, others: Container[str]) -> str:
-    """Return the HDF5 path of the tensor ``name`` in a file that also holds the tensors ``others``.
+    """Return the HDF5 path of a tensor in a file.
 
-    The path is the name, unless HDF5 would take it for another one: a parameter ``t/850`` next to ``t`` would have to
-    lie in a dataset, and ``a//b`` is ``a/b``.
+    The path is the name, unless HDF5 would interpret it differently: a parameter ``t/850`` next to ``t`` would have to
+    be in a dataset, and ``a//b`` is ``a/b``.
+
+    Parameters
+    ----------
+    name : str
+        Name of the tensor.
+    others : container of str
+        Names of all tensors in the file.
+
+    Returns
+    -------
+    str
+        The path: ``name``, or ``name`` escaped by :func:`escape_name`.
     """
     parts = name.split("/")
     lies_in_another = any("/".join(parts[:count]) in others for count in range(1, len(parts)))

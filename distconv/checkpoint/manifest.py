@@ -1,8 +1,8 @@
-"""Manifests: the files and tensors of a checkpoint, that it is finished, and the order of commits.
+"""Manifests of checkpoints: files and tensors, the mark of a finished checkpoint, and the order of commits.
 
 Each manifest has a serial number, one more than the highest at its commit. Clocks may go back, and so may steps if a
-run starts again: neither determines the newest checkpoint. The serial number of a damaged manifest is unknown. Later
-manifests list the damaged one by its checksum; if no manifest lists it, it counts as the newest.
+run starts again, so neither of them determines the newest checkpoint. The serial number of a damaged manifest is
+unknown. Later manifests list the damaged one by its checksum; if no manifest lists it, it counts as the newest.
 """
 
 from __future__ import annotations
@@ -29,13 +29,26 @@ MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 28
 """Upper bound on the bytes of a manifest."""
 SUGGESTED_FIX = "delete it to resume earlier, or ask for that (--resume whole, fallback=True)"
-"""What to do about a damaged checkpoint; errors end with it."""
+"""Suggested fix for a damaged checkpoint; errors end with it."""
 
 _STEP = re.compile(r"step-(\d{6,})")
 
 
 def step_folder(directory: str | os.PathLike[str], step: int) -> Path:
-    """Return the folder of the checkpoint of ``step``."""
+    """Return the folder of the checkpoint of a step.
+
+    Parameters
+    ----------
+    directory : str or path-like
+        Folder of a run's checkpoints.
+    step : int
+        The step.
+
+    Returns
+    -------
+    Path
+        ``directory/step-000042`` for step 42; more digits for steps from 10^6 on.
+    """
     return Path(directory) / f"step-{step:06d}"
 
 
@@ -60,7 +73,25 @@ def newest(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> Path | Non
 
 
 def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list[Path]:
-    """Return the folders of all finished checkpoints, the last commit first, as rank 0 sees them. Collective."""
+    """Return the folders of all finished checkpoints, the last commit first, as rank 0 sees them.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    directory, comm
+        As in :func:`newest`.
+
+    Returns
+    -------
+    list of Path
+        The same on all ranks.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if rank 0 cannot list the folder.
+    """
 
     def look() -> list[Path]:
         return [each.folder for each in reversed(commits(Path(directory)))]

@@ -1,6 +1,7 @@
 """State of an optimizer by the names of its parameters: capture, comparison and restoration.
 
-State is stored by name, not by index, so it does not depend on the order of the parameters.
+State is stored by name, not by index, so it does not depend on the order of the parameters. :mod:`.state` calls this
+module, which does not know how files are laid out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,20 @@ _NUMBERS = (bool, int, float, torch.Tensor)
 
 
 def select_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the entries whose names begin with ``prefix``, without the prefix."""
+    """Return the entries whose names begin with a prefix, under the rest of their names.
+
+    Parameters
+    ----------
+    prefix : str
+        Such as ``"model/"``.
+    tensors : mapping of str to object
+        The entries.
+
+    Returns
+    -------
+    dict
+        The selected entries, in the same order.
+    """
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -66,7 +80,20 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
 
 
 def describe_optimizer_mismatch(values: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> str:
-    """Return how the optimizer of a checkpoint differs from ``optimizer``, for "checkpoint ..."; "" if it does not."""
+    """Return how the optimizer of a checkpoint differs from the given optimizer, in class and number of groups.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        Values of the checkpoint.
+    optimizer : Optimizer
+        The optimizer to be restored.
+
+    Returns
+    -------
+    str
+        A phrase that follows "checkpoint ..."; "" if there is no difference.
+    """
     saved, groups = values.get(OPTIMIZER), values.get(GROUPS)
     if saved is None:
         return "was saved without an optimizer; load it without, or with strict=False"

@@ -1,6 +1,7 @@
-"""Blocks of tensors in files: whether they cover their tensor, and the part of each that a rank needs.
+"""Blocks of tensors in files: the check that they cover their tensor, and copies of the parts that a rank needs.
 
-Manifests call such a block a piece. ``schema`` checks the pieces, ``reading`` copies from them. It contains no MPI.
+Manifests call such a block a piece. ``schema`` checks the pieces, ``reading`` copies from them. This module contains no
+MPI.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def check_cover(name: str, entry: Mapping[str, Any]) -> None:
     shape, boxes = entry["shape"], [piece_box(piece) for piece in entry["pieces"]]
     if not all(_is_inside(box, shape) for box in boxes):
         raise CheckpointError(f"a piece of {name!r} lies outside its shape {tuple(shape)}")
-    # The edges of all boxes cut the tensor into cells. Each cell lies inside a box or outside of it. So it is enough to
+    # The edges of all boxes split the tensor into cells. Each cell is inside a box or outside of it. So it is enough to
     # count the boxes of each cell, whatever the size of the tensor.
     edges = [sorted({0, extent, *(e for box in boxes for e in box[dim])}) for dim, extent in enumerate(shape)]
     if math.prod(len(each) for each in edges) > MAX_CELLS:
@@ -112,8 +113,15 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
 
 
 def is_needed(box: Box, needed: Box) -> bool:
-    """Return True if a piece must be read: it intersects ``needed``, or is empty.
+    """Return True if a piece must be read: it intersects the needed box, or is empty.
 
     All ranks read the files of empty pieces, so that these files are verified, too.
+
+    Parameters
+    ----------
+    box : Box
+        Global box of the piece.
+    needed : Box
+        Global box that the rank needs.
     """
     return not all(i.extent for i in box) or all(one.intersect(at).extent for one, at in zip(box, needed, strict=True))

@@ -2,7 +2,7 @@
 
 ::
 
-    rank 0:  read the manifest -> broadcast          it decides which files belong to the checkpoint
+    rank 0:  read the manifest -> broadcast          the manifest lists the files of the checkpoint
     all:     check(metadata)                         reject another model before memory is allocated
     all:     for each file with a needed piece: checksum, then copy the intersections
 
@@ -105,7 +105,7 @@ def load(
     """
     check_same_on_all_ranks(comm, "checkpoint to load", str(folder))
     place = Path(folder)
-    # The manifest of rank 0 counts for all ranks: others may see the folder as it was some time ago.
+    # All ranks use the manifest of rank 0: on a network file system other ranks may still see an older folder.
     newest = try_on_rank_0(comm, lambda: read_complete_manifest(place), CheckpointError)
     contents = CheckpointMetadata(
         newest["step"],
@@ -290,5 +290,18 @@ def _read_chunks(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
 
 
 def read_bytes(file: BinaryIO, nbytes: int) -> bytes:
-    """Return the next ``nbytes`` of a file; tests replace this function."""
+    """Read the next bytes of a file. Tests replace this function.
+
+    Parameters
+    ----------
+    file : BinaryIO
+        The file, open for reading.
+    nbytes : int
+        Number of bytes.
+
+    Returns
+    -------
+    bytes
+        Fewer than ``nbytes`` at the end of the file.
+    """
     return file.read(nbytes)

@@ -1,4 +1,8 @@
-"""A module, its optimizer and the random number generators as named tensors and plain values."""
+"""State of a training run as named tensors and plain values: model, optimizer and random number generators.
+
+Users call :func:`save_checkpoint` and :func:`load_checkpoint`; jobs call the functions below them. The files are
+written and read by :mod:`.writing` and :mod:`.reading`.
+"""
 
 from __future__ import annotations
 
@@ -296,12 +300,32 @@ def restore_state(
 
 
 def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
-    """Return the tensors of a moving average, to be saved with those of :func:`capture_state`. Collective."""
+    """Return the tensors of a moving average, to be saved with those of :func:`capture_state`.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    average : AveragedModel
+        The moving average.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Tensors under ``average/``.
+    """
     return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in _model_state(average.module)[0].items()}
 
 
 def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
     """Restore a moving average of the weights, bit for bit. Its number of averaged models becomes the step.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        A checkpoint with the tensors of :func:`capture_average`.
+    average : AveragedModel
+        The moving average. Extra states of its modules are not restored.
 
     Raises
     ------
@@ -311,7 +335,7 @@ def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.Avera
     saved, what = select_prefix(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
     wanted, extra = _model_state(average.module)
     check_tensors_fit(saved, wanted, what)
-    average.module.load_state_dict({**saved, **extra})  # extra states are not averaged: the module keeps its own
+    average.module.load_state_dict({**saved, **extra})  # extra states are not averaged, so they are unchanged
     average.n_averaged.fill_(checkpoint.step)
 
 

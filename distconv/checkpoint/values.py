@@ -116,7 +116,20 @@ def tensor_names(value: Any) -> Iterator[str]:
 
 
 def replace_tensor_names(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return a result of :func:`from_json` with the tensors themselves."""
+    """Return values in which tensors replace their names.
+
+    Parameters
+    ----------
+    value : object
+        A result of :func:`from_json`.
+    tensors : mapping of str to Tensor
+        The tensors by name.
+
+    Returns
+    -------
+    object
+        A copy of ``value``, with a tensor in place of each :class:`TensorName`.
+    """
     if isinstance(value, TensorName):
         return tensors[value.name]
     if isinstance(value, list):

@@ -1,4 +1,7 @@
-"""Verification that a checkpoint's files are there and unchanged since the commit. It contains no MPI."""
+"""Verification that the files of a checkpoint exist and are unchanged since the commit.
+
+``reading`` and ``writing`` call this module. It contains no MPI.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def cache_verified(folder: Path) -> None:
-    """Record that the files in ``folder`` were just written or verified: they stay so until they change."""
+    """Record that the files in ``folder`` were just written or verified, so they need no check until they change."""
     for gone in [each for each in _verified if not each.exists()]:
         del _verified[gone]
     with contextlib.suppress(OSError):
@@ -82,10 +85,22 @@ def _file_states(folder: Path) -> _FileStates:
 def open_file(path: Path, nbytes: int) -> BinaryIO:
     """Open a file of a checkpoint for reading, and check its size.
 
+    Parameters
+    ----------
+    path : Path
+        The file.
+    nbytes : int
+        Its size in the manifest.
+
+    Returns
+    -------
+    BinaryIO
+        The file. The caller closes it.
+
     Raises
     ------
     CheckpointError
-        If it is missing, a link or not a file, or has another size.
+        If the file is missing, a link or not a regular file, or has another size.
     """
     try:
         file = open_regular(path, follow_links=False)

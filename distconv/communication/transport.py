@@ -51,6 +51,11 @@ def mpi_type(dtype: torch.dtype) -> MPI.Datatype:
     dtype : torch.dtype
         The dtype.
 
+    Returns
+    -------
+    MPI.Datatype
+        A predefined datatype of MPI.
+
     Raises
     ------
     KeyError

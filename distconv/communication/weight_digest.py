@@ -1,4 +1,4 @@
-"""Checksums of weights, piggybacked on the gradient all-reduce: replicas that diverge are found within a few steps.
+"""Checksums of weights, piggybacked on the gradient all-reduce. They find diverging replicas in a few steps.
 
 A rank that skips an update, or makes a different one, computes something else from then on, without any error.
 Therefore :mod:`.gradient_reduction` appends to each bucket of gradients the checksum payload of the bucket's weights:
@@ -55,6 +55,11 @@ def payload_length(ranks: int) -> int:
     ----------
     ranks : int
         Number of ranks over which it is summed.
+
+    Returns
+    -------
+    int
+        Twice the number of pieces of the digest.
     """
     return 2 * -(-_BITS // _piece_bits(ranks))
 

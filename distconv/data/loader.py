@@ -1,9 +1,8 @@
-"""A loader that prefetches: batches of samples as distributed tensors, each rank reads only its own.
+"""A loader that prefetches batches of samples as distributed tensors. Each rank reads only its own blocks.
 
-Order, flips, transposition and crops of the samples depend on the seed, the epoch and the sample alone, not on the
-grid. So a run gets the same values on any grid. Threads read the next batches during computation, as many as the source
-has readers. They must not call MPI: the main threads agree, at the step that a batch belongs to, whether all ranks
-could read it.
+Order, flips, transposition and crops of the samples depend only on the seed, the epoch and the sample, not on the grid.
+So a run gets the same values on any grid. Threads read the next batches during computation, as many as the source has
+readers. They must not call MPI. In the step that uses a batch, the main threads check that all ranks have read it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Batch:
 
 
 class EpochLoader(ABC):
-    """Mini-batches of samples, epoch by epoch, in an order that depends on the seed and the epoch alone.
+    """Mini-batches of samples, epoch by epoch, in an order that depends only on the seed and the epoch.
 
     The last batch of an epoch may be smaller, or is dropped.
     """
@@ -133,13 +132,41 @@ class EpochLoader(ABC):
         return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
 
     def batches(self, epoch: int, start: int = 0) -> list[tuple[int, ...]]:
-        """Return the samples of each batch of this epoch, from step ``start`` on."""
+        """Return the samples of each batch of an epoch.
+
+        Parameters
+        ----------
+        epoch : int
+            The epoch.
+        start : int
+            Number of batches to skip.
+
+        Returns
+        -------
+        list of tuple of int
+            Indices of the samples in the source, one tuple for each batch.
+        """
         order = self.order(epoch)
         return [tuple(map(int, order[i * self.batch : (i + 1) * self.batch])) for i in range(start, self.steps)]
 
     @abstractmethod
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from step ``start`` on. Collective, as is each batch."""
+        """Yield the batches of an epoch.
+
+        Collective: call on every rank, and take each batch on every rank.
+
+        Parameters
+        ----------
+        number : int
+            The epoch.
+        start : int
+            Number of batches to skip.
+
+        Yields
+        ------
+        Batch
+            The next batch.
+        """
 
 
 class Loader(EpochLoader):
@@ -279,18 +306,32 @@ class Loader(EpochLoader):
             )
 
     def _extents(self, each: Field) -> tuple[int, ...]:
-        """Those of a sample as the loader gives it."""
+        """Return the shape of a sample of a field after cropping."""
         whole = self.file.shape(each.dataset)[1:]
         return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], whole, strict=True))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from step ``start`` on. Collective, as is each batch.
+        """Yield the batches of an epoch, and read the next ones in the background.
+
+        Collective: call on every rank, and take each batch on every rank.
+
+        Parameters
+        ----------
+        number : int
+            The epoch.
+        start : int
+            Number of batches to skip.
+
+        Yields
+        ------
+        Batch
+            The next batch, with DistTensors on the loader's device.
 
         Raises
         ------
         DataError
-            On all ranks: if the file has changed since it was opened, or, in the step that a batch belongs to, if any
-            rank could not read its part.
+            On all ranks, if the file has changed since it was opened; in the step of a batch, if any rank could not
+            read its blocks of the batch.
         """
         check_same_on_all_ranks(self.grid.world, "epoch of a Loader", f"{number} from step {start} on")
         self.file.check_unchanged()

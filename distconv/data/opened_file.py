@@ -56,7 +56,7 @@ _OTHER_FORMATS = {
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """Which file a path led to, and its state: two that are equal mean that the file has not changed."""
+    """Identity and state of a file at one time. Equal objects mean that the file has not changed in between."""
 
     device: int
     inode: int
@@ -65,7 +65,7 @@ class FileIdentity:
     """Modification time in nanoseconds, or the version string of a URL."""
 
     def change(self, now: FileIdentity) -> str:
-        """Return a phrase that says how the file differs from ``now``, for "has been ..."."""
+        """Return how the file has changed until ``now``, as a phrase that follows "has been ..."."""
         if (self.device, self.inode) != (now.device, now.inode):
             return "replaced by another file"
         if self.size != now.size:
@@ -82,7 +82,7 @@ def file_identity(path: Location) -> FileIdentity:
 
 
 def open_hdf5(path: Location) -> tuple[h5py.File, FileIdentity]:
-    """Open an HDF5 file for reading, whoever else has it open and with which locking.
+    """Open an HDF5 file for reading, even if this process or another one has it open with different locking.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def open_hdf5(path: Location) -> tuple[h5py.File, FileIdentity]:
     """
     if isinstance(path, Url):
         return _open_checked(path, path.open(), {})
-    # First by the operating system, whose reasons are clearer than HDF5's. HDF5 would wait for a pipe.
+    # Open by the operating system first: its error messages are clearer than HDF5's. HDF5 would wait for a pipe.
     if path.is_dir():
         raise DataError(f"{path} is a directory, not an HDF5 file")
     open_regular(path).close()

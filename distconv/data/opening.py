@@ -101,9 +101,18 @@ def is_source_path(path: Path) -> bool:
 
 
 def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
-    """Return True if rank 0 finds such a group in the file or folder. Collective: call on every rank.
+    """Return True if rank 0 finds a group in a file or folder. Collective: call on every rank.
 
-    A file that cannot be read counts as one without the group; opening it raises the error.
+    A file that cannot be read counts as a file without the group. Opening it later raises the error.
+
+    Parameters
+    ----------
+    path : Path
+        An HDF5 file, or a folder.
+    group : str
+        Path of the group in the file, or of a folder below ``path``.
+    comm : MPI.Intracomm
+        The ranks.
     """
 
     def look() -> bool:

@@ -32,7 +32,8 @@ def check_replicas(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : Module
+        The model.
     comm : MPI.Intracomm
         The ranks that train the model.
 
@@ -63,8 +64,9 @@ def check_tensors(
         The ranks that hold the tensors.
     what : str
         The caller, with which the error begins.
-    summary : Callable[[torch.Tensor], int]
-        What is compared: :func:`distconv.communication.digest.digest` or ``checksum``, which is faster.
+    summary : callable
+        Returns the number that is compared: :func:`distconv.communication.digest.digest`, or ``checksum``, which is
+        faster.
 
     Raises
     ------
@@ -116,15 +118,20 @@ class WeightComparison:
         self._passes = {True: 0, False: 0}
 
     def step(self, model: torch.nn.Module, comm: MPI.Intracomm, *, trains: bool) -> None:
-        """Compare in every tenth pass: in training from the second on, otherwise from the first on.
+        """Count a forward pass, and compare in every tenth one. Collective: call on every rank of ``comm``.
 
-        In the second pass in training a backward pass has shown which weights are left. Otherwise all are compared.
+        In training the comparisons begin at the second pass: the first backward pass determines which weights gradient
+        reductions compare, and only the others are compared here. In evaluation they begin at the first pass, with all
+        weights.
 
         Parameters
         ----------
         model : Module
+            The model.
         comm : MPI.Intracomm
+            The ranks that hold the model.
         trains : bool
+            True for a pass in training. Otherwise the pass is an evaluation.
 
         Raises
         ------
@@ -144,16 +151,7 @@ class WeightComparison:
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Return True for a DTensor, which torch.distributed has distributed.
-
-    Parameters
-    ----------
-    tensor : Tensor
-
-    Returns
-    -------
-    bool
-    """
+    """Return True if a tensor is a DTensor of torch.distributed."""
     # DTensors only exist if their module has been imported. Importing it here would take long.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

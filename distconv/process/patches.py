@@ -69,7 +69,20 @@ def declare(owner: Any, name: str, new: Any, why: str) -> None:
 
 
 def replace(owner: Any, name: str, new: Any, why: str) -> None:
-    """Replace ``owner.name`` now; for modules that are loaded after distconv has started, such as torch's compiler."""
+    """Declare a patch and apply it now.
+
+    For modules of torch that are loaded after distconv has started, such as the compiler.
+
+    Parameters
+    ----------
+    owner, name, new, why
+        As in :func:`declare`.
+
+    Raises
+    ------
+    DistconvError
+        As :func:`declare`.
+    """
     declare(owner, name, new, why)
     setattr(owner, name, new)
 

@@ -41,10 +41,13 @@ _ANSWERS_S = 1.0
 """Seconds in which ranks must answer: their threads check for messages ten times in it."""
 
 _TURN_S, _TURNS = 0.5, 4
-"""Delay of a rank's question after the one of the rank before it, which may answer it; at most 4 delays."""
+"""Seconds by which each rank asks later than the rank before it, and the maximum number of such delays.
+
+The question of an earlier rank often covers the wait of a later one, which then does not ask.
+"""
 
 _STUCK_S = 1.0
-"""A rank that has waited this long may wait for one that has reached its end, which asks this often."""
+"""Seconds after which a wait may be for a rank that has reached its end; the interval at which that rank asks."""
 
 _OTHERS_S = 1.5
 """Seconds in which other ranks may print their own reports before the job ends."""
@@ -93,7 +96,7 @@ class waiting:
     def __enter__(self) -> None:
         self._section.__enter__()
         start()
-        # The inner one of nested waits (a sum within an agreement) counts; the outer one is restored after it.
+        # Of nested waits (an all-reduce within an agreement) the table has the inner one. The outer one is restored.
         thread = threading.get_ident()
         self._outer = waits.get(thread)
         waits[thread] = (time.monotonic(), self._describe)
@@ -161,7 +164,15 @@ def abort(code: int) -> None:
 
 
 def end_job(why: str, code: int) -> None:
-    """Print ``why`` and end the job with exit code ``code``."""
+    """Print the reason to stderr, and end the job.
+
+    Parameters
+    ----------
+    why : str
+        The reason.
+    code : int
+        Exit code of the job.
+    """
     print_to_stderr(f"distconv: {why}; ending the job")
     abort(code)
 
@@ -248,7 +259,7 @@ class StuckRankReporter:
         return stuck_ranks.current_state(current_waits(), self._group(), has_left=self.has_left)
 
     def look(self) -> None:
-        """Answer, ask, print and end the job, as the module's steps say. Called periodically by the thread."""
+        """Run the steps in the module's docstring as far as they are due. The watchdog's thread calls it regularly."""
         self._receive()
         self._sent = [request for request in self._sent if not request.Test()]
         if self._is_spared:
@@ -311,8 +322,8 @@ class StuckRankReporter:
     def _follow_others(self) -> None:
         """End the job if all ranks that are still running wait, and were found in the same waits twice.
 
-        A rank may also wait for one that this rank shares no grid with. So it counts as stuck only if the same ranks
-        ask it.
+        A rank may also wait for a rank with which this one shares no grid. So it counts as stuck only if it has
+        channels to the same ranks.
         """
         staying = {rank: state for rank, state in self._answers.items() if not state.has_left}
         stuck = len(self._answers) == len(self._peers()) and all(

@@ -1,6 +1,8 @@
-"""Transposed Jacobians of pooling.
+"""Transposed Jacobians of max and average pooling, as sparse matrices.
 
-Source: BPPSA, 3.3 and D.3 (there for windows that do not overlap; here for any).
+:func:`distconv.kernels.scan.backpropagate` takes them. The module contains no communication.
+
+Source: BPPSA, 3.3 and D.3. The paper has windows that do not overlap; here they may overlap.
 """
 
 from __future__ import annotations
@@ -65,10 +67,16 @@ def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dty
     dtype : torch.dtype
         The dtype of the result.
 
+    Returns
+    -------
+    SparseJacobian
+        Values (B, nnz), 1 at the chosen input of each output and 0 elsewhere; pattern
+        (C x H x W, C x H_out x W_out).
+
     Raises
     ------
     ShapeError
-        If the windows do not give as many outputs.
+        If ``indices`` do not have the output shape of ``windows``.
     """
     if tuple(indices.shape[-2:]) != windows.out:
         raise ShapeError(
@@ -83,7 +91,26 @@ def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dty
 def batched_avg_pool2d(
     channels: int, windows: Windows, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> SparseJacobian:
-    """Return (dy/dx)^T of the mean over ``windows``, padding included: a convolution of each channel by itself."""
+    """Return (dy/dx)^T of average pooling. The mean includes the padding.
+
+    Average pooling is a convolution of each channel with constant weights, so all samples share the Jacobian.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels C.
+    windows : Windows
+        The geometry.
+    dtype : torch.dtype
+        The dtype of the result.
+    device : torch.device or str
+        The device of the result.
+
+    Returns
+    -------
+    SparseJacobian
+        Values (1, nnz); pattern (C x H x W, C x H_out x W_out).
+    """
     height, width = windows.kernel
     weight = torch.full((channels, 1, height, width), 1 / (height * width), dtype=dtype, device=device)
     return batched_conv2d(weight, channels, windows, groups=channels)

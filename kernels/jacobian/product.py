@@ -1,6 +1,9 @@
-"""The product of sparse Jacobians: pairs of non-zeros are found once, their products computed at each iteration.
+"""Products of sparse Jacobians.
 
-Source: BPPSA, 3.3: the mapping of the operands' non-zeros to the product's is known ahead of training.
+The pairs of non-zeros are found once for two patterns. Their products are computed at each iteration.
+:mod:`distconv.kernels.scan` calls this module. It depends on patterns and values only, not on layers or ranks.
+
+Source: BPPSA, 3.3: the mapping of the operands' non-zeros to those of the product is known before training.
 """
 
 from __future__ import annotations
@@ -11,7 +14,22 @@ from .csr import Pattern, Product, SparseJacobian
 
 
 def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
-    """Return the product of each sample, (N, K) by (K, M); pairs are found at the first product of two patterns."""
+    """Return the matrix product of each sample.
+
+    The pairs of non-zeros are found at the first product of two patterns, and are kept with the left pattern.
+
+    Parameters
+    ----------
+    left : SparseJacobian
+        Pattern (N, K).
+    right : SparseJacobian
+        Pattern (K, M).
+
+    Returns
+    -------
+    SparseJacobian
+        Pattern (N, M).
+    """
     products = left.pattern.products.get(right.pattern)
     if products is None:
         products = left.pattern.products[right.pattern] = meet(left.pattern, right.pattern)
@@ -19,12 +37,34 @@ def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
 
 
 def pairs(left: Pattern, right: Pattern) -> int:
-    """Return the number of products of two non-zeros in a matrix product; half of its FLOP."""
+    """Return the number of products of two non-zeros in a matrix product, which is half of its FLOP.
+
+    Parameters
+    ----------
+    left, right : Pattern
+        Patterns (N, K) and (K, M).
+
+    Returns
+    -------
+    int
+        The number for one sample.
+    """
     return int(right.lengths[left.col].sum())
 
 
 def meet(left: Pattern, right: Pattern) -> Product:
-    """Return every pair of a non-zero (i, k) and a non-zero (k, j), sorted by (i, j)."""
+    """Return every pair of a non-zero (i, k) and a non-zero (k, j), sorted by (i, j).
+
+    Parameters
+    ----------
+    left, right : Pattern
+        Patterns (N, K) and (K, M), on one device.
+
+    Returns
+    -------
+    Product
+        The pattern (N, M) of the product, and the non-zeros of both operands in each pair.
+    """
     device = left.col.device
     counts = right.lengths[left.col]
     total = int(counts.sum())

@@ -32,6 +32,8 @@ def sweep_levels(n: int) -> tuple[int, int]:
     With the input and the identity of line 9 they are the figure's L0, L1, ...: VGG-11's 21 layers have L0-L4 upwards
     and L5-L10 downwards.
 
+    Examples
+    --------
     >>> sweep_levels(21), sweep_levels(7)
     ((4, 5), (2, 3))
     """
@@ -74,11 +76,16 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
 def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
     """Return the gradient after each element, as :func:`scan`, without the last element in products of matrices.
 
-    As in the paper: no other element waits for the last one, so its products would be wasted.
+    As in the paper: no other element depends on the last one, so products of matrices with it would be wasted.
 
     Parameters
     ----------
     gradient, level, depth
+        As in :func:`scan`.
+
+    Returns
+    -------
+    list of Tensor, or Tensor
         As in :func:`scan`.
     """
     if not len(level):
@@ -91,7 +98,7 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
 
 @dataclass
 class Tree:
-    """Levels over elements without a gradient: the up-sweep that a rank can do before its gradient arrives."""
+    """Levels over elements without a gradient: the up-sweep that a rank computes before its gradient arrives."""
 
     levels: list[Level]
 

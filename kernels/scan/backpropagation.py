@@ -1,4 +1,9 @@
-"""``backpropagate``: one gradient through a chain of transposed Jacobians."""
+"""Backpropagation of a gradient through a chain of transposed Jacobians, on one rank or over ranks.
+
+:func:`backpropagate` checks its arguments, selects a method and runs it; :func:`explain` predicts the time of each
+method. :mod:`distconv.kernels.scan` exports both. The module does not depend on the layers to which the Jacobians
+belong.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +37,39 @@ def backpropagate(
 ) -> Any:
     """Return the gradients of x_{n-1}, ..., x_0, given that of x_n and the transposed Jacobians.
 
-    Over the ranks of ``comm`` each rank passes its own part of the Jacobians, any number of them and perhaps none, and
-    gets the gradients that belong to them. The first rank has the first Jacobians and the gradient. Collective over
-    ``comm``: call on every rank. No other messages may be in flight over ``comm``: pass that of a grid, or a duplicate.
+    With ``comm`` the Jacobians are split over its ranks: each rank passes its own Jacobians, perhaps none, and gets
+    the gradients after them. The first rank has the first Jacobians and the gradient.
+
+    Collective if ``comm`` is given: call on every rank. No other messages may be in flight over ``comm``: pass the
+    communicator of a grid, or a duplicate.
 
     Arguments are not changed. A result may be the argument itself, where a Jacobian is the identity.
 
+    Source: BPPSA, Eqs. 3-5, algorithm 1.
+
     Parameters
     ----------
-    gradient
+    gradient : Tensor or None
         dl/dx_n (B, N). On ranks other than the first it is ignored and may be None.
-    jacobians
+    jacobians : Tensor or sequence of Matrix
         Transposed, the last layer's first, as in Eq. 5: (dx_n/dx_{n-1})^T, ..., (dx_1/dx_0)^T. One dense tensor
-        (n, B, N, N), or (n, 1, N, N) where all samples have the same; or a sequence of dense (B, N_in, N_out) or
+        (n, B, N, N), or (n, 1, N, N) if all samples have the same Jacobians; or a sequence of dense (B, N_in, N_out) or
         (N_in, N_out), torch CSR (N_in, N_out), :class:`~distconv.kernels.jacobian.SparseJacobian` and
         :class:`Identity`.
-    method
-        ``"linear"`` one product after another; ``"blelloch"`` Algorithm 1; ``"truncated"`` Algorithm 1 with ``depth``
-        levels of up-sweep on each rank and linear above them; ``"auto"`` the fastest one predicted by :func:`explain`.
-    sources
-        Gradients of x_{n-1}, ..., x_0 from outside of the chain, shaped like the result; in a list, None for none:
-        g_{i-1} = J_i g_i + s_{i-1}.
-    speed
-        Of this machine, for ``"auto"`` and a ``depth`` of None; by default the entry of :data:`SPEEDS` for the device.
+    method : {"auto", "linear", "blelloch", "truncated"}
+        ``"linear"`` computes one product after another; ``"blelloch"`` is Algorithm 1; ``"truncated"`` is Algorithm 1
+        with ``depth`` levels of up-sweep on each rank and the linear method above them; ``"auto"`` selects the method
+        that :func:`explain` predicts to be the fastest.
+    comm : MPI.Intracomm, optional
+        Ranks over which the Jacobians are split. Default: this rank has all of them.
+    sources : Tensor or sequence of (Tensor or None), optional
+        Gradients s of x_{n-1}, ..., x_0 from outside of the chain, shaped like the result: g_{i-1} = J_i g_i + s_{i-1}.
+        In a list, None stands for no source.
+    depth : int, optional
+        Number of levels of ``"truncated"``. Default: the predicted optimum.
+    speed : Speed, optional
+        Speed of this machine, for ``"auto"`` and for ``"truncated"`` without ``depth``. Default: the entry of
+        :data:`SPEEDS` for the device.
 
     Returns
     -------
@@ -64,11 +79,7 @@ def backpropagate(
     Raises
     ------
     ScanError
-        If the arguments do not fit each other: on every rank, before any value is sent.
-
-    References
-    ----------
-    Source: BPPSA, Eqs. 3-5, algorithm 1.
+        On every rank, before any value is sent, if the arguments do not fit each other.
     """
     if comm is not None:
         check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
@@ -93,12 +104,19 @@ def explain(
     comm: Any = None,
     speed: Speed | None = None,
 ) -> Prediction:
-    """Return the predicted time of each method for some arguments of :func:`backpropagate`; print it to read it.
+    """Return the predicted time of each method for some arguments of :func:`backpropagate`.
+
+    Collective if ``comm`` is given: call on every rank.
 
     Parameters
     ----------
     gradient, jacobians, comm, speed
         As in :func:`backpropagate`.
+
+    Returns
+    -------
+    Prediction
+        Printed, it shows the times in ms.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Checks of the arguments of a scan: Jacobians, a gradient and sources that fit each other, on all ranks."""
+"""Checks of the arguments of a scan: Jacobians, gradient and sources must fit each other on all ranks.
+
+:mod:`.backpropagation` calls :func:`build_problem` before any value is sent. So all ranks raise the same error.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,30 @@ WHERE = "backpropagate"
 
 @dataclass(frozen=True)
 class Size:
-    """Size of ``count`` transposed Jacobians (rows, cols): fraction of non-zeros, and number of samples (1: shared)."""
+    """Size of one or several transposed Jacobians of equal shape."""
 
     rows: int
     cols: int
     density: float = 1.0
+    """Fraction of non-zeros."""
     batch: int = 1
+    """Number of samples; 1 if all samples share a Jacobian."""
     count: int = 1
+    """Number of Jacobians."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A scan: shape of the gradient, dtype and device, and sizes of each rank's Jacobians (None: identity)."""
+    """Shapes of a scan over all ranks, identical on all of them."""
 
     gradient: tuple[int, int]
+    """Shape (B, N)."""
     dtype: str
+    """dtype and device type, as in ``"torch.float32 on cpu"``."""
     ranks: tuple[tuple[Size | None, ...], ...]
+    """Sizes of the Jacobians of each rank; None for the identity."""
     stacked: bool
+    """True if all Jacobians are in tensors (n, B, N, N). Otherwise at least one rank has a sequence."""
 
     @property
     def n(self) -> int:
@@ -70,7 +80,7 @@ class Problem:
 def build_problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
     """Check the arguments, and return this rank's elements and the problem of all ranks.
 
-    Collective over ``comm``, if there is one.
+    Collective if ``comm`` is given: call on every rank.
 
     Parameters
     ----------
@@ -155,7 +165,7 @@ def _build_level(gradient: torch.Tensor | None, jacobians: Any, sources: Any, fi
 
 
 def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None:
-    """Check what does not depend on other ranks."""
+    """Check this rank's arguments, apart from agreement with other ranks."""
     if gradient is None:
         if first:
             raise ScanError(f"{WHERE}: gradient is None; pass dl/dx_n (B, N)")

@@ -1,9 +1,9 @@
-"""Predicted time of each method, and the choice between them.
+"""Predicted time of each method of a scan, and the selection of the fastest one.
 
-A product takes a fixed time (a call, a kernel) and its arithmetic or its memory traffic, whichever is longer. The
-stacked products of a level are made together, those of a list one by one. Zeros of a sparse product are taken to lie
-anywhere. Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for
-matrices.
+A product takes a fixed time (a call, a kernel launch) plus the time of its arithmetic or of its memory traffic,
+whichever is longer. The products of a level are one call for a Stack and one call each for a Chain. The non-zeros of
+sparse matrices are assumed to be at random positions. A message takes alpha + bytes / beta. The prediction runs the
+code of :mod:`.algorithm` with sizes in place of matrices, so it computes and sends nothing.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ SPEEDS = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds of each method, and the number of levels of up-sweep of the truncated one."""
+    """Predicted time of each method."""
 
     times_s: dict[str, float]
+    """Seconds, by method."""
     depth: int
+    """Number of levels of the up-sweep with which the truncated method is fastest."""
 
     @property
     def method(self) -> str:
-        """The fastest method; the simplest one of several."""
+        """The fastest method; of several, the first in ``times_s``, which is the simplest."""
         return min(self.times_s, key=lambda method: self.times_s[method])
 
     def __str__(self) -> str:
@@ -65,8 +67,22 @@ class Prediction:
 
 @lru_cache(maxsize=4096)
 def predict(problem: Problem, speed: Speed) -> Prediction:
-    """Predict the time of each method for a problem, over its ranks.
+    """Predict the time of each method for a problem on all its ranks.
 
+    Parameters
+    ----------
+    problem : Problem
+        The shapes on all ranks.
+    speed : Speed
+        Speed of each rank.
+
+    Returns
+    -------
+    Prediction
+        The times until the slowest rank is finished.
+
+    Examples
+    --------
     >>> problem = Problem((1, 20), "", ((Size(20, 20, count=1000),),), stacked=True)
     >>> times = predict(problem, SPEEDS["cpu"]).times_s
     >>> times["blelloch"] < times["linear"]
@@ -164,7 +180,7 @@ class _Map:
 
 
 def _product(second: Size, first: Size) -> Size:
-    """Return the size of a product of matrices whose non-zeros are anywhere."""
+    """Return the expected size of a product of matrices whose non-zeros are at random positions."""
     density = 1 - (1 - second.density * first.density) ** second.cols
     return Size(second.rows, first.cols, density, max(second.batch, first.batch))
 

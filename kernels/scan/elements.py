@@ -1,6 +1,8 @@
-"""The elements of a scan: affine maps g -> J g + s, one by one or stacked, and the two products of a level.
+"""Elements of a scan: affine maps g -> J g + s.
 
-J is dense, sparse or the symbolic identity, which costs nothing; s is the gradient from outside of the chain, if any.
+J is dense, sparse or the symbolic identity, which takes no time; s is the gradient from outside of the chain, or None.
+A level of elements is a sequence (:class:`Chain`) or one tensor (:class:`Stack`). :mod:`.algorithm` combines
+elements without knowledge of their representation. The module contains no communication.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Matrix = torch.Tensor | SparseJacobian | Identity
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """g -> ``matrix`` g + ``shift`` (B, N_in), a shift of None being zero."""
+    """Affine map g -> ``matrix`` g + ``shift`` (B, N_in). A shift of None is zero."""
 
     matrix: Matrix
     shift: torch.Tensor | None = None
@@ -46,7 +48,20 @@ class Affine:
 
 
 def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
-    """Return J g of each sample: (B, N_out) -> (B, N_in)."""
+    """Return J g of each sample, and record the FLOP.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        J (B or 1, N_in, N_out).
+    vector : Tensor
+        g (B, N_out).
+
+    Returns
+    -------
+    Tensor
+        Shape (B, N_in); ``vector`` itself for the identity.
+    """
     if isinstance(matrix, Identity):
         return vector
     if isinstance(matrix, SparseJacobian):
@@ -59,7 +74,20 @@ def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
 
 
 def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
-    """Return ``second`` times ``first`` of each sample; dense unless both are sparse."""
+    """Return ``second`` times ``first`` of each sample, and record the FLOP.
+
+    Parameters
+    ----------
+    second : Matrix
+        Shape (B or 1, N, K).
+    first : Matrix
+        Shape (B or 1, K, M).
+
+    Returns
+    -------
+    Matrix
+        Shape (B or 1, N, M); sparse if both are sparse, the other matrix if one is the identity, otherwise dense.
+    """
     if isinstance(first, Identity):
         return second
     if isinstance(second, Identity):
@@ -109,7 +137,20 @@ class Chain:
         return out
 
     def down(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
+        """Return the vector before the first element and after each element: a level of the down-sweep.
+
+        Parameters
+        ----------
+        vector : Tensor
+            The vector before the first element (B, N).
+        above : sequence of Tensor
+            The vector after each of the len(self) // 2 pairs.
+
+        Returns
+        -------
+        list of Tensor
+            len(self) + 1 vectors.
+        """
         before = [vector, *above]
         out = [vector]
         for i, element in enumerate(self.elements):
@@ -170,7 +211,20 @@ class Stack:
         return out
 
     def down(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-        """Return ``vector`` and the vectors after each element, given those ``above`` after each pair."""
+        """Return the vector before the first element and after each element: a level of the down-sweep.
+
+        Parameters
+        ----------
+        vector : Tensor
+            The vector before the first element (B, N).
+        above : Tensor
+            The vector after each pair (m // 2, B, N).
+
+        Returns
+        -------
+        Tensor
+            Shape (m + 1, B, N).
+        """
         out = vector.new_empty(len(self) + 1, *vector.shape)
         out[0] = vector
         out[2::2] = above
@@ -188,10 +242,20 @@ Level = Chain | Stack
 def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     """Return the elements of Jacobians and sources, as a Stack for one tensor and a Chain for a sequence.
 
+    Parameters
+    ----------
+    jacobians, sources
+        As in :func:`distconv.kernels.scan.backpropagate`.
+
+    Returns
+    -------
+    Chain or Stack
+        One element for each Jacobian.
+
     Raises
     ------
     ScanError
-        If one is no matrix, or there are not as many sources.
+        If a Jacobian is not a matrix, or the number of sources differs from the number of Jacobians.
     """
     kinds = torch.Tensor if isinstance(jacobians, torch.Tensor) else (torch.Tensor, list, tuple)
     if not isinstance(jacobians, (torch.Tensor, list, tuple)) or not isinstance(sources, (type(None), kinds)):

@@ -1,8 +1,12 @@
-"""A scan over ranks: each keeps its own Jacobians, and sends one product and one vector.
+"""A scan over ranks: each rank keeps its own Jacobians.
 
-Every rank sweeps its own elements up to one, Algorithm 1 goes over these with one rank for each element of its array
-(log2 p exchanges up, as many down), and every rank sweeps down from what comes before it. The first rank of the array
-starts with the gradient; those without Jacobians stay out.
+1. Each rank reduces its own elements to their product (up-sweep). The first rank has the gradient, and its result is a
+   vector.
+2. Algorithm 1 runs over the ranks, one for each element of its array, with log2 p exchanges up and as many down. Each
+   rank then has the gradient before its own elements.
+3. Each other rank computes the gradients after its own elements (down-sweep).
+
+Ranks without Jacobians take no part, apart from the first one. :mod:`.backpropagation` calls this module.
 
 Source: BPPSA, 3.2, algorithm 1, with a rank in the place of a worker.
 """
@@ -44,7 +48,20 @@ class ScanRank:
         return self.active.index(self.comm.rank)
 
     def receive_vector(self, source: int, behind: int) -> torch.Tensor:
-        """Receive the gradient after the Jacobians at position ``behind``, from the rank at position ``source``."""
+        """Receive a gradient.
+
+        Parameters
+        ----------
+        source : int
+            Position of the rank that sends it.
+        behind : int
+            Position of the rank after whose Jacobians it is the gradient, which determines its width.
+
+        Returns
+        -------
+        Tensor
+            Shape (B, N).
+        """
         vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
         self._receive(source, [vector])
         return vector
@@ -54,7 +71,7 @@ class ScanRank:
         self._send(target, [vector.contiguous()])
 
     def send_map(self, target: int, element: Affine) -> None:
-        """Send an element: a header, then indices, values and shift, as far as it has them."""
+        """Send an element to the rank at position ``target``: a header, then its indices, values and shift, if any."""
         tensors = _tensors(element)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = _KINDS.index(type(element.matrix))
@@ -64,7 +81,7 @@ class ScanRank:
         self._send(target, [header.to(self.like.device), *tensors])
 
     def receive_map(self, source: int) -> Affine:
-        """Receive the element that :meth:`send_map` sent."""
+        """Receive the element that :meth:`send_map` of the rank at position ``source`` has sent."""
         header = self.like.new_empty(_HEADER, dtype=torch.int64)
         self._receive(source, [header])
         kind, shifted, batch, rows, cols, nnz = header.tolist()
@@ -111,7 +128,24 @@ def _tensors(element: Affine) -> list[torch.Tensor]:
 
 
 def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRank) -> Any:
-    """Return the gradient after each of this rank's elements; the ranks compute one after another. Collective."""
+    """Return the gradient after each of this rank's elements. The ranks compute one after another.
+
+    Collective: call on every active rank.
+
+    Parameters
+    ----------
+    gradient : Tensor or None
+        The gradient before the first element (B, N), on the first rank. Other ranks ignore it.
+    level : Level
+        This rank's elements.
+    seat : ScanRank
+        This rank's position and messages.
+
+    Returns
+    -------
+    list of Tensor, or Tensor
+        As in :func:`distconv.kernels.scan.algorithm.scan`.
+    """
     index = seat.index
     vector = seat.receive_vector(index - 1, index - 1) if index else gradient
     assert vector is not None
@@ -122,7 +156,22 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRan
 
 
 def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: ScanRank) -> Any:
-    """Return the gradient after each of this rank's elements, by Algorithm 1 over the ranks. Collective."""
+    """Return the gradient after each of this rank's elements, by Algorithm 1 over the ranks.
+
+    Collective: call on every active rank.
+
+    Parameters
+    ----------
+    gradient, level, seat
+        As in :func:`linear_over_ranks`.
+    depth : int or None
+        Number of levels of each rank's own up-sweep; None for all.
+
+    Returns
+    -------
+    list of Tensor, or Tensor
+        As in :func:`distconv.kernels.scan.algorithm.scan`.
+    """
     if seat.index:
         tree = Tree.over(level, depth)
         last = seat.index == len(seat.active) - 1
@@ -134,14 +183,14 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
 
 
 def _exchange(element: Any, seat: ScanRank) -> Any:
-    """Return the vector before this rank's element, by Algorithm 1; on the first rank, whose element it is, None."""
+    """Return the gradient before this rank's element, by Algorithm 1; None on the first rank, which has it already."""
     last, index = len(seat.active) - 1, seat.index
     levels = last.bit_length()
     kept: dict[int, Any] = {}
     for d in range(levels):
         set_stage("up-sweep over ranks", d)
         for left, right in _exchanging_ranks(d, last):
-            vector = left == (1 << d) - 1  # the first of a level: the gradient is in it
+            vector = left == (1 << d) - 1  # the first element of a level contains the gradient
             if index == left and isinstance(element, torch.Tensor):
                 seat.send_vector(right, element)
             elif index == left:
@@ -154,7 +203,7 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
     for d in reversed(range(levels)):
         set_stage("down-sweep over ranks", d)
         for left, right in _exchanging_ranks(d, last):
-            if left == (1 << d) - 1:  # what comes from the right is the identity
+            if left == (1 << d) - 1:  # the right rank would send the identity
                 before = kept[d] if index == right else before
             elif index == left:
                 before = seat.receive_vector(right, left - (1 << d))
@@ -167,6 +216,8 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
 def _exchanging_ranks(d: int, last: int) -> list[tuple[int, int]]:
     """Return the pairs (l, r) of lines 5 and 12.
 
+    Examples
+    --------
     >>> _exchanging_ranks(0, 4), _exchanging_ranks(1, 4), _exchanging_ranks(2, 4)
     ([(0, 1), (2, 3)], [(1, 3)], [(3, 4)])
     """

@@ -70,13 +70,13 @@ class KernelMap:
     """
 
     pairs: tuple[Pairs, ...]
-    """For each offset."""
+    """Pairs of each offset."""
     in_sites: int
     """Number of input sites."""
     out_sites: int
     """Number of output sites."""
     identity: int | None = None
-    """The offset at which each site meets itself, whose pairs are all (i, i); None if there is none."""
+    """Index of the zero offset, whose pairs are all (i, i); None if there is no such offset."""
 
     def transposed(self) -> KernelMap:
         """Return the map from output to input sites, which shares the memory of this one."""
@@ -139,6 +139,13 @@ def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
     kernel_size, padding : sequence of int
         k and p of each dimension.
 
+    Returns
+    -------
+    Offsets
+        One tuple of D numbers for each cell of the kernel.
+
+    Examples
+    --------
     >>> box_offsets((3, 2), (1, 0))
     ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (1, 1))
     """

@@ -1,4 +1,7 @@
-"""Pooling over a kernel map, and over all sites of a sample. Only active sites take part."""
+"""Pooling over the windows of a kernel map, and over all sites of a sample. Only active sites contribute.
+
+The layers of :mod:`distconv.layers.sparse` call it on local features. The module contains no communication.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,37 @@ def sparse_max_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
 
 
 def sparse_sum_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """Return the sum of the features (N_in, C) of each window, (N_out, C)."""
+    """Return the sum of the features of each window.
+
+    Parameters
+    ----------
+    features : Tensor
+        Shape (N_in, C).
+    pairs : KernelMap
+        The windows.
+
+    Returns
+    -------
+    Tensor
+        Shape (N_out, C).
+    """
     out: torch.Tensor = _Sum.apply(features, pairs)  # type: ignore[no-untyped-call]
     return out
 
 
 def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """Return the mean of the features (N_in, C) over the sites of each window, (N_out, C); 0 where there is none."""
+    """Return the mean of the features over the sites of each window; 0 for a window without sites.
+
+    Parameters
+    ----------
+    features, pairs
+        As in :func:`sparse_sum_pool`.
+
+    Returns
+    -------
+    Tensor
+        Shape (N_out, C).
+    """
     counts = torch.zeros(pairs.out_sites, dtype=torch.long, device=features.device)
     for group in pairs.groups:
         counts += group.ends.diff()
@@ -48,12 +75,40 @@ def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tenso
 
 
 def global_sum(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """Return the sum (B, C) over the sites of each sample; ``samples`` (N,) are the batch indices of the sites."""
+    """Return the sum of the features over the sites of each sample.
+
+    Parameters
+    ----------
+    features : Tensor
+        Shape (N, C).
+    samples : Tensor
+        Sample of each site, int64 (N,).
+    batch_size : int
+        Number of samples B.
+
+    Returns
+    -------
+    Tensor
+        Shape (B, C).
+    """
     return features.new_zeros(batch_size, features.shape[1]).index_add(0, samples, features)
 
 
 def global_max(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """Return the largest feature (B, C) of each sample, the first of equal ones; 0 for a sample without sites."""
+    """Return the largest feature of each sample; 0 for a sample without sites.
+
+    The gradient goes to the first of equal features.
+
+    Parameters
+    ----------
+    features, samples, batch_size
+        As in :func:`global_sum`.
+
+    Returns
+    -------
+    Tensor
+        Shape (B, C).
+    """
     sites, channels = features.shape
     index = samples[:, None].expand(-1, channels)
     x = features.detach()

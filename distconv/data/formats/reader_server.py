@@ -1,8 +1,8 @@
 """A process without MPI and torch, which reads boxes in its own child processes.
 
-``reading_processes`` runs it as a script. Importing distconv would start MPI. So ``distconv`` is an empty package here,
-below which the modules of the formats are found. Messages of the rank are trusted, since the rank started this process.
-Each message follows its length::
+``reading_processes`` runs this module as a script. Importing distconv would start MPI. So ``distconv`` is an empty
+package here, below which Python finds the modules of the formats. Messages of the rank are trusted, since the rank
+started this process. The length of each message is sent before it::
 
     start     JSON (the path of modules, and which to import), then the pickled store
     request   JSON: dataset and box
@@ -27,7 +27,14 @@ _LENGTH = struct.Struct("!Q")
 
 
 def receive_into(link: socket.socket, into: memoryview) -> bool:
-    """Fill a buffer from the socket.
+    """Fill a buffer from a socket.
+
+    Parameters
+    ----------
+    link : socket.socket
+        The connection.
+    into : memoryview
+        The buffer, of bytes.
 
     Returns
     -------
@@ -52,12 +59,28 @@ def receive_message(link: socket.socket) -> bytes | None:
 
 
 def send_message(link: socket.socket, text: bytes) -> None:
-    """Send a message, after its length."""
+    """Send a message, after its length.
+
+    Parameters
+    ----------
+    link : socket.socket
+        The connection.
+    text : bytes
+        The message.
+    """
     link.sendall(_LENGTH.pack(len(text)) + text)
 
 
 def serve(link: socket.socket, store: Any) -> None:
-    """Answer requests until the rank closes the connection."""
+    """Answer requests until the rank closes the connection. An error of a read is the answer to its request.
+
+    Parameters
+    ----------
+    link : socket.socket
+        The connection to the rank.
+    store : Store
+        Reads the boxes.
+    """
     while (request := receive_message(link)) is not None:
         name, box = json.loads(request)
         try:

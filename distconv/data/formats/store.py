@@ -80,7 +80,25 @@ class Store(ABC):
 
     @abstractmethod
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``, which is not empty; what goes wrong is the library's own error."""
+        """Return the values of a dataset in a box. :meth:`read` calls it.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        box : tuple of slice
+            One slice for each dimension, in global indices; not empty.
+
+        Returns
+        -------
+        ndarray
+            The values, in any byte order.
+
+        Raises
+        ------
+        Exception
+            Any error of the format's library, which :meth:`read` turns into a DataError.
+        """
 
     def column(self, name: str) -> list[object] | None:
         """Return a dataset with one value per sample; None if there is none."""
@@ -138,14 +156,27 @@ class Store(ABC):
 
 @dataclass
 class FunctionStore:
-    """A function that returns boxes, as reading processes use it. They must be able to import it."""
+    """A function that returns boxes, with the interface of a :class:`Store` for reading processes.
+
+    Reading processes must be able to import the function.
+    """
 
     path: Path
     """Name of the function, for errors."""
     function: Callable[[str, Slices], NDArray[Any]]
 
     def read(self, name: str, box: Slices) -> NDArray[Any]:
-        """Return the values of a dataset in ``box``.
+        """Return the values of a dataset in a box.
+
+        Parameters
+        ----------
+        name, box
+            As in :meth:`Store.read`.
+
+        Returns
+        -------
+        ndarray
+            The values.
 
         Raises
         ------
@@ -173,7 +204,22 @@ def file_identities(paths: Iterable[Location]) -> dict[Location, FileIdentity]:
 
 
 def describe_unknown_dataset(name: str, path: object, known: Iterable[str]) -> str:
-    """Return the error message for a dataset that a source does not have."""
+    """Return the error message for a dataset that a source does not have.
+
+    Parameters
+    ----------
+    name : str
+        The dataset.
+    path : object
+        Location of the source.
+    known : iterable of str
+        Datasets that the source has.
+
+    Returns
+    -------
+    str
+        The message, with a suggested fix.
+    """
     return (
         f"{path}: dataset {name!r} is not open, but {', '.join(map(repr, known))}. Name one of these, or open it too."
     )

@@ -1,4 +1,7 @@
-"""The explanation of an out-of-memory error: where, what was asked for, and what would fit."""
+"""Explanation of an out-of-memory error: the layer, the requested size, and a suggested fix.
+
+:mod:`distconv.process.endings` prints it after the traceback of a rank that fails.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,20 @@ _ASKED = re.compile(r"allocate (\d[\d.]* \w+)")
 
 
 def explain_memory_error(error: BaseException | None, trace: TracebackType | None) -> str:
-    """Return a line to print after the traceback of an out-of-memory error; "" for any other error."""
+    """Return the explanation of an out-of-memory error.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        The error.
+    trace : TracebackType or None
+        Its traceback, in which the layer is found.
+
+    Returns
+    -------
+    str
+        A line with a line end, to be printed after the traceback; "" for any other error.
+    """
     text = str(error)
     if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(t in text for t in _TEXTS))):
         return ""
