@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
     def try_on_all_ranks(self, world: Any, body: Callable[[], Any]) -> Any:
         """Call ``body``, and record its entries such that a failure in a replay raises on all ranks of ``world``.
 
-        A failure during the recording itself raises on this rank alone.
+        A failure during the recording itself raises on this rank alone: the caller agrees on it.
         """
         entries, self.recording.entries = self.recording.entries, []
         try:

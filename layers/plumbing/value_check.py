@@ -59,7 +59,11 @@ def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any
     """
     if grid.size == 1:
         return function(*args, **kwargs)
-    if recording.active is not None:
-        return recording.active.try_on_all_ranks(grid.world, lambda: function(*args, **kwargs))
     error = LinearAlgebraError if name_of(function).startswith("torch.linalg.") else NumericalError
-    return agreement.try_on_all_ranks(grid.world, lambda: function(*args, **kwargs), error)
+
+    def attempt() -> Any:
+        if recording.active is None:
+            return function(*args, **kwargs)
+        return recording.active.try_on_all_ranks(grid.world, lambda: function(*args, **kwargs))
+
+    return agreement.try_on_all_ranks(grid.world, attempt, error)

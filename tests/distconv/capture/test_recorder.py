@@ -217,6 +217,16 @@ def test_a_value_that_one_rank_reads_raises_on_all(comm):
 
 
 @pytest.mark.cpu
+def test_values_that_one_rank_cannot_compute_with_raise_on_all_while_recording(comm):
+    """Otherwise the other ranks would wait in the sum that follows."""
+    dist = dc.Distribution(grids(comm, "h")[0], (None, "h"))
+    numbers, divisor = torch.arange(12).view(2, 6), torch.ones(2, 6, dtype=torch.int64)
+    divisor[-1, -1] = 0
+    x, y = dc.scatter(numbers, dist), dc.scatter(divisor, dist)
+    raises_everywhere(comm, dc.NumericalError, "ZeroDivision", lambda: dc.capture(lambda x, y: (x // y).sum(), x, y))
+
+
+@pytest.mark.cpu
 def test_an_error_of_the_step_is_its_own_and_leaves_nothing(comm):
     grid, model, (x, t), taken = one_step(comm)
     before = left(model)
