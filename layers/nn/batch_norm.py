@@ -1,7 +1,7 @@
 """Batch normalization with statistics over samples and space.
 
-One fused all-reduce forward and one backward. :mod:`distconv.batch_norm_scope` selects the values over which statistics
-are computed. ``SyncBatchNorm`` is patched to use global statistics for distributed tensors.
+One fused all-reduce forward (two for float64) and one backward. :mod:`distconv.batch_norm_scope` selects the values
+over which statistics are computed. ``SyncBatchNorm`` is patched to use global statistics for distributed tensors.
 
 Source: Dryden et al. 2019, III-B (local statistics, and statistics aggregated over the spatial distribution of a
 sample).
@@ -191,7 +191,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> DistTensor:
-    """Compute ``F.batch_norm`` of x (N, C, ...) with one all-reduce.
+    """Compute ``F.batch_norm`` of x (N, C, ...) with statistics that are all-reduced.
 
     Parameters as in torch.
 

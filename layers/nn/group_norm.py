@@ -10,7 +10,8 @@
               [b2]  one all-reduce over the same ranks
               [b3]  dL/dx of the block
 
-Groups may cross the borders of blocks, in space and in channels.
+For float64, [f1] and [f2] are repeated with sums about the mean. Groups may cross the borders of blocks, in space and
+in channels.
 
 Source: Dryden et al. 2019, III-B (statistics aggregated over the spatial distribution of a sample).
 """
@@ -259,7 +260,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> DistTensor:
-    """Compute ``F.group_norm`` of x (N, C, ...) with one all-reduce over the ranks that share a sample.
+    """Compute ``F.group_norm`` of x (N, C, ...); sums are all-reduced over the ranks that share a group.
 
     Parameters as in torch.
     """
