@@ -86,7 +86,7 @@ def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.
 
 @implements(torch.Tensor.storage_offset, kind=OperatorKind.QUERY)
 def storage_offset(input: DistTensor) -> int:
-    """``Tensor.storage_offset`` of the global tensor."""
+    """Return ``Tensor.storage_offset`` of the global tensor, which is 0."""
     return 0
 
 
