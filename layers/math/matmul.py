@@ -33,7 +33,9 @@ class _Operand:
     shape: torch.Size
     labels: tuple[str, ...]
     dist: Distribution | None
+    """Distribution; None for a plain tensor."""
     axes: tuple[str | None, ...]
+    """Axes of ``dist``, including axes of one rank, which ``dist.split`` omits; empty for a plain tensor."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,13 @@ class _ContractionPlan:
 
     grid: ProcessGrid
     extents: dict[str, int]
+    """Global size of each label."""
     axis: dict[str, str]
+    """The grid axis that splits each label, for labels that are split."""
     boundaries: dict[str, Any]
+    """Boundaries of axes with blocks that are not balanced."""
     cyclic: dict[str, int]
+    """Block sizes of block-cyclic axes."""
 
     def adopt(self, operand: _Operand, axes: Sequence[str | None], whole: Collection[str]) -> None:
         """Adopt those of ``axes`` that split a label, if neither the label nor the axis is taken."""
@@ -322,7 +328,7 @@ def bilinear(
     labels = ([*batch, "i"], [*batch, "j"], ["o", "i", "j"])
 
     def product(*blocks: torch.Tensor) -> torch.Tensor:
-        # Not torch.bilinear, which rejects blocks without features. It is not subject to autocast; neither is this.
+        # Not torch.bilinear, which rejects blocks without features. As there, autocast does not lower the precision.
         with torch.autocast(blocks[0].device.type, enabled=False):
             return torch.einsum("...i,...j,oij->...o", *blocks)
 

@@ -2,14 +2,6 @@
 
 They do not depend on distribution: only ``sparse`` imports distconv.
 
-Examples
---------
->>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
-['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
- 'unet3d', 'vgg11', 'vgg11_bn', 'vgg16', 'vgg16_bn']
->>> MODELS["lenet5"].sample, MODELS["lenet5"].predicts
-((1, 28, 28), 'class')
-
 ::
 
     alexnet         AlexNet for CIFAR: the five convolutions of the single-column network, and one linear layer
@@ -22,6 +14,14 @@ Examples
     sparse          Networks for voxelised point clouds, sparse and as their dense equivalents on volumes
     unet            U-Nets for images and volumes of any size
     vgg             VGG-11 and VGG-16 for CIFAR, with and without batch norm
+
+Examples
+--------
+>>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
+['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
+ 'unet3d', 'vgg11', 'vgg11_bn', 'vgg16', 'vgg16_bn']
+>>> MODELS["lenet5"].sample, MODELS["lenet5"].predicts
+((1, 28, 28), 'class')
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def _block(layers: int, in_channels: int, width: int) -> nn.Sequential:
     block = nn.Sequential()
     for index in range(layers):
         first = index == 0
-        # No bias: the batch norm that follows takes it out again.
+        # No bias, because the batch norm that follows would remove it.
         block.append(
             nn.Conv2d(in_channels if first else width, width, 3, stride=2 if first else 1, padding=1, bias=False)
         )

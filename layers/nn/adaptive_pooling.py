@@ -42,15 +42,18 @@ class _Adaptive:
     outputs: int
 
     def window(self, index: int) -> Range:
+        """Return the range of inputs of output ``index``."""
         return index * self.extent // self.outputs, -(-(index + 1) * self.extent // self.outputs)
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs of the outputs ``out``; other dimensions are unchanged."""
         if dim + 2 != self.dim or out[0] >= out[1]:
             return out
         return self.window(out[0])[0], self.window(out[1] - 1)[1]
 
     @property
     def longest(self) -> int:
+        """Size of the largest window."""
         return max(stop - start for start, stop in map(self.window, range(self.outputs)))
 
 
@@ -64,10 +67,14 @@ class _Windows(NamedTuple):
     values: torch.Tensor
     positions: torch.Tensor
     lengths: torch.Tensor
+    """Number of elements of each window, (windows,)."""
     x: DistTensor
+    """The input."""
     shape: torch.Size
+    """Global shape of the result."""
 
     def result(self, y: torch.Tensor) -> DistTensor:
+        """Return the DistTensor whose block on this rank is ``y``."""
         return DistTensor(y, self.x.dist, self.shape)
 
 

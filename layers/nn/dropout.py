@@ -73,6 +73,7 @@ class _DropoutKind:
     """One of torch's dropout functions, as an operator."""
 
     function: Callable[..., torch.Tensor]
+    """The function of torch, which checks the arguments."""
     features: bool = False
     """True to drop complete channels. Otherwise single elements."""
     alpha: bool = False

@@ -58,12 +58,18 @@ class _Groups:
     """
 
     shape: tuple[int, int, int]
+    """Shape (rows, parts, elements) of the block."""
     first: int
+    """Index of the block's first part among the parts of all ranks; 0 if a group is one part."""
     size: int
+    """Parts of a group."""
     number: int
+    """Groups of a row on all ranks; rank-local groups if a group is one part."""
     count: int
+    """Elements of a group on all ranks along ``axes``."""
     grid: ProcessGrid
     axes: tuple[str, ...]
+    """Axes along which ranks share a group."""
 
     def of_parts(self, device: torch.device) -> torch.Tensor:
         """Return the group of each part."""
@@ -287,7 +293,7 @@ def instance_norm(
     result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     x = _prepared(input, weight, bias, "instance norm", F.instance_norm)
     if not use_input_stats:
-        assert running_mean is not None and running_var is not None  # else torch refuses above
+        assert running_mean is not None and running_var is not None  # result_shape rejects None.
         return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
     if running_mean is None and running_var is None:
         return _by_channel(x, x.shape[1], (weight, bias), eps)

@@ -100,6 +100,7 @@ class _Enlarged:
     linear: bool
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs of the outputs ``out``."""
         if out[0] >= out[1]:
             return (0, 0)
         factor, ghost = self.factors[dim], int(self.linear)

@@ -72,12 +72,16 @@ class _Pooling(NamedTuple):
     """One pooling on this rank: the gathered input and the shape of the result."""
 
     block: torch.Tensor
+    """The gathered input of this rank's outputs, padding included."""
     geometry: Geometry
     x: DistTensor
+    """The input."""
     out_shape: torch.Size
+    """Global shape of the result."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's block of the result."""
         return self.x.dist.local_shape(self.out_shape)
 
     def windows(self) -> torch.Tensor:
@@ -91,6 +95,7 @@ class _Pooling(NamedTuple):
         return connected_zeros(y, self.local_shape) if 0 in self.local_shape else y
 
     def result(self, y: torch.Tensor) -> DistTensor:
+        """Return the DistTensor whose block on this rank is ``y``."""
         return DistTensor(y, self.x.dist, self.out_shape)
 
 

@@ -44,6 +44,7 @@ class _Reaching:
     """Spatial size of the input."""
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs whose outputs meet the range ``out``."""
         return (0, 0) if out[0] >= out[1] else self.geometry.touched(dim, out, (0, self.extents[dim]))
 
 

@@ -410,7 +410,7 @@ def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    # autocast leaves float64 alone.
+    # autocast does not convert float64.
     return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
 
 

@@ -1,7 +1,7 @@
 """Edges of the blocks of a split dimension, and distributions made from edges.
 
 Called by operators that shape, join, slice and index tensors (``layers.tensor``) and by matrix products. Their results
-keep the input's blocks, balanced or not, wherever these exist in the result. Arithmetic, but for :func:`in_blocks`.
+keep the input's blocks, balanced or not, wherever these exist in the result. Only :func:`in_blocks` communicates.
 """
 
 from __future__ import annotations

@@ -148,5 +148,5 @@ def fastest(problem: BackwardProblem) -> Method:
         return Method.SEQUENTIAL if problem.ranks < 2 * problem.width else Method.BLELLOCH
     if prediction.scan_s < prediction.sequential_s:
         return Method.BLELLOCH
-    # cuDNN goes back by itself, but not over ranks.
+    # cuDNN computes the backward pass of one rank only.
     return Method.AUTOGRAD if problem.device.type == "cuda" and problem.ranks == 1 else Method.SEQUENTIAL

@@ -1,15 +1,5 @@
 """Sparse tensors and their layers: features at the active sites of a grid of one to four dimensions.
 
-Examples
---------
->>> import torch
->>> from torch import nn
->>> coords = torch.tensor([[0, 5, 5, 5], [0, 5, 6, 7], [1, 0, 2, 4]])
->>> x = SparseTensor(coords, torch.ones(3, 1))
->>> model = nn.Sequential(SparseConv(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), SparseConv(8, 16, 2, stride=2))
->>> model(x)
-SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=torch.float32, device=cpu)
-
 ::
 
     convolution         Convolution: strided, transposed and on submanifolds, with kernels of any shape
@@ -23,6 +13,16 @@ SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=to
     stages              Sparse networks as pipeline stages
     tensor              SparseTensor: coordinates of active sites, and their features
     windows             Checks of arguments of layers with windows: kernels, strides, offsets, inputs
+
+Examples
+--------
+>>> import torch
+>>> from torch import nn
+>>> coords = torch.tensor([[0, 5, 5, 5], [0, 5, 6, 7], [1, 0, 2, 4]])
+>>> x = SparseTensor(coords, torch.ones(3, 1))
+>>> model = nn.Sequential(SparseConv(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), SparseConv(8, 16, 2, stride=2))
+>>> model(x)
+SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=torch.float32, device=cpu)
 """
 
 from .convolution import SparseConv

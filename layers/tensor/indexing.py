@@ -32,7 +32,8 @@ def _entries(index: Any, count: int) -> list[Any]:
     entries[at : at + 1] = [ALL] * (count - named)
     further = [i for i, e in enumerate(entries) if e is Ellipsis]
     if further and count > named and any(e is not Ellipsis for e in entries[further[0] :]):
-        # In torch every ellipsis stands for as many dimensions: what follows a second one is behind the last dimension.
+        # In torch each ellipsis stands for the same number of dimensions, so entries after a second one lie beyond the
+        # last dimension.
         raise IndexError(f"x[index]: too many dimensions behind several ellipses for {count} dimensions. Write one.")
     return [e for e in entries if e is not Ellipsis]
 
