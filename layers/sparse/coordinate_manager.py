@@ -232,7 +232,7 @@ class CoordinateManager:
     def volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> torch.Tensor:
-        """Return the dense volume (B, C, *size) with features in the cells of this rank and zeros elsewhere.
+        """Return the dense volume ``(B, C, *size)`` with features in the cells of this rank and zeros elsewhere.
 
         The cells (N, 1 + D) have the edge ``stride`` and begin at ``origin``.
         """

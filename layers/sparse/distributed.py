@@ -160,7 +160,7 @@ class DistributedManager(CoordinateManager):
     def volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> DistTensor:
-        """Return the dense volume (B, C, *size) in balanced blocks over the partition's grid. Collective."""
+        """Return the dense volume ``(B, C, *size)`` in balanced blocks over the partition's grid. Collective."""
         grid, axes = self.partition.grid, COLUMNS[len(size)]
         scales = [(1, 0), *((stride, start) for start in origin)]
         ends = {}
