@@ -1,16 +1,18 @@
 """Distributed operators on DistTensor; importing this package fills the operator registry.
 
+All operators are collective: call them on every rank of the grid, in the same order.
+
 ::
 
-    math       Distributed rules for arithmetic: element by element, over dimensions, and products
-    models     Reference models. Ordinary torch modules
-    nn         Distributed rules for ``torch.nn.functional``: one module per family of layers
-    plumbing   What operators share: layouts of operands and results, needed inputs, blocks of weights
-    recurrent  Recurrent layers whose backward pass is a scan, or a compiled sweep, also split in time
-    rules      Rules for operators of a user's own: what of its input an operator needs
+    math       Operators for arithmetic: element by element, over dimensions, and products
+    models     Reference models, which are ordinary torch modules
+    nn         Operators of ``torch.nn.functional``: one module per family of layers
+    plumbing   Parts that operators share: distributions of operands and results, needed inputs, blocks of weights
+    recurrent  Recurrent layers with a backward pass by scan or by a compiled sweep, also split over time
+    rules      Rules with which users declare the input that their own operators need
     scan       ``ScanSequential``: a chain of layers whose backward pass is a scan over their transposed Jacobians
     sparse     Sparse tensors and their layers: features at the active sites of a grid of one to four dimensions
-    tensor     Distributed rules for making, shaping, indexing and asking tensors
+    tensor     Operators that create, reshape, index and query tensors
 """
 
 if __name__ != "distconv.layers":

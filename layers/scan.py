@@ -1,7 +1,8 @@
 """``ScanSequential``: a chain of layers whose backward pass is a scan over their transposed Jacobians.
 
-Forward it is ``nn.Sequential``. Backward the gradients of all activations come from
-:func:`distconv.kernels.scan.backpropagate`, and then those of the parameters, which wait for nothing else (Eq. 2).
+Forward is that of ``nn.Sequential``. In backward, the gradients of all activations come from
+:func:`distconv.kernels.scan.backpropagate`. The gradients of the parameters follow; they are independent of one another
+(Eq. 2). Tensors are local: this module does not communicate.
 
 Source: BPPSA, Eqs. 2 and 3.
 """
@@ -25,15 +26,23 @@ from distconv.kernels.scan.elements import Matrix
 
 
 class ScanSequential(nn.Sequential):
-    """``nn.Sequential`` with a backward pass by scan, ``method`` and ``depth`` as ``backpropagate`` takes them.
+    """``nn.Sequential`` with a backward pass by scan.
 
-    Takes Conv2d, Linear, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten, Identity, and Dropout that drops nothing.
-    Parameters and ``state_dict`` are those of ``nn.Sequential(*layers)``; ``ScanSequential(*model)`` shares them.
+    Supports Conv2d, Linear, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten, Identity, and Dropout with p=0. Parameters and
+    ``state_dict`` are those of ``nn.Sequential(*layers)``; ``ScanSequential(*model)`` shares them.
+
+    Parameters
+    ----------
+    *layers : nn.Module
+    method : str
+        As in :func:`distconv.kernels.scan.backpropagate`.
+    depth : int, optional
+        As in :func:`distconv.kernels.scan.backpropagate`.
 
     Raises
     ------
     UnsupportedOperation
-        If a layer, or an option of it, has no rule here.
+        If a layer, or an option of it, is not supported.
     """
 
     def __init__(self, *layers: nn.Module, method: Method = "auto", depth: int | None = None) -> None:
@@ -44,13 +53,13 @@ class ScanSequential(nn.Sequential):
                 raise UnsupportedOperation(f"ScanSequential: layer {index}, {layer}: {reason}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """X (B, ...) through all layers."""
+        """Return the output of the last layer for ``x`` (B, ...)."""
         out: torch.Tensor = _Chain.apply(x, self, *self.parameters())  # type: ignore[no-untyped-call]
         return out
 
 
 class _Chain(torch.autograd.Function):
-    """x and the parameters -> the last layer's output."""
+    """The chain as a function of x and the parameters."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, model: ScanSequential, *parameters: nn.Parameter) -> torch.Tensor:
@@ -65,11 +74,11 @@ class _Chain(torch.autograd.Function):
     @first_order_only("ScanSequential")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layers, activations = list(ctx.model), ctx.saved_tensors
-        first = 0 if ctx.needs_input_grad[0] else 1  # the first layer's own Jacobian serves the gradient of x alone
+        first = 0 if ctx.needs_input_grad[0] else 1  # Only the gradient of x needs the first layer's Jacobian.
         chain = [transposed_jacobian(layers[i], *activations[i : i + 2]) for i in reversed(range(first, len(layers)))]
         flat = gradient.flatten(1)
         scanned = backpropagate(flat, chain, ctx.model.method, depth=ctx.model.depth) if chain else []
-        outputs = [flat, *scanned]  # of the last layer's output, ..., of the first layer's (of x)
+        outputs = [flat, *scanned]  # Gradients of the last layer's output, ..., of the first layer's output (and of x).
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for i, g in enumerate(reversed(outputs[: len(layers)])):
             for parameter, value in _of_parameters(layers[i], activations[i], g.view_as(activations[i + 1])):
@@ -79,7 +88,19 @@ class _Chain(torch.autograd.Function):
 
 
 def transposed_jacobian(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Matrix:
-    """(dy/dx)^T of a layer at input ``x`` and output ``y``, (B, ...) each, as a scan takes it."""
+    """Return the transposed Jacobian (dy/dx)^T of a layer in the form that a scan requires.
+
+    Parameters
+    ----------
+    layer : nn.Module
+        A layer that :class:`ScanSequential` supports.
+    x, y : Tensor
+        Its input and its output, (B, ...) each.
+
+    Returns
+    -------
+    Matrix
+    """
     return _RULES[type(layer)](layer, x, y)
 
 
@@ -116,7 +137,7 @@ _RULES: dict[type[nn.Module], _Rule] = {
 
 
 def _refusal(layer: Any) -> str:
-    """Why a layer cannot be in the chain; empty if it can."""
+    """Return the reason why a layer is not supported; empty if it is."""
     if type(layer) not in _RULES:
         return f"it has no rule; it takes {', '.join(rule.__name__ for rule in _RULES)}"
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
@@ -131,7 +152,7 @@ def _refusal(layer: Any) -> str:
 
 
 def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-    """A layer's parameters and their gradients, from its input and the gradient of its output: Eq. 2."""
+    """Return a layer's parameters with their gradients, given its input and the gradient of its output (Eq. 2)."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     if isinstance(layer, nn.Conv2d):
         weight = conv2d_weight(x, layer.weight.shape, g, layer.stride, layer.padding, layer.dilation, layer.groups)

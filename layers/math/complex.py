@@ -1,4 +1,7 @@
-"""Complex numbers: their parts, and what makes them of these."""
+"""Complex numbers: their parts, and construction from parts.
+
+All of it is elementwise. Only the dimension of real and imaginary part is gathered, if it is split.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def _register() -> None:
 
 
 def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
-    """What is the same of all blocks."""
+    """Return a property that all blocks have in common."""
     return function(input.local)
 
 
@@ -43,7 +46,7 @@ _register()
 @implements(torch.view_as_real, kind=OperatorKind.VIEW)
 @takes_view()
 def view_as_real(input: DistTensor) -> Taken:
-    """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
+    """Compute ``torch.view_as_real``; the last dimension, of real and imaginary part, is not split."""
     shape = result_shape(torch.view_as_real, input)
     return DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
 
@@ -51,7 +54,7 @@ def view_as_real(input: DistTensor) -> Taken:
 @implements(torch.view_as_complex, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input: input.copy_(view_as_real(changed)))
 def view_as_complex(input: DistTensor) -> Taken:
-    """``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
+    """Compute ``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
     shape = result_shape(torch.view_as_complex, input)
     x = input.replicated([input.dim() - 1])
     return DistTensor(torch.view_as_complex(x.local), x.dist.with_axes(x.dist.axes[:-1]), shape), x

@@ -1,4 +1,8 @@
-"""How often values occur: each rank counts in its block, and the counts are added up."""
+"""Counts and look-ups of values.
+
+Each rank counts in its block, and the counts are summed over ranks. Look-ups are elementwise: the values that are
+searched are complete on every rank.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ _FLOATS = (torch.float32, torch.float64)
 
 @implements(torch.bincount, torch.Tensor.bincount, tensors="input weights")
 def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> DistTensor:
-    """``torch.bincount``.
+    """Compute ``torch.bincount`` as the sum of the ranks' counts. Parameters as in torch.
 
     Raises
     ------
     NoRule
-        For a plain tensor with distributed weights, and for what torch refuses.
+        For a plain tensor with distributed weights, and for arguments that torch rejects.
     NumericalError
         For a negative number.
     """
@@ -44,7 +48,7 @@ def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength
 
 @implements(torch.histc, torch.Tensor.histc)
 def histc(input: DistTensor, bins: int = 100, min: float = 0, max: float = 0) -> DistTensor:
-    """``torch.histc``.
+    """Compute ``torch.histc`` as the sum of the ranks' histograms. Parameters as in torch.
 
     Raises
     ------
@@ -71,12 +75,14 @@ def unique(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """``torch.unique`` of all elements; where each of them is among the distinct ones is split as they are.
+    """Compute ``torch.unique`` of all elements from the distinct elements of each rank.
+
+    The inverse indices are distributed as the input; the other results are replicated. Parameters as in torch.
 
     Raises
     ------
     NoRule
-        Along a dimension, and for NaN, each of which is another value.
+        Along a dimension, and for complex numbers or NaN.
     """
     if dim is not None:
         raise NoRule("unique along a dimension: leave dim out")
@@ -105,13 +111,13 @@ def unique(
 def bucketize(
     input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
 ) -> DistTensor:
-    """``torch.bucketize``: each element by itself."""
+    """Compute ``torch.bucketize`` element by element. Parameters as in torch."""
     return _looked_for(partial(torch.bucketize, out_int32=out_int32, right=right), input, boundaries)
 
 
 @implements(torch.searchsorted, tensors=None)
 def searchsorted(sorted_sequence: torch.Tensor, input: torch.Tensor, **options: Any) -> DistTensor:
-    """``torch.searchsorted`` in one sequence.
+    """Compute ``torch.searchsorted`` in one sequence, element by element. Parameters as in torch.
 
     Raises
     ------
@@ -125,12 +131,12 @@ def searchsorted(sorted_sequence: torch.Tensor, input: torch.Tensor, **options: 
 
 @implements(torch.isin, tensors=None)
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> DistTensor:
-    """``torch.isin``: each element by itself."""
+    """Compute ``torch.isin`` element by element. Parameters as in torch."""
     return _looked_for(partial(torch.isin, assume_unique=assume_unique, invert=invert), elements, test_elements)
 
 
 def _looked_for(function: Callable[..., torch.Tensor], input: Any, values: Any) -> DistTensor:
-    """``function`` of each element of ``input`` and all of ``values``, whole on every rank."""
+    """Call ``function`` on each block of ``input`` and all of ``values``, which are gathered."""
     if not isinstance(input, DistTensor):
         raise NoRule("a search of what is plain in distributed values: gather them first (dc.gather(values))")
     whole = values.gather() if isinstance(values, DistTensor) else values

@@ -1,4 +1,8 @@
-"""Largest and smallest elements and where they are, with torch's conventions for ties, NaN and gradients."""
+"""Maxima and minima with their indices, and torch's conventions for ties.
+
+The conventions also hold across ranks: NaN wins; ``amax`` and ``amin`` divide the gradient among equal elements; an
+index is that of the first of equal elements along a dimension.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,14 @@ from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 _NOWHERE = 1 << 62
-"""Index on a rank that has no candidate; larger than any index."""
+"""Index on a rank without a candidate; larger than any index."""
 
 
 def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor:
-    """Extremes of the ranks' ``values``; NaN where any has one, whatever MPI thinks of NaN."""
+    """Return the extremes of the ranks' ``values``, or NaN if any rank has NaN. Collective.
+
+    NaN is sent as a flag, because the result of MPI's MAX and MIN is not defined for NaN.
+    """
     if not fold.axes:
         return values
     comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
@@ -43,7 +50,7 @@ def _copy(values: torch.Tensor) -> torch.Tensor:
 
 
 def _worst(like: torch.Tensor, largest: bool) -> float | int:
-    """What any element of this dtype is at least as large (or as small) as."""
+    """Return the value that never wins: no element of this dtype is smaller (``largest``) or larger."""
     if like.is_floating_point():
         return -math.inf if largest else math.inf
     if like.dtype == torch.bool:
@@ -52,7 +59,7 @@ def _worst(like: torch.Tensor, largest: bool) -> float | int:
 
 
 def _of_block(local: torch.Tensor, dims: Sequence[int], largest: bool) -> torch.Tensor:
-    """Extremes of the block, dimensions kept."""
+    """Return the extremes of the block with dimensions kept."""
     if any(local.shape[d] == 0 for d in dims):
         shape = [1 if d in dims else n for d, n in enumerate(local.shape)]
         return torch.full(shape, _worst(local, largest), dtype=local.dtype, device=local.device)
@@ -60,7 +67,7 @@ def _of_block(local: torch.Tensor, dims: Sequence[int], largest: bool) -> torch.
 
 
 class _Extreme(torch.autograd.Function):
-    """Extremes over several ranks; equal ones share the gradient evenly, on whatever ranks they are."""
+    """Extremes over several ranks. Equal elements, on any rank, get equal parts of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, unknown: bool) -> torch.Tensor:
@@ -81,7 +88,7 @@ class _Extreme(torch.autograd.Function):
 
 @numpy_names
 def _extreme(function: Any, largest: bool, input: DistTensor, dim: Dims = (), keepdim: bool = False) -> DistTensor:
-    """``torch.amax`` or ``amin``."""
+    """Compute ``torch.amax`` or ``amin``."""
     result_shape(function, input, dim, keepdim)
     fold = folding(input, dim, keepdim)
     if not fold.axes:
@@ -91,7 +98,10 @@ def _extreme(function: Any, largest: bool, input: DistTensor, dim: Dims = (), ke
 
 
 def _of_everything(function: Any, largest: bool, input: DistTensor) -> DistTensor:
-    """``torch.max`` or ``min`` without a dimension: unlike ``amax`` it lets NaN elements share the gradient."""
+    """Compute ``torch.max`` or ``min`` without a dimension.
+
+    Unlike ``amax``, it divides the gradient among NaN elements.
+    """
     result_shape(function, input)
     fold = folding(input, None)
     if not fold.axes:
@@ -107,7 +117,7 @@ implements(torch.amin, torch.Tensor.amin)(amin)
 
 @implements(torch.aminmax, torch.Tensor.aminmax)
 def aminmax(input: DistTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    """``torch.aminmax``."""
+    """Compute ``torch.aminmax`` by two reductions. Parameters as in torch."""
     over = () if dim is None else dim
     return torch.return_types.aminmax((amin(input, over, keepdim), amax(input, over, keepdim)))
 
@@ -116,7 +126,10 @@ def aminmax(input: DistTensor, *, dim: int | None = None, keepdim: bool = False)
 
 
 def _along(function: Any, largest: bool, input: DistTensor, dim: int, keepdim: bool) -> tuple[DistTensor, DistTensor]:
-    """Extremes along ``dim`` and the first global index of each; the gradient goes to that element."""
+    """Return extremes along ``dim`` and the first global index of each. Collective.
+
+    The gradient of an extreme goes to the element of that index.
+    """
     fold = folding(input, dim, keepdim)
     if not fold.axes:
         values, index = function(input.local, dim, keepdim)
@@ -127,7 +140,7 @@ def _along(function: Any, largest: bool, input: DistTensor, dim: int, keepdim: b
         best, place = function(local.detach(), at, True)
         candidate = positions(input, at)[place]
     else:
-        # One element to point to, which nobody chooses; it keeps this rank in the graph.
+        # An element that no output takes. It connects this rank to the graph.
         best = _of_block(local, (at,), largest).detach()
         place = torch.zeros(best.shape, dtype=torch.int64, device=local.device)
         candidate = place + _NOWHERE
@@ -146,7 +159,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @numpy_names
 def _max(function: Any, other: Any, largest: bool, input: torch.Tensor, *args: Any, **named: Any) -> Any:
-    """``torch.max`` or ``min``: of everything, along a dimension with indices, or of two tensors."""
+    """Compute ``torch.max`` or ``min``: of all elements, along a dimension with indices, or of two tensors."""
     operands = [*args, *named.values()]
     if operands and isinstance(operands[0], torch.Tensor):
         return pointwise(other, input, operands[0])
@@ -173,7 +186,7 @@ def _values(function: Any, *args: Any) -> torch.Tensor:
 
 @numpy_names
 def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``torch.argmax`` or ``argmin``: the first of equal ones, counted in the whole tensor if no ``dim`` is given."""
+    """Compute ``torch.argmax`` or ``argmin``: the first of equal elements; without ``dim`` the flat index."""
     result_shape(function, input, *args, **named)
     if input.dtype == torch.bool:
         check_as_torch(function, input)

@@ -1,9 +1,12 @@
-"""``torch.fft``: dimensions are transformed where they are whole, all at once if they can be, else one after the other.
+"""Fourier transforms along split dimensions.
 
-An axis that splits a dimension moves to another one while that is transformed (``Distribution.transposed``), so that
-each rank transforms its share of the lines. A spectrum stays where this has left it, and the inverse, which begins best
-there, brings the axes back to the dimensions that it transforms: a spectral convolution moves half of what it would if
-each transform came home.
+An axis that splits a dimension moves to another dimension for the transform of the first one
+(``Distribution.transposed``), so each rank transforms its part of the lines. Dimensions are transformed together if
+all of them can be complete at once, otherwise one after the other.
+
+A spectrum keeps the distribution that the last step has left. The inverse starts from it, and moves the axes back to
+the dimensions that it transforms. So a spectral convolution moves half of the data that it would move if each transform
+restored the distribution of its input.
 
 Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
 """
@@ -28,16 +31,24 @@ Transform = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class _TransformKind:
-    """A transform of several dimensions, and what it is of each: complex but in the last one, which may be real."""
+    """A transform of several dimensions, and the transforms of single dimensions of which it consists.
+
+    All dimensions have a complex transform except for the last one, which may be real.
+    """
 
     whole: Transform
+    """The transform of all dimensions at once."""
     each: Transform
+    """The transform of each dimension but the last."""
     last: Transform
+    """The transform of the last dimension."""
     last_comes_first: bool = False
+    """True if the last dimension is transformed first, since its input is real. Otherwise it is transformed last."""
     inverse: bool = False
+    """True to move axes back to the transformed dimensions. Otherwise the result keeps the last distribution."""
 
     def steps(self, x: DistTensor, dims: Sequence[int]) -> list[tuple[Transform, list[int]]]:
-        """Which places in ``dims`` are transformed together, and by what."""
+        """Return the transforms in order, each with the positions in ``dims`` that it transforms together."""
         places = list(range(len(dims)))
         if len(dims) == 1 or _at_once(x, dims):
             return [(self.whole, places)]
@@ -50,6 +61,7 @@ class _TransformKind:
 
 _FFT = torch.fft
 _SPACE = ("d", "h", "w")
+"""Axes that split spatial dimensions by default."""
 _KINDS = {
     "fft": _TransformKind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
     "ifft": _TransformKind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
@@ -61,11 +73,12 @@ _KINDS = {
 
 
 def _at_once(x: DistTensor, dims: Sequence[int]) -> bool:
-    """Return True if all ``dims`` can be made whole with no two ranks transforming the same lines."""
+    """Return True if all ``dims`` can be complete without two ranks transforming the same lines."""
     return len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes)
 
 
 def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int], norm: str | None) -> DistTensor:
+    """Transform ``dims``, which are made complete first. Collective."""
     x = transposed(x, dims)
     options = (tuple(sizes), tuple(dims), norm)
     shape = result_shape(function, x, *options)
@@ -76,7 +89,7 @@ def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int]
 def _transformed(
     kind: _TransformKind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any
 ) -> DistTensor:
-    """The transform of ``dims`` to ``sizes`` elements; -1 leaves the extent as it is."""
+    """Transform ``dims`` to ``sizes`` elements; -1 leaves a size unchanged. Collective."""
     home, shape = x.dist, x.shape
     dims = [d % x.dim() for d in dims]
     for function, places in kind.steps(x, dims):
@@ -87,9 +100,10 @@ def _transformed(
 
 
 def _brought_back(x: DistTensor, dims: Sequence[int]) -> Distribution:
-    """The layout of ``x`` with axes in ``dims`` again that a transform of these has moved to another dimension.
+    """Return the distribution of ``x`` with axes moved back to ``dims``.
 
-    They are those of space, and of two dimensions the first is the height.
+    These are axes of space that a transform had moved to other dimensions. The last of ``dims`` gets ``w``, the one
+    before it ``h``, and so on.
     """
     axes = list(x.dist.split)
     own = dict(zip(sorted(dims)[::-1], _SPACE[::-1], strict=False))
@@ -105,7 +119,7 @@ def _brought_back(x: DistTensor, dims: Sequence[int]) -> Distribution:
 def _one(
     kind: _TransformKind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None
 ) -> Any:
-    """Along one dimension."""
+    """Transform one dimension."""
     result_shape(function, input, n, dim, norm)
     return _transformed(kind, input, [dim], [-1 if n is None else n], norm)
 
@@ -113,7 +127,7 @@ def _one(
 def _many(
     kind: _TransformKind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
 ) -> Any:
-    """Along several."""
+    """Transform several dimensions."""
     dim = default if dim == () else dim
     result_shape(function, input, s, dim, norm)
     if dim is None:
@@ -133,7 +147,7 @@ for _name, _kind in _KINDS.items():
 
 
 def _shifted(sign: int, input: DistTensor, dim: int | Sequence[int] | None = None) -> torch.Tensor:
-    """``fftshift`` or its inverse: a roll by half of each extent."""
+    """Compute ``fftshift`` or its inverse: a roll by half of each size."""
     dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     return torch.roll(input, [sign * (input.shape[d] // 2) for d in dims], list(dims))
 

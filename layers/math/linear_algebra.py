@@ -1,7 +1,7 @@
-"""Functions of the last dimensions: matrices in a batch and signals; each rank computes those of its part of the batch.
+"""Functions of matrices or signals in a batch that is split over ranks.
 
-A split of the last dimensions moves to the batch first. Without a batch of at least as many as there are ranks a
-function is computed replicated, with a warning.
+Each rank computes the matrices of its part of the batch. A split of the last dimensions moves to the batch first. If
+the batch has fewer matrices than there are ranks, the function is computed replicated, with a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distconv.tensor import DistTensor
 def batched(
     function: Callable[..., Any], operands: Sequence[torch.Tensor], own: Sequence[int], *args: Any, **named: Any
 ) -> Any:
-    """Return ``function(*operands, *args, **named)``, each rank computing a part of the batch.
+    """Call a function with each rank computing its part of the batch.
 
     Parameters
     ----------
@@ -37,6 +37,13 @@ def batched(
         Tensors whose batches broadcast.
     own : sequence of int
         Number of last dimensions of each operand that belong to one call.
+    *args, **named
+        Further arguments of ``function``. Each rank gets their tensors in full.
+
+    Returns
+    -------
+    object
+        The result of ``function`` with each tensor as a DistTensor.
 
     Raises
     ------
@@ -91,7 +98,7 @@ def batched(
         rest = y.shape[len(batch) :]
         y = connected_zeros(y, (*block_batch, *rest)) if 0 in block_batch else y
         result = DistTensor(y, layout(first.grid, [*axes, *(None,) * len(rest)], *edges), torch.Size((*batch, *rest)))
-        # As in called_along: what has the shape of an operand is split as that is.
+        # As in called_along, a result with the shape of an operand is split as this operand is.
         same = (t.dist for t in operands if isinstance(t, DistTensor) and t.shape == result.shape)
         return result.redistribute(next(same, result.dist))
 
@@ -99,9 +106,9 @@ def batched(
 
 
 def _with_one(block: torch.Tensor, dims: int) -> torch.Tensor:
-    """Return ``block``, whose first ``dims`` are the batch, with one regular matrix or signal if it has none.
+    """Return ``block``, or one regular matrix or signal if its first ``dims`` dimensions, the batch, are empty.
 
-    A rank without matrices computes as the others do, so that its graph is theirs.
+    A rank without matrices computes one, so that its graph is that of the other ranks.
     """
     if 0 not in block.shape[:dims]:
         return block
@@ -115,7 +122,7 @@ def _with_one(block: torch.Tensor, dims: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Batched:
-    """A function of operands that are named as torch does, and the number of last dimensions of each."""
+    """A function as an operator: the names of its operands in torch, and the number of last dimensions of each."""
 
     function: Callable[..., Any]
     names: tuple[str, ...]
@@ -172,6 +179,7 @@ def _register() -> None:
 
 
 def _serve(homes: Sequence[Any], name: str, own: dict[str, int]) -> None:
+    """Register the function ``name`` of ``homes``; ``own`` has the last dimensions of each operand by its name."""
     functions = {getattr(home, name) for home in homes}
     implements(*functions, order=StridePolicy.NEW, tensors=None, passes=None)(
         _Batched(getattr(homes[0], name), tuple(own), tuple(own.values()))
@@ -193,7 +201,10 @@ def matrix_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.linalg.matrix_norm``: the Frobenius norm as one of vectors, others of whole matrices."""
+    """Compute ``torch.linalg.matrix_norm``: the Frobenius norm as a vector norm, others of complete matrices.
+
+    Parameters as in torch.
+    """
     result_shape(torch.linalg.matrix_norm, A, ord, dim, keepdim, dtype=dtype)
     if ord == "fro":
         frobenius: torch.Tensor = torch.linalg.vector_norm(A, 2, dim, keepdim, dtype=dtype)
@@ -211,7 +222,7 @@ def matrix_norm(
 def _quantile(
     function: Callable[..., Any], input: DistTensor, q: Any, dim: Any = None, keepdim: bool = False, **named: Any
 ) -> DistTensor:
-    """``torch.quantile`` or ``nanquantile`` along ``dim``."""
+    """Compute ``torch.quantile`` or ``nanquantile`` along ``dim``."""
     result = result_shape(function, input, q, dim, keepdim, **named)
     if dim is None or isinstance(q, DistTensor):
         raise NoRule(f"{function.__name__} without dim=, or with distributed quantiles: flatten(1) and pass dim=1")
@@ -235,7 +246,7 @@ for _name in ("quantile", "nanquantile"):
 
 @implements(torch.linalg.cross, torch.cross, torch.Tensor.cross, tensors="input other")
 def cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
-    """``torch.linalg.cross``."""
+    """Compute ``torch.linalg.cross`` with each rank computing its part of the batch. Parameters as in torch."""
     result_shape(torch.linalg.cross, input, other, dim=dim)
     shape = torch.broadcast_shapes(input.shape, other.shape)
     both = [t.expand(shape).movedim(dim, -1) for t in (input, other)]
@@ -244,6 +255,7 @@ def cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.T
 
 
 def _put_back(view: DistTensor, input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    """Write a changed copy of a diagonal to ``input``. Collective."""
     whole = input.replicated([dim1 % input.dim(), dim2 % input.dim()])
     changed = DistTensor(whole.local.clone(), whole.dist, whole.shape)
     block = changed.local.diagonal(offset, dim1, dim2)
@@ -252,6 +264,7 @@ def _put_back(view: DistTensor, input: DistTensor, offset: int = 0, dim1: int = 
 
 
 def _without_both(x: DistTensor, dim1: int, dim2: int) -> list[str | None]:
+    """Return the axes of a diagonal of ``x``: those of the other dimensions, and None."""
     gone = (dim1 % x.dim(), dim2 % x.dim())
     return [*(axis for d, axis in enumerate(x.dist.axes) if d not in gone), None]
 
@@ -259,7 +272,10 @@ def _without_both(x: DistTensor, dim1: int, dim2: int) -> list[str | None]:
 @implements(torch.diagonal, torch.Tensor.diagonal, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 @takes_view(_put_back)
 def diagonal(input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Taken:
-    """``torch.diagonal``: other dimensions keep their splits."""
+    """Compute ``torch.diagonal`` with both dimensions gathered; other dimensions stay split.
+
+    Parameters as in torch.
+    """
     shape = result_shape(torch.diagonal, input, offset, dim1, dim2)
     x = input.replicated([dim1 % input.dim(), dim2 % input.dim()])
     dist = x.dist.with_axes(_without_both(x, dim1, dim2))
@@ -268,6 +284,6 @@ def diagonal(input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -
 
 @implements(torch.linalg.diagonal, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def linalg_diagonal(A: DistTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> DistTensor:
-    """``torch.linalg.diagonal``."""
+    """Compute ``torch.linalg.diagonal`` as :func:`diagonal`. Parameters as in torch."""
     view: DistTensor = diagonal(A, offset, dim1, dim2)
     return view

@@ -1,7 +1,9 @@
-"""Matrix products and their like: operands are aligned label by label, as ``torch.einsum`` names dimensions.
+"""Matrix products and other contractions.
 
-A dimension that appears in the result keeps its split. Where a split dimension is summed away each rank sums over its
-part, and the ranks then add up. What is whole over an axis that splits the work gets its gradient summed there.
+Dimensions have labels, as in ``torch.einsum``, and operands are aligned by label (:func:`contract`). A label that
+appears in the result keeps its split. If a label that is summed is split, each rank sums over its part, and the partial
+sums are all-reduced. An operand that is replicated over an axis that splits the work gets its gradient all-reduced over
+this axis. Norms, attention and recurrent layers call this module.
 """
 
 from __future__ import annotations
@@ -26,26 +28,32 @@ from distconv.tensor import DistTensor
 
 @dataclass(frozen=True)
 class _Operand:
-    """Shape, labels and layout of a tensor; a plain one has none."""
+    """Shape, labels and distribution of an operand; ``dist`` is None for a plain tensor."""
 
     shape: torch.Size
     labels: tuple[str, ...]
     dist: Distribution | None
+    """Distribution; None for a plain tensor."""
     axes: tuple[str | None, ...]
+    """Axes of ``dist``, including axes of one rank, which ``dist.split`` omits; empty for a plain tensor."""
 
 
 @dataclass(frozen=True)
 class _ContractionPlan:
-    """Which grid axis splits which label, and what follows from that."""
+    """The grid axis that splits each label, with the boundaries of its blocks."""
 
     grid: ProcessGrid
     extents: dict[str, int]
+    """Global size of each label."""
     axis: dict[str, str]
+    """The grid axis that splits each label, for labels that are split."""
     boundaries: dict[str, Any]
+    """Boundaries of axes with blocks that are not balanced."""
     cyclic: dict[str, int]
+    """Block sizes of block-cyclic axes."""
 
     def adopt(self, operand: _Operand, axes: Sequence[str | None], whole: Collection[str]) -> None:
-        """Take over those of ``axes`` that split a label for which neither it nor the axis is taken."""
+        """Adopt those of ``axes`` that split a label, if neither the label nor the axis is taken."""
         assert operand.dist is not None
         for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
             if axis is None or label in whole or label in self.axis or axis in self.axis.values():
@@ -58,11 +66,11 @@ class _ContractionPlan:
                     self.cyclic.update(cyclic)
 
     def _splits(self, labels: Sequence[str], label: str, n: int) -> bool:
-        """Not where a tensor broadcasts, nor on a diagonal."""
+        """Return True if a dimension can be split by its label: it neither broadcasts nor is on a diagonal."""
         return n == self.extents[label] and labels.count(label) == 1
 
     def layout(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
-        """Layout of a tensor with these labels."""
+        """Return the distribution of a tensor with these labels."""
         pairs = zip(labels, shape, strict=True)
         axes = [self.axis.get(label) if self._splits(labels, label, n) else None for label, n in pairs]
         return layout(self.grid, axes, self.boundaries, self.cyclic)
@@ -72,14 +80,18 @@ class _ContractionPlan:
 def _work(
     first: Distribution, operands: tuple[_Operand, ...], out: tuple[str, ...], shape: torch.Size, whole: frozenset[str]
 ) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
-    """Per operand its layout and the axes along which it is whole in split work; and how the results are summed."""
+    """Plan a contraction.
+
+    For each operand, return its distribution and the axes that split the work but not the operand. Also return the
+    reduction of the result.
+    """
     placed = [o for o in operands if o.dist is not None]
     extents: dict[str, int] = {}
     for operand in operands:
         for label, n in zip(operand.labels, operand.shape, strict=True):
             extents[label] = n if extents.get(label, 1) == 1 else extents[label]
     work = _ContractionPlan(first.grid, extents, {}, {}, {})
-    # What is really split comes first; axes of one part are but names.
+    # Axes that split a dimension come first. An axis of one rank does not split anything.
     for operand in placed:
         assert operand.dist is not None
         work.adopt(operand, operand.dist.split, whole)
@@ -101,9 +113,28 @@ def contract(
     shape: torch.Size,
     whole: Collection[str] = (),
 ) -> DistTensor:
-    """``function(*operands)``, a sum of products over the labels that are not in ``out``; ``whole`` are not split.
+    """Call a function that is a sum of products over labels.
 
-    ``labels`` name the dimensions of each operand, and ``out`` those of the result.
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    function : callable
+        Takes blocks of the operands, and returns the sum over their labels that are not in ``out``.
+    operands : sequence of Tensor
+        At least one is a DistTensor.
+    labels : sequence of sequence of str
+        The label of each dimension of each operand.
+    out : sequence of str
+        The label of each dimension of the result.
+    shape : torch.Size
+        Global shape of the result.
+    whole : collection of str
+        Labels that must not be split.
+
+    Returns
+    -------
+    DistTensor
     """
     described = []
     for tensor, names in zip(operands, labels, strict=True):
@@ -116,7 +147,20 @@ def contract(
 
 
 def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
-    """Labels of the dimensions before the last ``own``; tensors share them counted from behind."""
+    """Return labels for the batch dimensions of an operand.
+
+    They are counted from the last one, so operands whose batches broadcast have equal labels.
+
+    Parameters
+    ----------
+    tensor : Tensor
+    own : int
+        Number of last dimensions that are not part of the batch.
+
+    Returns
+    -------
+    list of str
+    """
     return [f"batch {i}" for i in range(tensor.dim() - own, 0, -1)]
 
 
@@ -130,12 +174,12 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     passes=None,
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """``torch.matmul``."""
+    """Compute ``torch.matmul`` as a contraction. Parameters as in torch."""
     return _multiplied(torch.matmul, input, other)
 
 
 def _multiplied(function: Callable[..., torch.Tensor], input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """``torch.matmul`` or one of its kin; under ``torch.autocast`` not all of them compute in half precision."""
+    """Compute ``torch.matmul`` or a variant; under ``torch.autocast`` not all of these compute in half precision."""
     check_dtypes(function, input, other)
     shape = result_shape(function, input, other)
     left = [*batch_labels(input, 2), "m", "k"] if input.dim() > 1 else ["k"]
@@ -146,7 +190,7 @@ def _multiplied(function: Callable[..., torch.Tensor], input: torch.Tensor, othe
 
 
 def _by_name(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """``operator``, whose tensors may also be given by torch's ``names`` for them."""
+    """Return ``operator`` such that its tensors may also be passed by torch's ``names`` for them."""
 
     def call(*given: Any, **named: Any) -> Any:
         tensors = [*given, *(named.pop(name) for name in names[len(given) :] if name in named)]
@@ -164,13 +208,13 @@ for _name, _second in (("mm", "mat2"), ("bmm", "mat2"), ("mv", "vec"), ("dot", "
 
 @implements(torch.Tensor.__rmatmul__, order=StridePolicy.NEW, tensors=None, passes=None)
 def rmatmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """``other @ input``."""
+    """Compute ``other @ input``. Parameters as in torch."""
     return matmul(other, input)
 
 
 @implements(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger, tensors=None)
 def outer(input: torch.Tensor, vec2: torch.Tensor) -> DistTensor:
-    """``torch.outer``."""
+    """Compute ``torch.outer`` as a contraction. Parameters as in torch."""
     shape = result_shape(torch.outer, input, vec2)
     return contract(torch.outer, (input, vec2), (["m"], ["n"]), ["m", "n"], shape)
 
@@ -185,7 +229,7 @@ def _plus(
     beta: float = 1,
     alpha: float = 1,
 ) -> torch.Tensor:
-    """``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, NaN and all."""
+    """Compute ``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, even NaN."""
     result_shape(function, input, first, second, beta=beta, alpha=alpha)
     result: torch.Tensor = product(first, second)
     if isinstance(input, DistTensor):
@@ -194,7 +238,7 @@ def _plus(
         input = input.to(result.dtype)
     result = result if alpha == 1 else result * alpha
     if beta == 0:
-        # Nothing is left of it, not even its NaN; but it has a gradient.
+        # The values of input do not matter, not even NaN, but its gradient must be zero instead of None.
         return result + input.masked_fill(input.new_ones((), dtype=torch.bool), 0)
     return result + (input if beta == 1 else input * beta)
 
@@ -214,20 +258,20 @@ for _name, _product, _operands in (
 
 @implements(torch.vdot, torch.Tensor.vdot, tensors=None)
 def vdot(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """``torch.vdot``."""
+    """Compute ``torch.vdot`` as a contraction. Parameters as in torch."""
     return matmul(input.conj(), other)
 
 
 @implements(torch.linalg.vecdot, tensors="x y")
 def vecdot(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
-    """``torch.linalg.vecdot``."""
+    """Compute ``torch.linalg.vecdot`` as an elementwise product and a sum. Parameters as in torch."""
     result_shape(torch.linalg.vecdot, x, y, dim=dim)
     return (x.conj() * y).sum(dim)
 
 
 @implements(torch.einsum, order=StridePolicy.NEW, tensors=None, passes=None)
 def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
-    """``torch.einsum``."""
+    """Compute ``torch.einsum`` as a contraction. Parameters as in torch."""
     shape = result_shape(torch.einsum, equation, *operands)
     given, arrow, wanted = equation.replace(" ", "").partition("->")
     terms = given.split(",")
@@ -242,18 +286,19 @@ def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
 
 
 def _of_dots(name: str) -> bool:
+    """Return True if the label stands for a dimension of ``...``."""
     return name.startswith(".")
 
 
 def _spelled(term: str, count: int) -> list[str]:
-    """Labels of a term, of which ``...`` stands for ``count``."""
+    """Return the labels of a term in which ``...`` stands for ``count`` dimensions."""
     before, dots, after = term.partition("...")
     return [*before, *(f".{i}" for i in range(count if dots else 0, 0, -1)), *after]
 
 
 @implements(torch.tensordot, order=StridePolicy.NEW, tensors=None, passes=None)
 def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
-    """``torch.tensordot``.
+    """Compute ``torch.tensordot`` as a contraction. Parameters as in torch.
 
     Raises
     ------
@@ -277,13 +322,13 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
 def bilinear(
     input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``F.bilinear``."""
+    """Compute ``F.bilinear`` as a contraction. Parameters as in torch."""
     shape = result_shape(F.bilinear, input1, input2, weight, bias)
     batch = batch_labels(input1, 1)
     labels = ([*batch, "i"], [*batch, "j"], ["o", "i", "j"])
 
     def product(*blocks: torch.Tensor) -> torch.Tensor:
-        # Not by torch's bilinear, which refuses blocks without features, but in the precision that it has.
+        # Not torch.bilinear, which rejects blocks without features. As there, autocast does not lower the precision.
         with torch.autocast(blocks[0].device.type, enabled=False):
             return torch.einsum("...i,...j,oij->...o", *blocks)
 

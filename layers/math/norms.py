@@ -1,4 +1,7 @@
-"""Norms and similarities along dimensions, split ones included."""
+"""Norms and similarities along dimensions, also split ones.
+
+A norm over a split dimension is the norm of the norms of the blocks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def vector_norm(
     dtype: torch.dtype | None = None,
     out: None = None,
 ) -> torch.Tensor:
-    """``torch.linalg.vector_norm``: the norm of the norms of the blocks."""
+    """Compute ``torch.linalg.vector_norm`` as the norm of the norms of the blocks. Parameters as in torch."""
     _no_out(out)
     result_shape(torch.linalg.vector_norm, x, ord, dim, keepdim, dtype=dtype)
     dtype = dtype or dtype_of(torch.linalg.vector_norm, x)
@@ -50,7 +53,10 @@ def vector_norm(
 
 
 def _with_something(block: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """``block`` with one element in each of ``dims`` where it has none: infinity, which no negative order counts."""
+    """Return ``block`` with one element, infinity, in each of ``dims`` where it has none.
+
+    Infinity adds nothing to a norm of negative order, and torch rejects an empty dimension.
+    """
     around = [n for d in range(block.dim())[::-1] for n in (0, int(d in dims and not block.shape[d]))]
     return F.pad(block, around, value=math.inf) if any(around) else block
 
@@ -69,7 +75,7 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.norm`` as a norm of vectors, and the nuclear norm."""
+    """Compute ``torch.norm`` as a vector norm or as the nuclear norm. Parameters as in torch."""
     _no_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
     if p == "nuc":
@@ -90,7 +96,7 @@ def linalg_norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.linalg.norm`` as a norm of vectors or of matrices."""
+    """Compute ``torch.linalg.norm`` as a norm of vectors or of matrices. Parameters as in torch."""
     _no_out(out)
     result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
     matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2
@@ -103,21 +109,24 @@ def linalg_norm(
 
 @implements(F.normalize)
 def normalize(input: DistTensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
-    """``F.normalize``; torch's own body expands the norms before it divides, and so would gather a split ``dim``."""
+    """Compute ``F.normalize`` without gathering a split ``dim``.
+
+    torch's implementation expands the norms before it divides, and would gather ``dim``. Parameters as in torch.
+    """
     _no_out(out)
     return input.div(norm(input, p, dim, keepdim=True).clamp_min(eps))
 
 
 @implements(F.cosine_similarity, torch.cosine_similarity, tensors="x1 x2")
 def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
-    """``F.cosine_similarity``."""
+    """Compute ``F.cosine_similarity`` from vector norms and a sum. Parameters as in torch."""
     result_shape(F.cosine_similarity, x1, x2, dim, eps)
     shape = broadcast_shape((x1.shape, x2.shape))
     units: list[torch.Tensor] = []
     for operand in (x1, x2):
         whole = operand.expand(shape)
         length = torch.linalg.vector_norm(whole, 2, dim, keepdim=True).clone()
-        with torch.no_grad():  # as in torch: the gradient knows nothing of eps
+        with torch.no_grad():  # As in torch, the gradient ignores eps.
             length.clamp_min_(eps)
         units.append(whole / length)
     product: torch.Tensor = torch.mul(units[0], units[1])
@@ -128,7 +137,7 @@ def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: flo
 def pairwise_distance(
     x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> torch.Tensor:
-    """``F.pairwise_distance``."""
+    """Compute ``F.pairwise_distance`` as a vector norm. Parameters as in torch."""
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
     return length
@@ -136,7 +145,7 @@ def pairwise_distance(
 
 @implements(torch.dist, torch.Tensor.dist, tensors="input other")
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
-    """``torch.dist``."""
+    """Compute ``torch.dist`` as a vector norm. Parameters as in torch."""
     length: torch.Tensor = torch.linalg.vector_norm(input - other, p)
     return length
 
@@ -144,15 +153,18 @@ def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor
 _MM = "use_mm_for_euclid_dist"
 
 _FEW_POINTS = 25
-"""Up to so many torch does not take distances from products."""
+"""Number of points up to which torch does not compute distances from products by default."""
 
 
 @implements(torch.cdist, tensors="x1 x2", passes=None)
 def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = f"{_MM}_if_necessary") -> DistTensor:
-    """``torch.cdist`` of (..., P, M) and (..., R, M): points of both keep their splits, as far as axes differ."""
+    """Compute ``torch.cdist`` of (..., P, M) and (..., R, M); points of both stay split if their axes differ.
+
+    Parameters as in torch.
+    """
     shape = result_shape(torch.cdist, x1, x2, p)
     if compute_mode == f"{_MM}_if_necessary":
-        # By the numbers of points of one process, not of a block.
+        # Selected by the global numbers of points, as in a single process.
         compute_mode = _MM if max(shape[-2:]) > _FEW_POINTS else f"donot_{_MM}"
     function = partial(torch.cdist, p=p, compute_mode=compute_mode)
     labels = [[*batch_labels(x1, 2), "p", "m"], [*batch_labels(x2, 2), "r", "m"]]

@@ -1,4 +1,7 @@
-"""Elementwise operators: they act on the blocks as they are once the operands are aligned.
+"""Elementwise operators.
+
+The operands are brought to one distribution, and torch's function computes on the blocks. Other operators call
+:func:`pointwise` and :func:`in_place` for their elementwise parts.
 
 Source: Dryden et al. 2019, III-B.
 """
@@ -47,6 +50,7 @@ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __and__ __or__ __xor__ __ran
 __lshift__ __rshift__ __rlshift__ __rrshift__ __div__
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 """.split()
+"""Elementwise functions, by name. They have in-place versions with ``_`` at the end."""
 
 _SPECIAL = """
 lgamma digamma polygamma i0 igamma igammac entr erfcx gammaln i0e i1 i1e log_ndtr
@@ -58,19 +62,22 @@ shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_
 shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
 legendre_polynomial_p
 """.split()
-"""Elementwise as well, but what they cost is arithmetic."""
+"""Elementwise functions whose cost is arithmetic instead of memory traffic."""
 
 _IN_PLACE = """
 __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__
 __irshift__ zero_ fill_ copy_ detach_
 """.split()
+"""Elementwise in-place functions without an out-of-place version in ``_POINTWISE``."""
 
 _UNARY = """
 clone contiguous to float double half bfloat16 int long short bool char byte cpu cuda type_as
 zeros_like ones_like full_like empty_like
 """.split()
+"""Functions of one tensor whose result has its shape."""
 
 _ALIASES = ["detach", "conj"]
+"""Functions of one tensor whose result shares its memory."""
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -86,11 +93,11 @@ _DIVISIONS = frozenset(
     for holder in (torch.Tensor, torch)
     if hasattr(holder, name)
 )  # fmt: skip
-"""Of whole numbers, which a zero does not divide."""
+"""Divisions, which reject integers divided by zero."""
 
 
 def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
-    """Return True if torch looks at the values of ``operands`` before it computes, and may refuse them."""
+    """Return True if torch checks the values of ``operands`` before it computes, and may reject them."""
     if function in _DIVISIONS:
         by_number = len(args) > 1 and isinstance(args[1], int) and args[1] != 0 and "__r" not in function.__name__
         return not by_number and not any(t.is_floating_point() or t.is_complex() for t in operands)
@@ -102,7 +109,24 @@ def _local(value: Any) -> Any:
 
 
 def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """``function`` of broadcastable operands, element by element."""
+    """Call a function on operands that broadcast, element by element.
+
+    Collective: call on every rank. At least one operand is a DistTensor.
+
+    Parameters
+    ----------
+    function : callable
+        An elementwise function of torch.
+    *args, **kwargs
+        Its arguments. Plain tensors count as replicated.
+    out : DistTensor, optional
+        Receives the result.
+
+    Returns
+    -------
+    DistTensor
+        Distributed as the first DistTensor, and along dimensions that only later operands split.
+    """
     operands = _tensors(args) + _tensors(kwargs.values())
     if out is not None:
         plain = not any(isinstance(t, DistTensor) for t in operands)
@@ -134,7 +158,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
 
 
 def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: torch.Tensor) -> Any:
-    """``out`` with the values of ``result``, as optimizers ask for it."""
+    """Write ``result`` to ``out``, as optimizers require."""
     recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
     if not isinstance(out, DistTensor) or out.shape != result.shape or recording:
         raise NoRule(
@@ -145,16 +169,31 @@ def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.
 
 
 def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
-    """``function`` that changes ``target`` element by element; the other operands are aligned to it.
+    """Call a function that changes a tensor element by element; the other operands are aligned to it.
 
-    A plain target counts as replicated: its other operands must be, too, and autograd must not be recording.
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    function : callable
+        An in-place function of torch.
+    target : Tensor or DistTensor
+        The tensor to change. A plain target counts as replicated. Then no other operand may be split, and autograd must
+        not record.
+    *args, **kwargs
+        Further arguments of ``function``.
+
+    Returns
+    -------
+    Tensor or DistTensor
+        ``target``.
 
     Raises
     ------
     NoRule
-        If a distributed operand would be written into a plain target.
+        If a split operand would be written to a plain target.
     ShapeError
-        With torch's text, if the operands are larger than the target.
+        If the operands are larger than the target, with torch's message.
     """
     others = _tensors(args) + _tensors(kwargs.values())
     if not isinstance(target, DistTensor):
@@ -179,7 +218,22 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
 
 
 def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """``function`` of one tensor whose result has its shape: copies, conversions, constants."""
+    """Call a function of one tensor whose result has its shape: a copy, a conversion or a constant.
+
+    No communication.
+
+    Parameters
+    ----------
+    function : callable
+    input : Tensor or DistTensor
+    *args, **kwargs
+        Further arguments of ``function``.
+
+    Returns
+    -------
+    Tensor or DistTensor
+        ``input`` itself if ``function`` returns its block.
+    """
     block = _local(input)
     result = function(block, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
     if result is block:
@@ -188,7 +242,17 @@ def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwarg
 
 
 def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
-    """The same of one whose result shares the memory of ``input``."""
+    """Call a function of one tensor whose result shares its memory.
+
+    Parameters
+    ----------
+    function : callable
+    input : DistTensor
+
+    Returns
+    -------
+    DistTensor
+    """
     result: DistTensor = unary(function, input)
     return viewed(result, input, lambda: unary(function, input))
 
@@ -215,7 +279,7 @@ _register()
 
 @implements(torch.where, tensors=None)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
-    """``torch.where`` with two branches.
+    """Compute ``torch.where`` with two branches. Parameters as in torch.
 
     Raises
     ------
@@ -233,7 +297,7 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 
 @implements(F.glu)
 def glu(input: DistTensor, dim: int = -1) -> DistTensor:
-    """``F.glu``: one half of ``dim`` gates the other; if it is split it is gathered, and split again."""
+    """Compute ``F.glu``; ``dim`` is gathered if it is split, and split again. Parameters as in torch."""
     out_shape = result_shape(F.glu, input, dim)
     if input.dist.split[dim] is None:
         return DistTensor(F.glu(input.local, dim), input.dist, out_shape)
@@ -242,7 +306,7 @@ def glu(input: DistTensor, dim: int = -1) -> DistTensor:
 
 @implements(vars(torch._C.TensorBase)["data"].__get__, kind=OperatorKind.VIEW)
 def data(tensor: DistTensor) -> DistTensor:
-    """The tensor outside autograd, on the same memory."""
+    """Return the tensor without autograd, on the same memory."""
 
     def again() -> DistTensor:
         return DistTensor(tensor.local.data, tensor.dist, tensor.shape)
@@ -252,7 +316,7 @@ def data(tensor: DistTensor) -> DistTensor:
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu, tensors="input weight")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
-    """``F.prelu`` with one slope, or one per channel (dimension 1).
+    """Compute ``F.prelu`` with one slope, or one slope for each channel (dimension 1). Parameters as in torch.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""Sums, means, products and truth values over dimensions, split ones included.
+"""Sums, means, products and truth values over dimensions, also split ones.
 
-Each rank reduces its block, then those that share the rest of the dimensions combine what they have; the result is
-replicated over the axes that split the reduced dimensions.
+Each rank reduces its block, and ranks along the axes that split the reduced dimensions combine their results. The
+result is replicated over these axes. Other modules of this package use :class:`Fold` and its functions for their own
+reductions.
 """
 
 from __future__ import annotations
@@ -26,33 +27,52 @@ from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 Dims = int | list[int] | tuple[int, ...] | None
+"""One dimension, several, or None for all."""
 
 _NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+"""torch's names for arguments that NumPy names differently."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _NARROW_INTEGERS = (torch.bool, torch.int8, torch.int16)
+"""Dtypes that are summed in int64 across ranks."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction: its dimensions, the grid axes that split them, and the layout and shape of its result."""
+    """A reduction: its dimensions, the grid axes that split them, and the distribution and shape of its result."""
 
     dims: tuple[int, ...]
     keepdim: bool
     grid: ProcessGrid
     axes: tuple[str, ...]
+    """Axes that split the reduced dimensions. The ranks along them combine their results."""
     dist: Distribution
+    """Distribution of the result."""
     shape: torch.Size
+    """Global shape of the result."""
 
     def wrap(self, local: torch.Tensor) -> DistTensor:
-        """The result of which ``local`` is the block."""
+        """Return the result whose block on this rank is ``local``."""
         return DistTensor(local, self.dist, self.shape)
 
 
 def folding(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
-    """The reduction of ``input`` over ``dim`` (None or no dimension: all)."""
+    """Return the reduction of a tensor over some dimensions.
+
+    Parameters
+    ----------
+    input : DistTensor
+    dim : int, sequence of int or None
+        None, or an empty sequence, stands for all dimensions.
+    keepdim : bool
+        True to keep the reduced dimensions with size 1. Otherwise they are removed.
+
+    Returns
+    -------
+    Fold
+    """
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         dims = tuple(range(input.dim()))
     else:
@@ -70,12 +90,31 @@ def folding(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
 
 
 def numbers_in(input: DistTensor, fold: Fold) -> int:
-    """How many elements become one."""
+    """Return the number of elements that are reduced to one.
+
+    Parameters
+    ----------
+    input : DistTensor
+    fold : Fold
+
+    Returns
+    -------
+    int
+    """
     return math.prod(input.shape[d] for d in fold.dims)
 
 
 def numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
-    """``operator`` with NumPy's names for arguments too, as torch takes them: ``axis`` and ``keepdims``."""
+    """Return an operator that also accepts NumPy's argument names ``axis`` and ``keepdims``, as torch does.
+
+    Parameters
+    ----------
+    operator : callable
+
+    Returns
+    -------
+    callable
+    """
 
     @wraps(operator)
     def renamed(*args: Any, **named: Any) -> Any:
@@ -85,7 +124,21 @@ def numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
 
 
 def called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]:
-    """Arguments as torch takes them: ``(dim, keepdim)`` by position, or several dimensions in a row."""
+    """Return ``dim`` and ``keepdim`` from positional arguments in the forms that torch accepts.
+
+    Parameters
+    ----------
+    dims : tuple
+        ``(dim, keepdim)``, or several dimensions; may be empty.
+    dim : int, sequence of int or None
+        The keyword argument, used if ``dims`` is empty.
+    keepdim : bool
+        The keyword argument.
+
+    Returns
+    -------
+    tuple of dims and bool
+    """
     if dims and isinstance(dims[-1], bool):
         *dims, keepdim = dims  # type: ignore[assignment]
     if not dims:
@@ -94,7 +147,21 @@ def called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]
 
 
 def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
-    """Sum of the ranks' partial results; their dtype may be one that MPI cannot add."""
+    """Return the sum of the ranks' partial results.
+
+    Collective: call on every rank. Narrow integers, which MPI cannot add, are summed in int64.
+
+    Parameters
+    ----------
+    local : Tensor
+        This rank's partial result.
+    fold : Fold
+
+    Returns
+    -------
+    Tensor
+        The sum, with the dtype of ``local``.
+    """
     if not fold.axes:
         return local
     if local.dtype in _NARROW_INTEGERS:
@@ -103,15 +170,39 @@ def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
 
 
 def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
-    """The partial results of all ranks along the crossed axes, one behind the other in a new first dimension."""
+    """Return the partial results of all ranks along the axes of a reduction.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    partial : Tensor
+        This rank's partial result.
+    fold : Fold
+
+    Returns
+    -------
+    Tensor
+        The results stacked along a new first dimension, in the order of ranks.
+    """
     comm = fold.grid.comm(fold.axes)
-    # Each rank has zeros where another has its result: this sum only copies.
+    # Each rank has zeros at the positions of the other ranks, so the sum only copies.
     around = [0, 0] * partial.dim() + [comm.rank, comm.size - 1 - comm.rank]
     return allreduce_sum(F.pad(partial.unsqueeze(0), around), fold.grid, fold.axes)
 
 
 def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.dtype:
-    """Dtype that ``function`` gives for elements of ``input``, under ``torch.autocast`` too."""
+    """Return the dtype of a function's result for elements of a tensor, also under ``torch.autocast``.
+
+    Parameters
+    ----------
+    function : callable
+    input : DistTensor
+
+    Returns
+    -------
+    torch.dtype
+    """
     inexact = input.is_floating_point() or input.is_complex()
     if inexact and not torch._C._is_any_autocast_enabled():
         return input.dtype
@@ -119,7 +210,7 @@ def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.
 
 
 def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype) -> torch.Tensor:
-    """Sum by ``function`` in ``dtype``, or in a wider one where the rest is still to be added."""
+    """Sum by ``function`` in ``dtype``, or in a wider dtype if ranks add their results. Collective."""
     dtype = accumulation_dtype(dtype) if fold.axes else dtype
     over = (fold.dims, fold.keepdim) if fold.dims else ()
     return summed(function(input.local, *over, dtype=dtype), fold)
@@ -134,7 +225,7 @@ def _sum(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> DistTensor:
-    """``torch.sum`` or ``torch.nansum``."""
+    """Compute ``torch.sum`` or ``torch.nansum``."""
     dim, keepdim = called(dims, dim, keepdim)
     result_shape(function, input, dim, keepdim, dtype=dtype)
     fold = folding(input, dim, keepdim)
@@ -153,7 +244,7 @@ implements(torch.nansum, torch.Tensor.nansum)(nansum)
 def mean(
     input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> DistTensor:
-    """``torch.mean``: the sum over the global number of elements."""
+    """Compute ``torch.mean``: the sum divided by the global number of elements. Parameters as in torch."""
     dim, keepdim = called(dims, dim, keepdim)
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
     fold = folding(input, dim, keepdim)
@@ -165,7 +256,10 @@ def mean(
 @implements(torch.nanmean, torch.Tensor.nanmean)
 @numpy_names
 def nanmean(input: DistTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    """``torch.nanmean``."""
+    """Compute ``torch.nanmean``: the sum divided by the global number of elements that are not NaN.
+
+    Parameters as in torch.
+    """
     result_shape(torch.nanmean, input, dim, keepdim, dtype=dtype)
     numbers = ~input.isnan()
     return input.nansum(dim, keepdim, dtype=dtype) / numbers.sum(dim, keepdim)
@@ -173,14 +267,14 @@ def nanmean(input: DistTensor, dim: Dims = None, keepdim: bool = False, *, dtype
 
 @implements(torch.count_nonzero, torch.Tensor.count_nonzero)
 def count_nonzero(input: DistTensor, dim: Dims = None) -> torch.Tensor:
-    """``torch.count_nonzero``."""
+    """Compute ``torch.count_nonzero`` as a sum. Parameters as in torch."""
     result_shape(torch.count_nonzero, input, dim)
     return (input != 0).sum(dim)
 
 
 @implements(torch.Tensor.sum_to_size)
 def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
-    """``Tensor.sum_to_size``."""
+    """Compute ``Tensor.sum_to_size`` as a sum. Parameters as in torch."""
     wanted = result_shape(torch.Tensor.sum_to_size, input, *size)
     new = input.dim() - len(wanted)
     shrunk = [d for d, n in enumerate(input.shape) if d < new or (wanted[d - new] == 1 and n != 1)]
@@ -192,7 +286,7 @@ def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
 def prod(
     input: DistTensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> DistTensor:
-    """``torch.prod``: the product of the ranks' products."""
+    """Compute ``torch.prod``: the product of the ranks' products. Parameters as in torch."""
     over = () if dim is None else (dim, keepdim)
     result_shape(torch.prod, input, *over, dtype=dtype)
     fold = folding(input, dim, keepdim)
@@ -212,7 +306,7 @@ def _truth(
     dim: Dims = None,
     keepdim: bool = False,
 ) -> DistTensor:
-    """``torch.any`` or ``torch.all``."""
+    """Compute ``torch.any`` or ``torch.all``."""
     dim, keepdim = called(dims, dim, keepdim)
     over = () if dim is None else (dim, keepdim)
     result_shape(function, input, *over)

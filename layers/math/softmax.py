@@ -1,4 +1,7 @@
-"""Soft maxima along dimensions, split ones included."""
+"""Softmax and logsumexp along dimensions, also split ones.
+
+Along a split dimension ranks exchange maxima and sums only.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from distconv.tensor import DistTensor
 
 @implements(torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)
 def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
-    """``torch.logsumexp``."""
+    """Compute ``torch.logsumexp`` from maxima and sums over all ranks. Parameters as in torch."""
     result_shape(torch.logsumexp, input, dim, keepdim)
     fold = folding(input, dim, keepdim)
     if not fold.axes or not numbers_in(input, fold):
@@ -30,7 +33,7 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
 
 
 def _soft(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype | None) -> torch.Tensor:
-    """``torch.softmax`` or ``log_softmax``; along a split dimension ranks exchange maxima and sums alone."""
+    """Compute ``torch.softmax`` or ``log_softmax``; along a split dimension ranks exchange maxima and sums only."""
     if dim is None:
         raise NoRule(f"{function.__name__} of a DistTensor without dim=: say which dimension")
     result_shape(function, input, dim, dtype=dtype)
@@ -49,14 +52,14 @@ def _soft(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype 
 def _softmax(
     function: Any, input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The functions of ``torch.nn.functional``."""
+    """Call :func:`_soft` with the arguments of ``torch.nn.functional``."""
     return _soft(function, input, dim, dtype)
 
 
 def _torch_softmax(
     function: Any, input: DistTensor, dim: int | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The functions of ``torch``."""
+    """Call :func:`_soft` with the arguments of ``torch``."""
     return _soft(function, input, dim, dtype)
 
 

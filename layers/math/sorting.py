@@ -1,4 +1,7 @@
-"""Operators that see a whole dimension in its order: sorting, ranking, running sums. A split one is transposed."""
+"""Sorting, ranking and running sums, which need complete lines of a dimension.
+
+A split dimension is made complete by an all-to-all where another dimension can be split instead.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ _DIM = {
     "cummin": (0, None),
     "logcumsumexp": (0, None),
 }
-"""Place of ``dim`` among the positional arguments of each function, and its default."""
+"""Position of ``dim`` among the positional arguments of each function, and its default."""
 
 
 def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
-    """``function`` of whole dimensions, each rank having some of the lines; without ``dim`` of the whole tensor."""
+    """Call ``function`` on complete lines along ``dim``, split over ranks; without ``dim`` on the full tensor."""
     result_shape(_first, function, input, *args, **named)
     place, dim = _DIM[function.__name__]
     dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))
@@ -40,6 +43,7 @@ def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
 
 
 def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
+    """Return the first result."""
     results = function(*args, **named)
     result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
     return result

@@ -1,4 +1,7 @@
-"""Variances and standard deviations, by deviations from the mean, so that a large mean costs no digits."""
+"""Variances and standard deviations, computed from deviations from the mean.
+
+So a mean that is large compared with the deviations costs no digits.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def _arguments(
     *,
     correction: float | None = None,
 ) -> tuple[Any, float, bool]:
-    """Dimensions, correction and keepdim from torch's two signatures; ``var(False)`` means ``unbiased=False``."""
+    """Return dimensions, correction and keepdim from torch's two signatures.
+
+    ``var(False)`` means ``unbiased=False``.
+    """
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     return dim, (int(unbiased) if correction is None else correction), keepdim
@@ -42,7 +48,7 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
         return real + imaginary
     x: torch.Tensor = input.to(accumulation_dtype(input.dtype))
     if count:
-        # From an element on, so that equal elements deviate by nothing at all.
+        # Relative to the smallest element, so that the deviations of equal elements are exactly zero.
         x = x - x.detach().amin(fold.dims, keepdim=True)
     deviation = x - x.mean(fold.dims, keepdim=True)
     total = (deviation * deviation).sum(fold.dims, keepdim=keepdim)
@@ -51,7 +57,7 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
 
 def _std(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
     variance = _var(input, dim, correction, keepdim)
-    # Where nothing varies torch has the gradient 0, not that of the root.
+    # If the variance is 0, torch's gradient is 0, and not the infinite one of the square root.
     zero = variance == 0
     return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
@@ -60,7 +66,7 @@ def _std(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
 def _statistic(
     function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> torch.Tensor:
-    """``torch.var`` or ``torch.std``."""
+    """Compute ``torch.var`` or ``torch.std``."""
     result_shape(function, input, *args, **named)
     return rule(input, *_arguments(*args, **named))
 
@@ -69,7 +75,7 @@ def _statistic(
 def _with_mean(
     function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch.var_mean`` or ``torch.std_mean``."""
+    """Compute ``torch.var_mean`` or ``torch.std_mean``."""
     result_shape(_first, function, input, *args, **named)
     dim, correction, keepdim = _arguments(*args, **named)
     return rule(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)

@@ -1,23 +1,27 @@
-"""Reference models. Ordinary torch modules: they know nothing of distribution. Only ``sparse`` imports distconv.
+"""Reference models, which are ordinary torch modules.
 
->>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
-['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
- 'unet3d', 'vgg11', 'vgg11_bn', 'vgg16', 'vgg16_bn']
->>> MODELS["lenet5"].sample, MODELS["lenet5"].predicts
-((1, 28, 28), 'class')
+They do not depend on distribution: only ``sparse`` imports distconv.
 
 ::
 
     alexnet         AlexNet for CIFAR: the five convolutions of the single-column network, and one linear layer
     cosmoflow       A CosmoFlow-like regressor: cosmological parameters from a cube of dark matter densities
-    initialisation  Initial weights of deep networks: torch's own are too small for many layers of ReLU
+    initialisation  Initial weights for networks with many layers of ReLU
     lenet           LeNet-5 for MNIST
-    mesh            The fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU
+    mesh            Fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU
     resnet          ResNet-50, fully convolutional
     resnet_cifar    ResNet-20, 56 and 110 for CIFAR
-    sparse          Networks for voxelised point clouds, each sparse and as its dense twin on volumes
+    sparse          Networks for voxelised point clouds, sparse and as their dense equivalents on volumes
     unet            U-Nets for images and volumes of any size
     vgg             VGG-11 and VGG-16 for CIFAR, with and without batch norm
+
+Examples
+--------
+>>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
+['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
+ 'unet3d', 'vgg11', 'vgg11_bn', 'vgg16', 'vgg16_bn']
+>>> MODELS["lenet5"].sample, MODELS["lenet5"].predicts
+((1, 28, 28), 'class')
 """
 
 from __future__ import annotations
@@ -40,21 +44,27 @@ from .vgg import VGG, vgg11, vgg11_bn, vgg16, vgg16_bn
 
 @dataclass(frozen=True)
 class Reference:
-    """How to build one model, and what for.
-
-    ``sample`` is the shape (C, [D,] H, W) it was designed for. It predicts a ``class`` per sample, logits (N, classes);
-    ``values`` per sample, (N, classes); or ``cells``, logits of the sample's size, (N, classes, [D,] H, W).
-    """
+    """A reference model: its factory, and the task for which it was designed."""
 
     factory: Callable[..., nn.Module]
+    """Creates the model."""
     sample: tuple[int, ...]
+    """Shape (C, [D,] H, W) of a sample."""
     predicts: Literal["class", "values", "cells"]
+    """The prediction.
+
+    ``class`` stands for logits (N, classes), ``values`` for values (N, classes), and ``cells`` for logits
+    (N, classes, [D,] H, W) of the sample's size.
+    """
 
     def __call__(self, **options: int) -> nn.Module:
-        """A new model.
+        """Return a new model.
 
-        All take ``in_channels``, ``classes`` and ``width``: the channels of the first convolution, in proportion to
-        which all others stand.
+        Parameters
+        ----------
+        **options : int
+            ``in_channels``, ``classes`` and ``width``, which all models have. ``width`` is the number of channels of
+            the first convolution, to which all others are proportional.
         """
         return self.factory(**options)
 
@@ -81,7 +91,7 @@ MODELS: dict[str, Reference] = {
 """The reference models by name."""
 
 MESH_MODELS = ("mesh1k", "mesh2k", "unet")
-"""Those for mesh tangling: by default they take its 18 channels and give one logit per cell."""
+"""Models for mesh tangling: by default they take 18 channels and return one logit for each cell."""
 
 __all__ = [
     "MESH_MODELS",

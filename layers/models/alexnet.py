@@ -15,7 +15,16 @@ from .initialisation import initialise_for_relu
 
 
 class AlexNet(nn.Module):
-    """x (N, in_channels, H, W) -> logits (N, classes); H, W >= 29, beyond 60 the last features are averaged."""
+    """AlexNet for CIFAR: x (N, in_channels, H, W) to logits (N, classes).
+
+    H and W are at least 29; beyond 60 the last features are averaged.
+
+    Parameters
+    ----------
+    width : int
+        Channels of the first convolution.
+    in_channels, classes : int
+    """
 
     def __init__(self, width: int = 64, in_channels: int = 3, classes: int = 10) -> None:
         super().__init__()
@@ -44,5 +53,15 @@ class AlexNet(nn.Module):
 
 
 def alexnet(width: int = 64, in_channels: int = 3, classes: int = 10) -> AlexNet:
-    """AlexNet for CIFAR."""
+    """Return AlexNet for CIFAR.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`AlexNet`.
+
+    Returns
+    -------
+    AlexNet
+    """
     return AlexNet(width, in_channels, classes)

@@ -14,17 +14,28 @@ from torch import nn
 from .initialisation import initialise_for_relu
 
 FILTERS = (1, 2, 4, 8, 16, 16, 16)
-"""Of each convolution, as multiples of ``width``."""
+"""Filters of each convolution, as multiples of ``width``."""
 SLOPE = 0.3
+"""Slope of the activations for negative numbers."""
 LAST = 2
-"""Extent at which the features are no longer halved, and enter the linear layers."""
+"""Size at which the features are no longer halved, and enter the linear layers."""
 
 
 class CosmoFlow(nn.Module):
-    """x (N, in_channels, D, H, W) -> values (N, classes), for any extents.
+    """A CosmoFlow-like regressor: x (N, in_channels, D, H, W) to values (N, classes), for any size.
 
-    An overlapping average pool behind each of the seven convolutions halves the extents until they are 2; a cube of
-    128^3 needs six of them. What is larger after the last one is averaged to 2^3.
+    An overlapping average pool after each of the seven convolutions halves the size until it is 2; a cube of 128^3
+    needs six pools. Features that are larger after the last convolution are averaged to 2^3.
+
+    Parameters
+    ----------
+    width : int
+        Filters of the first convolution.
+    in_channels : int
+    classes : int
+        Number of values.
+    dropout : float
+        Probability of dropout.
     """
 
     def __init__(self, width: int = 16, in_channels: int = 4, classes: int = 4, dropout: float = 0.5) -> None:
@@ -55,5 +66,15 @@ class CosmoFlow(nn.Module):
 
 
 def cosmoflow(width: int = 16, in_channels: int = 4, classes: int = 4) -> CosmoFlow:
-    """The CosmoFlow-like regressor; ``classes`` is the number of values."""
+    """Return a CosmoFlow-like regressor.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`CosmoFlow`.
+
+    Returns
+    -------
+    CosmoFlow
+    """
     return CosmoFlow(width, in_channels, classes)

@@ -1,4 +1,7 @@
-"""Initial weights of deep networks: torch's own are too small for many layers of ReLU.
+"""Initial weights for networks with many layers of ReLU.
+
+torch's default weights are too small for these networks. The models of this package call
+:func:`initialise_for_relu`.
 
 Source: He, Zhang, Ren, Sun, "Delving deep into rectifiers", ICCV 2015, eq. 15 (the backward case).
 """
@@ -9,9 +12,13 @@ from torch import nn
 
 
 def initialise_for_relu(model: nn.Module, slope: float = 0.0) -> None:
-    """Give each convolution of ``model`` normal weights that keep the variance of gradients, and biases of zero.
+    """Initialize convolutions with normal weights that preserve the variance of gradients, and with zero biases.
 
-    ``slope`` is that of the activations for negative numbers.
+    Parameters
+    ----------
+    model : nn.Module
+    slope : float
+        Slope of the activations for negative numbers.
     """
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):

@@ -1,8 +1,8 @@
 """LeNet-5 for MNIST.
 
 Source: LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document recognition", Proc. IEEE 86, 1998,
-II-B. Of its 60,000 parameters ours lacks the 44 of its trainable subsampling, and has 900 more where each map of C3
-sees all maps of S2, and 850 more in an output layer that is trained: 61,706.
+II-B. This model has 61,706 parameters instead of 60,000. It lacks the 44 parameters of trainable subsampling. It has
+900 more in C3, where each map sees all maps of S2, and 850 more in the output layer, which is trained.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from torch import nn
 
 
 class LeNet5(nn.Module):
-    """x (N, in_channels, H, W) -> logits (N, classes); H, W >= 28, beyond which C5's outputs are averaged.
+    """LeNet-5: x (N, in_channels, H, W) to logits (N, classes).
 
-    C1, C3 and C5 have 1, 8/3 and 20 times ``width`` maps, F6 14 times as many units.
+    H and W are at least 28; beyond that the outputs of C5 are averaged.
+
+    Parameters
+    ----------
+    width : int
+        Maps of C1. C3 and C5 have 8/3 and 20 times as many maps, and F6 has 14 times as many units.
+    in_channels, classes : int
     """
 
     def __init__(self, width: int = 6, in_channels: int = 1, classes: int = 10) -> None:
@@ -35,5 +41,15 @@ class LeNet5(nn.Module):
 
 
 def lenet5(width: int = 6, in_channels: int = 1, classes: int = 10) -> LeNet5:
-    """LeNet-5."""
+    """Return LeNet-5.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`LeNet5`.
+
+    Returns
+    -------
+    LeNet5
+    """
     return LeNet5(width, in_channels, classes)

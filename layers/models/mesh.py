@@ -1,7 +1,8 @@
-"""The fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU.
+"""Fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU.
 
-Source: Dryden et al. 2019, VI. The paper prints no widths; these give its times and memory. Its models predict at the
-resolution of the last block; here the prediction is brought back to the size of the input, one logit per cell.
+Source: Dryden et al. 2019, VI. The paper does not state widths; the widths here reproduce its times and memory. Its
+models predict at the resolution of the last block. Here the prediction is interpolated to the size of the input, one
+logit for each cell.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 
 BLOCKS = 6
+"""Number of blocks, each of which halves the resolution."""
 
 
 class Mesh(nn.Module):
-    """``BLOCKS`` blocks of ``layers`` conv3x3-BN-ReLU, each block halving the resolution with its first convolution.
+    """Blocks of conv3x3-BN-ReLU: x (N, in_channels, H, W) to logits (N, classes, H, W), for any H and W.
 
-    x (N, in_channels, H, W) -> logits (N, classes, H, W), for any H and W.
+    The first convolution of each block halves the resolution.
+
+    Parameters
+    ----------
+    layers : int
+        Convolutions in each block.
+    width : int
+        Channels of each convolution.
+    in_channels, classes : int
     """
 
     def __init__(self, layers: int, width: int, in_channels: int = 18, classes: int = 1) -> None:
@@ -35,7 +45,7 @@ def _block(layers: int, in_channels: int, width: int) -> nn.Sequential:
     block = nn.Sequential()
     for index in range(layers):
         first = index == 0
-        # No bias: the batch norm that follows takes it out again.
+        # No bias, because the batch norm that follows would remove it.
         block.append(
             nn.Conv2d(in_channels if first else width, width, 3, stride=2 if first else 1, padding=1, bias=False)
         )
@@ -45,10 +55,30 @@ def _block(layers: int, in_channels: int, width: int) -> nn.Sequential:
 
 
 def mesh1k(width: int = 304, in_channels: int = 18, classes: int = 1) -> Mesh:
-    """The model for samples of 1024x1024: blocks of three."""
+    """Return the model for samples of 1024x1024, with three layers in each block.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`Mesh`.
+
+    Returns
+    -------
+    Mesh
+    """
     return Mesh(3, width, in_channels, classes)
 
 
 def mesh2k(width: int = 128, in_channels: int = 18, classes: int = 1) -> Mesh:
-    """The model for samples of 2048x2048: blocks of five."""
+    """Return the model for samples of 2048x2048, with five layers in each block.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`Mesh`.
+
+    Returns
+    -------
+    Mesh
+    """
     return Mesh(5, width, in_channels, classes)

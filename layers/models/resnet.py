@@ -1,7 +1,7 @@
-"""ResNet-50, fully convolutional: the last linear layer is a 1x1 convolution behind global average pooling.
+"""ResNet-50, fully convolutional: the last linear layer is a 1x1 convolution after global average pooling.
 
-Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016, table 1, 25.6 M parameters; as
-torchvision has it, with the stride at a block's 3x3 convolution and its layer names, except that ``fc`` is
+Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016, table 1, 25.6 M parameters. As
+in torchvision, the stride is at a block's 3x3 convolution, and layers have torchvision's names, except that ``fc`` is
 ``classifier``. Fully convolutional as in Dryden et al. 2019, VI.
 """
 
@@ -14,11 +14,13 @@ from torch import nn
 from .initialisation import initialise_for_relu
 
 BLOCKS = (3, 4, 6, 3)
+"""Blocks of each stage."""
 EXPANSION = 4
+"""Output channels of a block divided by its inner channels."""
 
 
 class Bottleneck(nn.Module):
-    """x (N, in_channels, H, W) -> (N, 4 channels, H/stride, W/stride), extents rounded up."""
+    """A block: x (N, in_channels, H, W) to (N, 4 channels, H/stride, W/stride), sizes rounded up."""
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -45,7 +47,14 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """x (N, in_channels, H, W) -> logits (N, classes), for any H and W."""
+    """ResNet-50: x (N, in_channels, H, W) to logits (N, classes), for any H and W.
+
+    Parameters
+    ----------
+    width : int
+        Channels of the first convolution.
+    in_channels, classes : int
+    """
 
     def __init__(self, width: int = 64, in_channels: int = 3, classes: int = 1000) -> None:
         super().__init__()
@@ -72,5 +81,15 @@ def _stage(blocks: int, in_channels: int, channels: int, stride: int) -> nn.Sequ
 
 
 def resnet50(width: int = 64, in_channels: int = 3, classes: int = 1000) -> ResNet50:
-    """ResNet-50."""
+    """Return ResNet-50.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`ResNet50`.
+
+    Returns
+    -------
+    ResNet50
+    """
     return ResNet50(width, in_channels, classes)

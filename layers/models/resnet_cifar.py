@@ -15,7 +15,7 @@ from .initialisation import initialise_for_relu
 
 
 class BasicBlock(nn.Module):
-    """x (N, in_channels, H, W) -> (N, channels, H/stride, W/stride), extents rounded up."""
+    """A block: x (N, in_channels, H, W) to (N, channels, H/stride, W/stride), sizes rounded up."""
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -30,14 +30,23 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` itself, or what the paper's option A makes of it."""
+        """Return ``x``, subsampled and padded with zero channels as in the paper's option A."""
         if self.stride > 1:
             x = F.avg_pool2d(x, 1, self.stride)  # windows of one: every stride-th row and column
         return F.pad(x, (0, 0, 0, 0, 0, self.added)) if self.added else x
 
 
 class CifarResNet(nn.Module):
-    """x (N, in_channels, H, W) -> logits (N, classes), for any H and W; 6 ``blocks`` + 2 layers."""
+    """A ResNet for CIFAR: x (N, in_channels, H, W) to logits (N, classes), for any H and W.
+
+    Parameters
+    ----------
+    blocks : int
+        Blocks in each of three stages; the network has 6 ``blocks`` + 2 layers.
+    width : int
+        Channels of the first convolution.
+    in_channels, classes : int
+    """
 
     def __init__(self, blocks: int, width: int = 16, in_channels: int = 3, classes: int = 10) -> None:
         super().__init__()
@@ -62,15 +71,45 @@ def _stage(blocks: int, in_channels: int, channels: int, stride: int) -> nn.Sequ
 
 
 def resnet20(width: int = 16, in_channels: int = 3, classes: int = 10) -> CifarResNet:
-    """Three stages of three blocks."""
+    """Return ResNet-20, with three stages of three blocks.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`CifarResNet`.
+
+    Returns
+    -------
+    CifarResNet
+    """
     return CifarResNet(3, width, in_channels, classes)
 
 
 def resnet56(width: int = 16, in_channels: int = 3, classes: int = 10) -> CifarResNet:
-    """Three stages of nine blocks."""
+    """Return ResNet-56, with three stages of nine blocks.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`CifarResNet`.
+
+    Returns
+    -------
+    CifarResNet
+    """
     return CifarResNet(9, width, in_channels, classes)
 
 
 def resnet110(width: int = 16, in_channels: int = 3, classes: int = 10) -> CifarResNet:
-    """Three stages of eighteen blocks."""
+    """Return ResNet-110, with three stages of eighteen blocks.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`CifarResNet`.
+
+    Returns
+    -------
+    CifarResNet
+    """
     return CifarResNet(18, width, in_channels, classes)

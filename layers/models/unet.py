@@ -1,8 +1,8 @@
 """U-Nets for images and volumes of any size.
 
 Source: Ronneberger, Fischer, Brox, "U-Net: convolutional networks for biomedical image segmentation", MICCAI 2015, and
-Çiçek et al., "3D U-Net", MICCAI 2016; here with padded convolutions, batch norm, and linear interpolation on
-the way up.
+Çiçek et al., "3D U-Net", MICCAI 2016. Differences: padded convolutions, batch norm, and linear interpolation in the
+decoder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class _Layers(NamedTuple):
-    """What depends on the number of spatial dimensions."""
+    """The layers that depend on the number of spatial dimensions."""
 
     convolution: Any
     norm: Any
@@ -30,10 +30,20 @@ _LAYERS = {
 
 
 class UNet(nn.Module):
-    """x (N, in_channels, [D,] H, W) -> logits (N, classes, [D,] H, W).
+    """A U-Net: x (N, in_channels, [D,] H, W) to logits (N, classes, [D,] H, W).
 
-    Level k works at 1/2^k of the resolution with ``width`` 2^k channels. An extent that does not divide is rounded
-    down on the way down; on the way up each level is interpolated to the size of the skip connection it meets.
+    Level k works at 1/2^k of the resolution with ``width`` 2^k channels. In the encoder odd sizes are rounded down. In
+    the decoder each level is interpolated to the size of its skip connection.
+
+    Parameters
+    ----------
+    in_channels, classes : int
+    width : int
+        Channels of the first level.
+    depth : int
+        Number of levels below the first.
+    dimensions : int
+        Spatial dimensions, 2 or 3.
     """
 
     def __init__(
@@ -75,10 +85,30 @@ def _double(layers: _Layers, in_channels: int, channels: int) -> nn.Sequential:
 
 
 def unet(width: int = 16, in_channels: int = 18, classes: int = 1) -> UNet:
-    """The U-Net for mesh tangling."""
+    """Return the U-Net for mesh tangling.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`UNet`.
+
+    Returns
+    -------
+    UNet
+    """
     return UNet(in_channels, classes, width)
 
 
 def unet3d(width: int = 16, in_channels: int = 1, classes: int = 2) -> UNet:
-    """The U-Net for volumes."""
+    """Return the U-Net for volumes.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`UNet`.
+
+    Returns
+    -------
+    UNet
+    """
     return UNet(in_channels, classes, width, dimensions=3)

@@ -16,12 +16,26 @@ from torch import nn
 from .initialisation import initialise_for_relu
 
 VGG_11 = ((1,), (2,), (4, 4), (8, 8), (8, 8))
+"""As :data:`VGG_16`, for configuration A."""
 VGG_16 = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 """Filters of each convolution as multiples of ``width``; a max pool of 2 ends each group."""
 
 
 class VGG(nn.Module):
-    """x (N, in_channels, H, W) -> logits (N, classes); H, W >= 32, beyond 63 the last features are averaged."""
+    """VGG: x (N, in_channels, H, W) to logits (N, classes).
+
+    H and W are at least 32; beyond 63 the last features are averaged.
+
+    Parameters
+    ----------
+    groups : sequence of sequence of int
+        Filters of each convolution as multiples of ``width``; a max pool of 2 ends each group.
+    width, in_channels, classes : int
+    batch_norm : bool
+        True for a batch norm after each convolution. Otherwise none.
+    dropout : float
+        Probability of dropout in the classifier.
+    """
 
     def __init__(
         self,
@@ -62,20 +76,60 @@ class VGG(nn.Module):
 
 
 def vgg11(width: int = 64, in_channels: int = 3, classes: int = 10) -> VGG:
-    """Configuration A: eight convolutions and three linear layers."""
+    """Return configuration A: eight convolutions and three linear layers.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VGG`.
+
+    Returns
+    -------
+    VGG
+    """
     return VGG(VGG_11, width, in_channels, classes)
 
 
 def vgg11_bn(width: int = 64, in_channels: int = 3, classes: int = 10) -> VGG:
-    """Configuration A with batch norm."""
+    """Return configuration A with batch norm.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VGG`.
+
+    Returns
+    -------
+    VGG
+    """
     return VGG(VGG_11, width, in_channels, classes, batch_norm=True)
 
 
 def vgg16(width: int = 64, in_channels: int = 3, classes: int = 10) -> VGG:
-    """Configuration D: thirteen convolutions and three linear layers."""
+    """Return configuration D: thirteen convolutions and three linear layers.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VGG`.
+
+    Returns
+    -------
+    VGG
+    """
     return VGG(VGG_16, width, in_channels, classes)
 
 
 def vgg16_bn(width: int = 64, in_channels: int = 3, classes: int = 10) -> VGG:
-    """Configuration D with batch norm."""
+    """Return configuration D with batch norm.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VGG`.
+
+    Returns
+    -------
+    VGG
+    """
     return VGG(VGG_16, width, in_channels, classes, batch_norm=True)

@@ -1,8 +1,8 @@
-"""Adaptive pooling: windows that divide the input into a given number of parts, each with its own extent.
+"""Adaptive pooling: the windows divide the input into a given number of parts.
 
-The dimensions are reduced one after the other, the last one first, so that a tie goes to the element that is first in
-the order of the whole window, as in torch. A rank needs only the windows of its own outputs; a dimension that shrinks
-to one element is replicated from then on.
+Windows may differ in size. The dimensions are reduced one after the other, from the last to the first. So of equal
+largest values the first one in the order of the full window wins, as in torch. A rank gathers only the windows of its
+own outputs. A dimension of one output is replicated from then on.
 """
 
 from __future__ import annotations
@@ -35,42 +35,51 @@ _MAX: dict[int, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class _Adaptive:
-    """The windows along dimension ``dim`` of a tensor, which has ``extent`` elements there and gets ``outputs``."""
+    """The windows along dimension ``dim``, which has ``extent`` inputs and ``outputs`` outputs."""
 
     dim: int
     extent: int
     outputs: int
 
     def window(self, index: int) -> Range:
+        """Return the range of inputs of output ``index``."""
         return index * self.extent // self.outputs, -(-(index + 1) * self.extent // self.outputs)
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs of the outputs ``out``; other dimensions are unchanged."""
         if dim + 2 != self.dim or out[0] >= out[1]:
             return out
         return self.window(out[0])[0], self.window(out[1] - 1)[1]
 
     @property
     def longest(self) -> int:
+        """Size of the largest window."""
         return max(stop - start for start, stop in map(self.window, range(self.outputs)))
 
 
 class _Windows(NamedTuple):
-    """What this rank pools along one dimension: ``values`` have the elements of each window behind that dimension.
+    """The windows of this rank's outputs along one dimension.
 
-    ``positions`` (windows, longest) says which elements these are; shorter windows repeat their last one.
+    ``values`` has the elements of each window in an additional dimension after the pooled one. ``positions`` (windows,
+    longest) are the global indices of these elements; shorter windows repeat their last element.
     """
 
     values: torch.Tensor
     positions: torch.Tensor
     lengths: torch.Tensor
+    """Number of elements of each window, (windows,)."""
     x: DistTensor
+    """The input."""
     shape: torch.Size
+    """Global shape of the result."""
 
     def result(self, y: torch.Tensor) -> DistTensor:
+        """Return the DistTensor whose block on this rank is ``y``."""
         return DistTensor(y, self.x.dist, self.shape)
 
 
 def _windows(x: DistTensor, dim: int, outputs: int) -> _Windows:
+    """Gather the windows of this rank's outputs along ``dim``. Collective."""
     rule = _Adaptive(dim, x.shape[dim], outputs)
     shape = torch.Size([*x.shape[:dim], outputs, *x.shape[dim + 1 :]])
     block = needed_block(x, shape, rule)
@@ -86,6 +95,7 @@ def _windows(x: DistTensor, dim: int, outputs: int) -> _Windows:
 
 
 def _averages(x: DistTensor, dim: int, outputs: int) -> DistTensor:
+    """Return the averages of the windows along ``dim``. Collective."""
     windows = _windows(x, dim, outputs)
     behind = (1,) * (x.dim() - dim - 1)
     values = windows.values
@@ -97,7 +107,7 @@ def _averages(x: DistTensor, dim: int, outputs: int) -> DistTensor:
 
 @unbatched
 def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
-    """``F.adaptive_avg_pool1d``, ``2d`` or ``3d``; global pooling is a mean."""
+    """Compute ``F.adaptive_avg_pool1d``, ``2d`` or ``3d``; dimensions of one output are a mean."""
     outputs = _outputs(_AVERAGE[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _AVERAGE[count](block, 1), *(1,) * (count + 2))
     single = [dim for dim, n in enumerate(outputs, 2) if n == 1]
@@ -115,12 +125,12 @@ def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
 
 
 def _outputs(function: Callable[..., torch.Tensor], input: DistTensor, output_size: Any) -> torch.Size:
-    """Extents of the result behind samples and channels.
+    """Return the spatial shape of the result.
 
     Raises
     ------
     NoRule
-        If one is zero: torch has no gradient then.
+        If a dimension has no outputs, because torch has no gradient then.
     """
     outputs = result_shape(function, input, output_size)[2:]
     if 0 in outputs:
@@ -129,7 +139,7 @@ def _outputs(function: Callable[..., torch.Tensor], input: DistTensor, output_si
 
 
 def _kernel(x: DistTensor, outputs: Sequence[int]) -> tuple[int, ...] | None:
-    """Extents of the windows, if all of them are alike and none overlaps another."""
+    """Return the sizes of the windows if all of them have the same size and none overlaps another."""
     if any(extent % n for extent, n in zip(x.shape[2:], outputs, strict=True)):
         return None
     return tuple(extent // n for extent, n in zip(x.shape[2:], outputs, strict=True))
@@ -139,14 +149,17 @@ def _kernel(x: DistTensor, outputs: Sequence[int]) -> tuple[int, ...] | None:
 
 
 class _Largest(NamedTuple):
-    """Largest values so far and, if wanted, where they were: their indices in the dimensions already reduced."""
+    """The largest values so far and, on request, their indices in the dimensions that are already reduced."""
 
     values: DistTensor
     indices: DistTensor | None
 
 
 def _maxima(so_far: _Largest, dim: int, outputs: int, volume: int) -> _Largest:
-    """Reduce ``dim`` to the largest value of each window; one step along it is ``volume`` elements of the input."""
+    """Reduce ``dim`` to the largest value of each window.
+
+    Consecutive indices of ``dim`` are ``volume`` elements of the input apart.
+    """
     windows = _windows(so_far.values, dim, outputs)
     y, at = windows.values.max(dim + 1)
     if so_far.indices is None:
@@ -159,10 +172,10 @@ def _maxima(so_far: _Largest, dim: int, outputs: int, volume: int) -> _Largest:
 
 
 def _maximum(so_far: _Largest, dim: int, volume: int) -> _Largest:
-    """Reduce the split dimension ``dim`` to one element: the largest of each rank's largest values."""
+    """Reduce the split dimension ``dim`` to one element: the maximum of the ranks' maxima. Collective."""
     x, axis = so_far.values, so_far.values.dist.split[dim]
     assert axis is not None
-    # Ranks without elements come last, so that the lowest value they put up never wins.
+    # Blocks without elements come last along the axis, so the lowest value that stands for them never wins a tie.
     y, at = _never_empty(x.local, dim, lowest(x.dtype)).max(dim, keepdim=True)
     shape = torch.Size([*x.shape[:dim], x.grid.shape[axis], *x.shape[dim + 1 :]])
     candidates = DistTensor(y, x.dist, shape).replicated([dim])
@@ -177,7 +190,7 @@ def _maximum(so_far: _Largest, dim: int, volume: int) -> _Largest:
 
 
 def _never_empty(block: torch.Tensor, dim: int, value: float) -> torch.Tensor:
-    """``block``, or one element along ``dim`` where it has none."""
+    """Return ``block``, or one element of ``value`` along ``dim`` if it has none."""
     if block.shape[dim]:
         return block
     return torch.cat([block, block.new_full([*block.shape[:dim], 1, *block.shape[dim + 1 :]], value)], dim)
@@ -185,7 +198,7 @@ def _never_empty(block: torch.Tensor, dim: int, value: float) -> torch.Tensor:
 
 @unbatched
 def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_indices: bool = False) -> Any:
-    """``F.adaptive_max_pool1d``, ``2d`` or ``3d``; indices as max pooling has them."""
+    """Compute ``F.adaptive_max_pool1d``, ``2d`` or ``3d``; indices are as in max pooling."""
     outputs = _outputs(_MAX[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
     kernel = _kernel(x, outputs)
@@ -203,7 +216,7 @@ def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_i
 
 
 def _with_indices(count: int, input: DistTensor, output_size: Any, return_indices: bool = True) -> Any:
-    """The functions that return indices whatever they are told."""
+    """Compute adaptive max pooling for functions of torch that always return indices."""
     return _adaptive_max_pool(count, input, output_size, return_indices=True)
 
 

@@ -1,6 +1,7 @@
-"""Scaled dot-product attention: samples, heads and queries keep their splits; and torch's fast path of encoders.
+"""Scaled dot-product attention, split over samples, heads and queries.
 
-Importing this module lets ``nn.TransformerEncoder`` give what that gives: zeros at padded places.
+Keys and values are gathered. Importing this module also patches ``nn.TransformerEncoder``, so that padded positions of
+a distributed result are zero where torch's fast path in a single process returns zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> DistTensor:
-    """``F.scaled_dot_product_attention``: samples, heads and queries keep their splits; keys are gathered.
+    """Compute ``F.scaled_dot_product_attention`` with gathered keys; samples, heads and queries stay split.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def scaled_dot_product_attention(
 
 
 def _kept(operands: Sequence[torch.Tensor], shape: Sequence[int], p: float) -> torch.Tensor:
-    """Return which attention weights (..., L, S) dropout keeps, of all samples, as one process draws it."""
+    """Return the attention weights (..., L, S) that dropout keeps, as drawn by a single process. Collective."""
     like = next(t for t in operands if isinstance(t, DistTensor))
     if like.is_cuda:
         raise NoRule("attention with dropout on a GPU, whose kernels draw numbers of their own: set dropout_p=0")
@@ -89,7 +92,7 @@ def _attention_with_dropout(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Return attention of one rank's blocks step by step; ``others`` are the mask, if there is one, and what is kept.
+    """Return attention of one rank's blocks; ``others`` are the mask, if there is one, and the mask of dropout.
 
     The steps are those of torch on a CPU, which has no fused kernel with dropout.
     """
@@ -113,12 +116,20 @@ def _attention_with_dropout(
 
 @implements(torch._nested_tensor_from_mask_left_aligned, kind=OperatorKind.QUERY, tensors=None)
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Return True if ``mask`` (N, L) keeps the first places of each sample, and no others."""
+    """Return True if ``mask`` keeps the first positions of each sample, and no others.
+
+    Parameters
+    ----------
+    t : Tensor
+        The padded sequences, which are not used.
+    mask : Tensor
+        (N, L), True at positions to keep.
+    """
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
 def _pads_with_zeros(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
-    """Return True if torch's fast path in one process takes the padded places out, and puts zeros there."""
+    """Return True if torch's fast path in a single process removes padded positions and returns zeros for them."""
     first: Any = encoder.layers[0]
     if mask is not None or padding is None or src.dim() != 3 or first.training or torch.is_autocast_enabled():
         return False

@@ -1,8 +1,10 @@
-"""Batch normalization over distributed samples and space, with one fused reduction forward and one backward.
+"""Batch normalization with statistics over samples and space.
 
-:mod:`distconv.batch_norm_scope` says over which values statistics are taken.
+One fused all-reduce forward (two for float64) and one backward. :mod:`distconv.batch_norm_scope` selects the values
+over which statistics are computed. ``SyncBatchNorm`` is patched to use global statistics for distributed tensors.
 
-Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over the spatial distribution of a sample).
+Source: Dryden et al. 2019, III-B (local statistics, and statistics aggregated over the spatial distribution of a
+sample).
 """
 
 from __future__ import annotations
@@ -42,24 +44,26 @@ from distconv.process import patches
 from distconv.tensor import DistTensor
 
 _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
-"""Dimensions of x whose split the statistics reach across."""
+"""Dimensions of x over which statistics are computed, if they are split, for each scope."""
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """What statistics are taken over: ``count`` values per channel on the ranks along ``axes``."""
+    """The values over which statistics are computed: ``count`` per channel, on the ranks along ``axes``."""
 
     count: int
     grid: ProcessGrid
     axes: tuple[str, ...]
     channels: slice
-    """The channels that this rank has, of ``of``; ``axis`` is the one that splits them."""
+    """The channels of this rank."""
     of: int
+    """Number of all channels."""
     axis: str | None
+    """The axis that splits the channels."""
     groups: MPI.Intracomm | None
-    """The ranks that have running statistics together, where not all of them have the same statistics."""
+    """The ranks that share running statistics; None if all ranks have the same statistics."""
     share: float
-    """The part of all values of a channel that this rank has."""
+    """This rank's fraction of all values of a channel."""
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -75,14 +79,14 @@ class _BatchNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         mean, var = _moments(x, running, reach)
         _update_running(running, mean, var, reach)
-        # Never in half precision, in which a small variance has hardly a digit.
+        # Never in half precision, which would lose almost all digits of a small variance.
         dtype = accumulation_dtype(x.dtype if weight is None else weight.dtype)
         if x.shape[1] < reach.of:
             mean, var = mean[reach.channels], var[reach.channels]
         mean, var = mean.to(dtype), var.to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.eps, ctx.reach = eps, reach
-        # With the statistics known this is torch's fused kernel for evaluation.
+        # The statistics are given, so torch's fused kernel for evaluation normalizes.
         weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
@@ -106,6 +110,7 @@ class _BatchNorm(torch.autograd.Function):
 def _by_definition(
     reach: _Reach, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
+    """Compute batch normalization by operators that have derivatives of any order. Collective."""
     dims = [d for d in range(x.dim()) if d != 1]
     shape = (-1, *(1,) * (x.dim() - 2))
 
@@ -122,10 +127,11 @@ def _by_definition(
 def _moments(
     x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], reach: _Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance per channel over all blocks that are reached, in float64.
+    """Return mean and biased variance per channel over all blocks in reach, in float64. Collective.
 
-    Sums are taken about the running mean: it is equal on these ranks, and as a rule near the mean. Of channels that
-    this rank has not got they are right where there are running statistics, which every rank keeps whole.
+    Sums are taken about the running mean, which is identical on these ranks and usually near the mean. For channels
+    that this rank does not have, the result is valid only if there are running statistics, because every rank stores
+    all of these.
     """
     mine = x.shape[1]
     here = x.numel() // max(1, mine)
@@ -161,6 +167,7 @@ def _update_running(
     var: torch.Tensor,
     reach: _Reach,
 ) -> None:
+    """Update the running statistics, or register an update that the scope applies later."""
     if running[0] is None and running[1] is None:
         return
     unbiased = var * (reach.count / (reach.count - 1))
@@ -184,14 +191,16 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> DistTensor:
-    """``F.batch_norm`` of x (N, C, ...).
+    """Compute ``F.batch_norm`` of x (N, C, ...) with statistics that are all-reduced.
+
+    Parameters as in torch.
 
     Raises
     ------
     ShapeError
-        With torch's text, if there is one value per channel in training.
+        If there is one value per channel in training, with torch's message.
     DtypeError
-        If the weight's dtype does not go with the input's.
+        If the weight's dtype does not match the input's.
     NoRule
         For a plain tensor with a distributed weight.
     """
@@ -221,7 +230,7 @@ def batch_norm(
     if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
         local_norm = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
-        # Where there are no channels: of one that has the two values that torch wants in training.
+        # A rank without channels computes one with two values, because torch requires two in training.
         if own.extent:
             y = local_norm(local, mean, var, w, b)
             if y.requires_grad and can_be_misread(y.shape):
@@ -236,12 +245,13 @@ def batch_norm(
 
 
 def _without_channels(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
-    """Of x of one dimension, which torch takes if it has no elements."""
+    """Compute the norm of x of one dimension, which torch accepts if it has no elements."""
     whole = x.replicated()
     return DistTensor(norm(whole.local), whole.dist, x.shape).redistribute(x.dist)
 
 
 def _reach(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _Reach:
+    """Return the values over which statistics are computed on the ranks along ``axes``. Collective at its first use."""
     dist, over = x.dist, x.dist.split[1]
     apart = {*dist.split_axes} - {*axes, over}
     groups = x.grid.comm(dist.split_axes) if apart else None
@@ -250,7 +260,10 @@ def _reach(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _Reach:
 
 
 def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]) -> DistTensor:
-    """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
+    """Call ``function`` with gathered running statistics, and write them back to their blocks. Collective.
+
+    The blocks of running statistics may differ from the channel blocks of x.
+    """
     whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
     y = function(*whole)
     batch_norm_scope.apply_updates()
@@ -273,7 +286,10 @@ def torch_batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> DistTensor:
-    """``torch.batch_norm``, which takes the same in another order."""
+    """Compute ``torch.batch_norm``, which takes the arguments of ``F.batch_norm`` in another order.
+
+    Parameters as in torch.
+    """
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
@@ -284,7 +300,10 @@ _torchs_forward = batchnorm.SyncBatchNorm.forward
 
 @wraps(_torchs_forward)
 def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
-    """As ordinary batch norm with global statistics, whatever torch.distributed is set up for."""
+    """Run SyncBatchNorm on a distributed tensor as batch normalization with global statistics.
+
+    ``torch.distributed`` is not used.
+    """
     if not isinstance(input, DistTensor):
         return _torchs_forward(layer, input)
     if layer.process_group is not None:
@@ -301,7 +320,7 @@ patches.declare(batchnorm.SyncBatchNorm, "forward", _synchronized, "it calls tor
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
-    """Values per channel that the statistics along ``axes`` are taken over on this rank."""
+    """Return the number of values per channel over which statistics along ``axes`` are computed on this rank."""
     shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
     if set(axes) == {axis for axis in split if axis}:
         return math.prod(shape)

@@ -1,14 +1,37 @@
-"""Distributed convolution over samples, space, channels and filters, with the communication behind the local work.
+"""Convolution, split over samples, space, channels and filters.
 
-    forward    [f1] start the exchange of x (halo and channels)   [f2] convolve what is owned   [f3] finish
-               [f4] add the share of what came   [f5] where channels are split: sum y at its owners
-    backward   [b1] dL/dx of what came   [b2] start sending it to its owners   [b3] dL/dx and dL/dw of what is owned
-               [b4] finish
+The output y has the distribution of the input x. The splits determine what a rank receives:
 
-x is never copied where the geometry permits; elsewhere, and where there is too little work to hide anything behind it,
-the needed box is assembled (kernels.convolution.merged) and convolved at once.
+- samples: nothing (sample parallelism);
+- space: the halo, which is the input that the kernel reaches beyond the rank's own block (spatial parallelism);
+- channels (grid axis ``c``): the input channels of the rank's weights. Partial sums of y are reduce-scattered
+  (channel and filter parallelism).
 
-Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and IV-A (overlap).
+The splits combine. Halo and channels, together called ghosts, arrive in one exchange. It overlaps with the convolution
+of the owned block::
+
+    forward   [f1]  start the halo exchange of x  ------+
+              [f2]  y = convolution of the owned block  |  messages in flight
+              [f3]  wait for the ghosts  <--------------+
+              [f4]  y += convolution of the ghosts
+              [f5]  if y is a partial sum: reduce-scatter it
+
+    backward  [b1]  dL/dx of the ghosts
+              [b2]  start the reverse halo exchange  --------+
+              [b3]  dL/dx of the owned block, dL/dw, dL/db   |  messages in flight
+              [b4]  wait, add the received values to dL/dx  <+
+
+If the geometry requires a padded copy, or if there is too little work to overlap, the needed input is assembled first
+and convolved by one call.
+
+Two things differ from the paper:
+
+- The paper exchanges a halo of dL/dy to compute dL/dx. Here each rank computes dL/dx of its ghosts and returns it to
+  the owners, who add it. The plan of [f1] serves both directions, for any kernel, stride, padding and dilation.
+- dL/dw and dL/db leave this module as local contributions. Their all-reduce is the backward pass of
+  ``both_whole_over``, ``weight_block`` and ``parameter_block``.
+
+Source: Dryden et al. 2019, III-A (samples and space), III-D (channels and filters) and IV-A (overlap).
 """
 
 from __future__ import annotations
@@ -65,27 +88,42 @@ from distconv.tensor import DistTensor
 
 @dataclass(frozen=True)
 class _ConvolutionPlan:
-    """Everything about one convolution that does not depend on values: planned once, run many times."""
+    """Plan of one convolution on this rank: everything that does not depend on values.
+
+    A box is a range of channels, then one range for each spatial dimension, in global indices of x. Samples are never
+    exchanged. ``free`` and ``small`` decide how the rank computes but not which messages it sends, so they may differ
+    between ranks.
+    """
 
     plan: TransferPlan
+    """Moves the ghosts to this rank, and their gradients back to the owners."""
     work: Convolution
+    """The computation of this rank's block of y from pieces of x."""
     block: tuple[Range, ...]
-    """What this rank has of x, channels first."""
+    """The box of x that this rank owns."""
     own: tuple[Range, ...]
-    """The part of it that is convolved here: without the channels that only others need."""
+    """The part of ``block`` from which this rank computes: without channels that only other ranks need."""
     slabs: tuple[tuple[Range, ...], ...]
+    """The boxes of the ghosts."""
     free: bool
-    """True if pieces are convolved as they are."""
+    """True to convolve the owned block and each ghost separately, without a copy. Otherwise ``needed`` is assembled."""
     small: bool
-    """True if all is convolved at once, in one call forward and one backward."""
+    """True to call torch once forward and once backward, because there is too little work to overlap messages with.
+
+    Otherwise the gradients of input and parameters are computed by separate calls.
+    """
 
     @property
     def needed(self) -> tuple[Range, ...]:
+        """The box of all input of this rank's block of y: ``own``, ``slabs`` and padding."""
         space = (self.work.geometry.needed(d, out) for d, out in enumerate(self.work.out))
         return (self.work.channels, *space)
 
     def pieces(self, x: torch.Tensor, slabs: Sequence[torch.Tensor]) -> list[Piece]:
-        """What is convolved: the owned block and each slab by itself, or the one needed box made of them."""
+        """Return the pieces to convolve: the owned block and each ghost, or one piece assembled from them.
+
+        ``slabs`` may be empty before the ghosts have arrived.
+        """
         first = self.own[0][0] - self.block[0][0]
         own = x if self.own == self.block else x[:, first : first + self.own[0][1] - self.own[0][0]]
         pieces = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
@@ -102,6 +140,7 @@ def _layer(
     split: ChannelSplit | None,
     small: bool,
 ) -> _ConvolutionPlan:
+    """Plan the convolution of x of the global ``shape``; ``split`` is None if channels are not split. Collective."""
     channels = None if split is None else channel_needs(dist, 1, split)
     needs = window_needs(dist, out_shape, geometry, channels)
     plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
@@ -124,14 +163,15 @@ class _Convolve(torch.autograd.Function):
     ) -> torch.Tensor:
         transfer = layer.plan.start(x, "convolution halo exchange")  # [f1]
         if layer.free:
-            y = layer.work.forward(layer.pieces(x, ())[0], weight, bias)  # [f2] hides the messages
+            y = layer.work.forward(layer.pieces(x, ())[0], weight, bias)  # [f2]
             slabs = transfer.finish()  # [f3]
             layer.work.add(y, layer.pieces(x, slabs)[1:], weight)  # [f4]
         else:
-            slabs = transfer.finish()
+            slabs = transfer.finish()  # [f3]
             (box,) = layer.pieces(x, slabs)
-            y = layer.work.forward(box, weight, bias)
-            slabs = [box.values] if layer.small else slabs  # it is not assembled again
+            y = layer.work.forward(box, weight, bias)  # [f2] and [f4]
+            # To save memory, a large piece is assembled again in backward.
+            slabs = [box.values] if layer.small else slabs
         ctx.layer = layer
         ctx.save_for_backward(x, weight, *slabs)
         return y
@@ -156,7 +196,7 @@ class _Convolve(torch.autograd.Function):
         dx = dw = db = sending = None
         if ctx.needs_input_grad[0]:
             dx, sending = _start_input_gradient(layer, grad, pieces, weight)  # [b1] to [b3]
-        if ctx.needs_input_grad[1]:  # [b3], the longest piece of work behind the messages
+        if ctx.needs_input_grad[1]:  # [b3], which overlaps with the messages
             dw, db = layer.work.parameter_gradients(grad, pieces, weight, bias=ctx.needs_input_grad[2])
         elif ctx.needs_input_grad[2]:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
@@ -168,16 +208,16 @@ class _Convolve(torch.autograd.Function):
 def _all_gradients(
     layer: _ConvolutionPlan, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Of a piece that is all of the needed input."""
-    dx, dw, db = layer.work.gradients(grad, piece, weight, wanted)
+    """Return dL/dx, dL/dw and dL/db by one call, given the one piece that is all of the needed input."""
+    dx, dw, db = layer.work.gradients(grad, piece, weight, wanted)  # [b1] and [b3]
     if dx is None:
         return None, dw, db
-    own, sending = _sent_back(layer, Piece(dx, piece.box), grad)
-    return sending.finish(own), dw, db
+    own, sending = _sent_back(layer, Piece(dx, piece.box), grad)  # [b2]
+    return sending.finish(own), dw, db  # [b4]
 
 
 def _assembled(layer: _ConvolutionPlan, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``y`` by operators that have derivatives: of the needed box in one piece, padding included."""
+    """Return y (N, F, ...), without overlap, by operators that have derivatives of any order."""
     plan, work = layer.plan, layer.work
     needs = cast("Needs", plan.dst)
     box = gather_region(x, transfer_plan(needs.base, needs, plan.shape))
@@ -186,6 +226,8 @@ def _assembled(layer: _ConvolutionPlan, x: torch.Tensor, weight: torch.Tensor, b
     geometry, groups = work.geometry, work.groups
     empty = 0 in (*shape, *box.shape)
     if empty:
+        # torch rejects empty operands, but this rank's graph must be that of the others: backward passes send their
+        # messages in its order, and a rank that sends none leaves the others waiting.
         box = pad_to_minimum_shape(box, (1, groups, *map(geometry.reach, range(len(work.out)))))
         weight = pad_to_minimum_shape(weight, (groups, 1, *geometry.kernel))
         bias = pad_to_minimum_shape(bias, (groups,))
@@ -196,7 +238,7 @@ def _assembled(layer: _ConvolutionPlan, x: torch.Tensor, weight: torch.Tensor, b
 def _start_input_gradient(
     layer: _ConvolutionPlan, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
 ) -> tuple[torch.Tensor, Accumulation]:
-    """dL/dx of the owned block so far, and what is on its way between neighbours."""
+    """Return this rank's contribution to dL/dx of the owned block, and the reverse halo exchange in flight."""
     if layer.free:
         ghosts = [layer.work.input_gradient(grad, piece, weight) for piece in pieces[1:]]  # [b1]
         sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")  # [b2]
@@ -207,7 +249,7 @@ def _start_input_gradient(
 
 
 def _sent_back(layer: _ConvolutionPlan, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
-    """Of dL/dx on all that is needed the owned block, and the rest on its way to its owners."""
+    """Return the owned block of dL/dx of all needed input, and the reverse halo exchange of the rest in flight."""
     shares = [crop(whole, box) for box in layer.slabs]
     return crop(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")
 
@@ -222,12 +264,32 @@ def _convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> DistTensor:
-    """``torch.conv1d``, ``conv2d`` or ``conv3d`` of x (N, C, [D, [H,]] W), split over any of its dimensions.
+    """Convolve a distributed tensor as ``torch.conv1d``, ``conv2d`` or ``conv3d`` does.
+
+    Parameters
+    ----------
+    function : callable
+        torch's function. It determines shapes and errors, and computes if only samples are split.
+    input : DistTensor
+        x (N, C, [D, [H,]] W), or (C, [D, [H,]] W) without a sample dimension. Any dimension may be split.
+    weight : Tensor or DistTensor
+        w (F, C / groups, [kD, [kH,]] kW). A plain tensor is identical on all ranks.
+    bias : Tensor or DistTensor, optional
+        Shape (F,).
+    stride, padding, dilation, groups
+        As in torch, ``padding="same"`` and ``"valid"`` included.
+
+    Returns
+    -------
+    DistTensor
+        y (N, F, [D, [H,]] W), distributed as the input, in balanced blocks.
 
     Raises
     ------
-    ShapeError
-        As torch does.
+    ShapeError, DtypeError
+        If torch rejects the operands, with torch's message on all ranks.
+    NoRule
+        If ``input`` is a plain tensor.
     """
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
@@ -247,7 +309,7 @@ def _convolution(
     if x.dist.split[1] is None:
         w, b = both_whole_over(weight, bias, x.dist)
         if not any(x.dist.split[2:]):
-            # Whole samples: nothing is exchanged, and torch's own operator has its own backward.
+            # Sample parallelism: nothing is exchanged, and torch's operator has its own backward.
             call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
             y = run_like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
             return DistTensor(y, x.dist, out_shape)
@@ -280,6 +342,7 @@ def _convolution(
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)  # [f5]
+        # The bias follows, because each partial sum would add it.
         y = y if b is None else y + b.to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 
@@ -287,7 +350,7 @@ def _convolution(
 def _of_complex(
     convolve: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any
 ) -> DistTensor:
-    """Three products of real numbers, as torch has it."""
+    """Convolve complex operands by three real convolutions, as torch does."""
     real, imaginary = convolve(x.real, weight.real, None, *options), convolve(x.imag, weight.imag, None, *options)
     both = convolve(x.real + x.imag, weight.real + weight.imag, None, *options)
     y: DistTensor = pointwise(torch.complex, real - imaginary, both - real - imaginary)
@@ -295,7 +358,7 @@ def _of_complex(
 
 
 def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """Padding in front of each dimension; what is behind follows from the output's extent."""
+    """Return the padding before each dimension; the padding after it follows from the size of the output."""
     if padding == "same":
         return tuple((k - 1) * d // 2 for k, d in zip(kernel, dilation, strict=True))
     if padding == "valid":

@@ -1,10 +1,11 @@
-"""Dropout in training, with the mask that one process would draw, on any grid.
+"""Dropout with the mask of a single process.
 
-Every rank draws the mask of the whole tensor from torch's generator and keeps its block: the ranks' generators must
-agree before (seed all ranks alike) and agree afterwards. A mask costs one byte per element of the *global* tensor for
-as long as its block is being cut out, and dropout of whole channels one byte per sample and channel.
+Every rank draws the mask of the global tensor from torch's generator and keeps its block. So the ranks' generators must
+be in the same state before (seed all ranks identically), and are in the same state afterwards. The mask temporarily
+needs memory for each element of the *global* tensor (one byte on a CPU), or for each sample and channel if channels
+are dropped.
 
-The decisions are those of ``F.dropout`` for a tensor with the same order of its elements in memory on the same device.
+The mask equals that of ``F.dropout`` for a tensor with the same memory order on the same device.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor
 
 _SATURATION = 1.7580993408473766
-"""Minus the limit of SELU at minus infinity: what alpha dropout sets elements to, before it scales."""
+"""Minus the limit of SELU at minus infinity. Alpha dropout sets dropped elements to the limit before it scales."""
 
 
 def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
-    """True where this rank keeps an element; one decision per index of the first ``decided`` dimensions."""
+    """Return this rank's block of the mask. Collective.
+
+    There is one decision for each index of the first ``decided`` dimensions.
+    """
     agree_on_generator(x)
-    # On a GPU what is drawn depends on the dtype.
+    # On a GPU the drawn numbers depend on the dtype.
     dtype = x.dtype if x.is_cuda else torch.bool
     if decided == x.dim():
         whole = torch.empty_like(empty_like_global(x, dtype))
@@ -42,7 +46,10 @@ def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
 
 
 def _fused(x: DistTensor, p: float) -> torch.Tensor:
-    """This rank's block after torch's fused kernel for a GPU, which draws other numbers than the steps below."""
+    """Return this rank's block after torch's fused GPU kernel. Collective.
+
+    The kernel draws other numbers than :func:`_mask`.
+    """
     agree_on_generator(x)
     _, whole = torch.native_dropout(empty_like_global(x), p, True)
     y: torch.Tensor = torch.ops.aten.native_dropout_backward(x.local, aligned(whole, x.dist, x.shape), 1 / (1 - p))
@@ -50,7 +57,7 @@ def _fused(x: DistTensor, p: float) -> torch.Tensor:
 
 
 def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What this rank's block is multiplied by, and what is added, computed step by step as torch does it."""
+    """Return the factor of this rank's block, and the summand or None, computed by the steps of torch. Collective."""
     if p == 1:
         return x.local.new_zeros(()), None
     noise = _mask(x, decided, 1 - p).to(x.dtype)
@@ -63,16 +70,20 @@ def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Te
 
 @dataclass(frozen=True)
 class _DropoutKind:
-    """One of torch's dropout functions."""
+    """One of torch's dropout functions, as an operator."""
 
     function: Callable[..., torch.Tensor]
+    """The function of torch, which checks the arguments."""
     features: bool = False
-    """True if whole channels are dropped."""
+    """True to drop complete channels. Otherwise single elements."""
     alpha: bool = False
-    """True if mean and variance are kept, as networks of SELU need it."""
+    """True to preserve mean and variance, for networks with SELU. Otherwise dropped elements are zero."""
 
     def __call__(self, input: DistTensor, p: float, training: bool, inplace: bool = False) -> DistTensor:
-        """``F.dropout`` and its kin; outside training the identity."""
+        """Compute dropout; outside training return the input.
+
+        Parameters as in torch.
+        """
         result_shape(self.function, input, p, training)
         if p == 0 or not training or input.numel() == 0:
             return input
@@ -88,6 +99,7 @@ class _DropoutKind:
         return input
 
     def _decided(self, dims: int) -> int:
+        """Return the number of leading dimensions with a decision per index."""
         if not self.features:
             return dims
         # These two also take a sample without a sample dimension.
@@ -95,7 +107,7 @@ class _DropoutKind:
 
 
 def _aten(kind: _DropoutKind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
-    """``torch.dropout`` and its kin."""
+    """Call the operator with the arguments of ``torch.dropout`` and its variants."""
     return kind(input, p, train, inplace)
 
 
@@ -128,7 +140,7 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> DistTensor:
-    """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
+    """Compute ``F.rrelu``; in training on the gathered tensor, because a number is drawn for each negative element."""
     if lower > upper:
         check_as_torch(F.rrelu, input, lower, upper, training)
     if not training:
@@ -146,6 +158,6 @@ implements(torch.rrelu_)(partial(_rrelu, True))
 
 @implements(torch.native_dropout)
 def native_dropout(input: DistTensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch.native_dropout``: what is left, and the mask."""
+    """Compute ``torch.native_dropout``: the result and the mask. Parameters as in torch."""
     factors = F.dropout(torch.ones_like(input), p, train is not False)
     return input * factors, factors != 0

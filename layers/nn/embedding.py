@@ -1,7 +1,7 @@
-"""Embeddings: indices keep their splits, each rank looks its own up in the full table.
+"""Embeddings: indices stay split, and the table is replicated.
 
-The forward pass sends no embeddings. In the backward pass the table's gradient is summed over the axes that split the
-indices, as that of any parameter.
+Each rank looks up its own indices, so forward sends no embeddings. In backward the gradient of the table is all-reduced
+over the axes that split the indices, as for any parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> DistTensor:
-    """``torch.embedding`` of indices (...): rows (..., features), of which the features are not split.
+    """Compute ``torch.embedding`` of indices (...): rows (..., features), whose features are not split.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -56,7 +58,9 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> DistTensor:
-    """``F.embedding_bag`` of bags of one length (N, L): each rank has some of the bags.
+    """Compute ``F.embedding_bag`` of bags of one length (N, L), split over bags.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -72,7 +76,7 @@ def embedding_bag(
     if isinstance(input, DistTensor):
         input = input.replicated([1])
     if max_norm is not None:
-        # Before the table enters the work as a view, which must not change any more.
+        # Before _operands, because the table must not be changed in place once it is part of the graph.
         embedding_renorm_(weight.detach(), input, max_norm, norm_type)
     table, index = _operands(weight, input, sparse)
     factors = None if per_sample_weights is None else aligned(per_sample_weights, index.dist, index.shape)
@@ -85,7 +89,7 @@ def embedding_bag(
 
 
 def _operands(weight: torch.Tensor, indices: torch.Tensor, sparse: bool) -> tuple[torch.Tensor, DistTensor]:
-    """Return the full table as it enters work that is split as the indices are, and the indices, checked."""
+    """Return the full table, whose gradient is all-reduced, and the checked indices. Collective."""
     if sparse:
         raise NoRule("an embedding with sparse=True: leave it out, or its gradients are computed on every rank")
     index = as_distributed(indices, next(t.grid for t in (indices, weight) if isinstance(t, DistTensor)))
@@ -94,14 +98,14 @@ def _operands(weight: torch.Tensor, indices: torch.Tensor, sparse: bool) -> tupl
 
 
 def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor:
-    """Return ``table``, whose gradient is divided by how often each row is looked up on all ranks together."""
+    """Return ``table`` with its gradient divided by the number of look-ups of each row on all ranks. Collective."""
     if not table.requires_grad:
         return table
     looked_up = index.local.reshape(-1)
     counts = torch.zeros(table.shape[0], dtype=torch.int64, device=table.device)
     counts = counts.index_add_(0, looked_up, torch.ones_like(looked_up, dtype=torch.int64))
     counts = allreduce(index.grid.comm(index.dist.split_axes), counts, "counts of looked up rows")
-    # Not a leaf, whose hook would stay: it has entered split work.
+    # The table is the result of whole_over, not a leaf: a hook on a leaf would stay after this step.
     table.register_hook(lambda grad: grad / counts.clamp(min=1).to(grad.dtype)[:, None])
     return table
 
@@ -110,12 +114,14 @@ def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor
 def embedding_renorm_(
     weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
-    """``torch.embedding_renorm_``: the same rows of the full table change on every rank.
+    """Compute ``torch.embedding_renorm_`` with gathered indices, so that the same rows change on every rank.
+
+    Parameters as in torch.
 
     Raises
     ------
     NoRule
-        If the table is split.
+        If the table is a DistTensor.
     """
     if isinstance(weight, DistTensor):
         raise NoRule("an embedding with max_norm and a distributed table: leave max_norm out, or use a plain parameter")

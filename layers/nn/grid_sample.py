@@ -1,4 +1,7 @@
-"""Sampling at given points, and the points of affine maps."""
+"""Sampling at given points, and the points of affine maps.
+
+A point may be anywhere in space, so space is gathered; samples, channels and points stay split.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> DistTensor:
-    """``F.grid_sample`` of x (N, C, [D,] H, W) at points (N, [D,] H, W, 2 or 3), which may be anywhere in space.
+    """Compute ``F.grid_sample`` of x (N, C, [D,] H, W) at points (N, [D,] H, W, 2 or 3).
 
-    Every rank gathers the space of its samples and channels and samples it at its own points. If the points' space is
-    not split, points and result are split as x is.
+    Every rank gathers the space of its samples and channels, and samples it at its own points. If the points' space is
+    not split, points and result are split as x is. Parameters as in torch.
     """
     out_shape = result_shape(F.grid_sample, input, grid, mode, padding_mode, align_corners)
     like = input if isinstance(input, DistTensor) else grid
@@ -60,14 +63,17 @@ def _at_points(whole: torch.Tensor, places: torch.Tensor, *options: Any) -> torc
 def grid_sampler(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> DistTensor:
-    """``torch.grid_sampler``: ``F.grid_sample`` with numbers for the modes."""
+    """Compute ``torch.grid_sampler``: ``F.grid_sample`` with numbers for the modes. Parameters as in torch."""
     mode, padding = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
     return grid_sample(input, grid, mode[interpolation_mode], padding[padding_mode], align_corners)
 
 
 @implements(F.affine_grid)
 def affine_grid(theta: DistTensor, size: Sequence[int], align_corners: bool | None = None) -> DistTensor:
-    """``F.affine_grid`` of theta (N, 2, 3) or (N, 3, 4): points (N, [D,] H, W, 2 or 3), split over samples."""
+    """Compute ``F.affine_grid`` of theta (N, 2, 3) or (N, 3, 4): points (N, [D,] H, W, 2 or 3), split over samples.
+
+    Parameters as in torch.
+    """
     shape = result_shape(F.affine_grid, theta, tuple(size), align_corners)
     x = theta.replicated([1, 2])
     local_shape = (x.local.shape[0], *shape[1:])

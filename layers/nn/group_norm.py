@@ -1,9 +1,17 @@
-"""Group, instance, layer, RMS and local response normalization of samples that are split over ranks.
+"""Group, instance, layer and RMS normalization.
 
-    forward    [f1] sums of each block   [f2] one sum over the ranks that share a group   [f3] normalize the block
-    backward   [b1] sums of the block's gradient   [b2] one sum over the same ranks   [b3] dL/dx of the block
+::
 
-Groups may straddle the borders of blocks, in space and in channels.
+    forward   [f1]  sums of each block
+              [f2]  one all-reduce over the ranks that share a group
+              [f3]  normalize the block
+
+    backward  [b1]  sums of the block's gradient
+              [b2]  one all-reduce over the same ranks
+              [b3]  dL/dx of the block
+
+For float64, [f1] and [f2] are repeated with sums about the mean. Groups may cross the borders of blocks, in space and
+in channels.
 
 Source: Dryden et al. 2019, III-B (statistics aggregated over the spatial distribution of a sample).
 """
@@ -38,46 +46,53 @@ from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 Observer = Callable[[torch.Tensor, torch.Tensor], None]
-"""Is told mean and variance (rows, groups) of what this rank normalizes."""
+"""Receives mean and variance (rows, groups) of the groups that this rank normalizes."""
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """What is normalized together of a block seen as (rows, parts, elements).
+    """The groups of a block that is viewed as (rows, parts, elements).
 
-    Part ``i`` belongs to group ``(first + i) // size`` of its row; a group has ``count`` elements on all ranks along
-    ``axes`` together.
+    Part ``i`` belongs to group ``(first + i) // size`` of its row. A group has ``count`` elements on all ranks along
+    ``axes``.
     """
 
     shape: tuple[int, int, int]
+    """Shape (rows, parts, elements) of the block."""
     first: int
+    """Index of the block's first part among the parts of all ranks; 0 if a group is one part."""
     size: int
+    """Parts of a group."""
     number: int
+    """Groups of a row on all ranks; rank-local groups if a group is one part."""
     count: int
+    """Elements of a group on all ranks along ``axes``."""
     grid: ProcessGrid
     axes: tuple[str, ...]
+    """Axes along which ranks share a group."""
 
     def of_parts(self, device: torch.device) -> torch.Tensor:
-        """The group of each part."""
+        """Return the group of each part."""
         return (torch.arange(self.shape[1], device=device) + self.first) // self.size
 
     def summed(self, values: torch.Tensor, what: str) -> torch.Tensor:
-        """Sums per group (k, rows, groups) over all ranks of ``values`` (k, rows, parts)."""
+        """Return sums per group (k, rows, groups) over all ranks of ``values`` (k, rows, parts). Collective."""
         total = values.new_zeros((values.shape[0], self.shape[0], self.number))
         total.index_add_(2, self.of_parts(values.device), values)
-        # Making a communicator is collective, and without axes only ranks with an empty block come here.
+        # Without axes only ranks with an empty block reach this line. They must not create a communicator, which is
+        # collective.
         return allreduce(self.grid.comm(self.axes), total, what) if self.axes else total
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` with each part of each row as a channel of one sample, as torch's batch norm kernels take it."""
+        """Return x with each part of each row as a channel of one sample, as torch's batch norm kernels require."""
         return _wide(x).reshape(1, self.shape[0] * self.shape[1], self.shape[2])
 
     def per_part(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Values (rows, groups) for each part of each row."""
+        """Return values (rows, groups) repeated for each part of each row."""
         return values.to(dtype)[:, self.of_parts(values.device)].flatten()
 
     def moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and biased variance (rows, groups) in float64 of the block ``x``."""
+        """Return mean and biased variance (rows, groups) in float64 of the block ``x``. Collective."""
         var = mean = torch.zeros(self.shape[:2], dtype=torch.float64, device=x.device)
         if x.numel():
             var, mean = torch.var_mean(_wide(x).reshape(self.shape), 2, correction=0)
@@ -98,7 +113,10 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Normalize(torch.autograd.Function):
-    """(x - mean) / std of each group, times a weight plus a bias (one per part, or None), as ``dtype``."""
+    """Normalization of each group, followed by scale and shift and converted to ``dtype``.
+
+    Weight and bias have one value for each part, or are None.
+    """
 
     @staticmethod
     def forward(
@@ -122,9 +140,10 @@ class _Normalize(torch.autograd.Function):
         flat = groups.flat(x)
         mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
         w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
-        # With the statistics known this is torch's fused kernel for evaluation. F.batch_norm refuses a negative eps.
+        # The statistics are given, so torch's fused kernel for evaluation normalizes. F.batch_norm rejects a negative
+        # eps, which torch.batch_norm accepts.
         y = torch.batch_norm(flat, w, b, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)  # [f3]
-        # No view may leave a Function: what follows could not change it in place.
+        # Not a view: autograd forbids in-place changes of views that a Function returns.
         result: torch.Tensor = torch.ops.aten._unsafe_view(y, x.shape)
         return result.to(dtype)
 
@@ -165,6 +184,7 @@ def _by_definition(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
+    """Compute the normalization by operators that have derivatives of any order. Collective."""
     parts = groups.of_parts(x.device)
 
     def mean(values: torch.Tensor) -> torch.Tensor:
@@ -186,14 +206,14 @@ def _prepared(
     name: str,
     probe: Callable[[torch.Tensor], torch.Tensor],
 ) -> DistTensor:
-    """``input`` as it is normalized: each dimension in one piece, in the dtype that autocast asks for.
+    """Return the input without block-cyclic dimensions, in the dtype that autocast selects. Collective.
 
     Raises
     ------
-    UnsupportedOperation
-        If the input is no DistTensor.
+    NoRule
+        If the input is a plain tensor.
     DtypeError
-        If the parameters' dtype does not go with the input's.
+        If the parameters' dtype does not match the input's.
     """
     if not isinstance(input, DistTensor):
         raise NoRule(f"{name} of a plain tensor with distributed parameters: scatter the input first")
@@ -246,7 +266,10 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> DistTensor:
-    """``F.group_norm`` of x (N, C, ...)."""
+    """Compute ``F.group_norm`` of x (N, C, ...); sums are all-reduced over the ranks that share a group.
+
+    Parameters as in torch.
+    """
     result_shape(F.group_norm, input, num_groups, weight, bias, eps)
     x = _prepared(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
     return _by_channel(x, num_groups, (weight, bias), eps)
@@ -263,17 +286,20 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> DistTensor:
-    """``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch."""
+    """Compute ``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch.
+
+    Parameters as in torch.
+    """
     result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     x = _prepared(input, weight, bias, "instance norm", F.instance_norm)
     if not use_input_stats:
-        assert running_mean is not None and running_var is not None  # else torch refuses above
+        assert running_mean is not None and running_var is not None  # result_shape rejects None.
         return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
     if running_mean is None and running_var is None:
         return _by_channel(x, x.shape[1], (weight, bias), eps)
     collected: list[torch.Tensor] = []
     y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: collected.extend(moments))
-    # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
+    # As in torch, a recomputation that has all saved tensors ends here, before the statistics are updated again.
     recomputation.count_substep()
     recomputation.check_statistics_update()
     _update_running(x, running_mean, running_var, momentum, *collected)
@@ -288,6 +314,7 @@ def _with_known_statistics(
     bias: torch.Tensor | None,
     eps: float,
 ) -> DistTensor:
+    """Normalize with given statistics (C,)."""
     mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
     weight, bias = parameter_blocks(weight, bias, x.dist, [1])
     scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
@@ -304,7 +331,10 @@ def _update_running(
     mean: torch.Tensor,
     var: torch.Tensor,
 ) -> None:
-    """Move running statistics (C) towards the mean over all samples of ``mean`` and ``var`` (own samples, channels)."""
+    """Update running statistics (C,) by the mean of ``mean`` and ``var`` over all samples. Collective.
+
+    ``mean`` and ``var`` are those of this rank's samples and channels.
+    """
     count = math.prod(x.shape[2:])
     channels = x.box()[1]
     total = mean.new_zeros((2, x.shape[1]))
@@ -325,7 +355,10 @@ def aten_instance_norm(
     running_var: torch.Tensor | None,
     *options: Any,
 ) -> DistTensor:
-    """``torch.instance_norm``: ``F.instance_norm`` with its arguments in another order."""
+    """Compute ``torch.instance_norm``, which takes the arguments of ``F.instance_norm`` in another order.
+
+    Parameters as in torch.
+    """
     return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
 
 
@@ -338,7 +371,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> DistTensor:
-    """``F.layer_norm`` over the last dimensions, split or not."""
+    """Compute ``F.layer_norm`` over the last dimensions, which may be split. Parameters as in torch."""
     result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
     x = _prepared(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
     first = x.dim() - len(normalized_shape)
@@ -362,7 +395,7 @@ def _affine(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> DistTensor:
-    """``F.rms_norm`` over the last dimensions, split or not."""
+    """Compute ``F.rms_norm`` over the last dimensions, which may be split. Parameters as in torch."""
     result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
     x = _prepared(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
     dims = range(x.dim() - len(normalized_shape), x.dim())

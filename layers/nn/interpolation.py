@@ -1,4 +1,8 @@
-"""Interpolation in 1-D to 3-D; what needs more than the neighbours' rows gathers space."""
+"""Interpolation in one to three dimensions.
+
+Nearest and linear modes exchange the positions that outputs need. Area interpolation is adaptive pooling. Bicubic
+interpolation and antialiasing gather space.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,20 @@ _AREA: dict[int, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What torch's choice of a kernel depends on besides one dimension's extents and scale."""
+    """The properties that select torch's kernel, except for the sizes and the scale of one dimension."""
 
     mode: str
     count: int
-    """Dimensions of space."""
+    """Number of spatial dimensions."""
     grows: bool
-    """True if any extent changes: a GPU copies where none does."""
+    """True if any size changes. Otherwise a GPU copies."""
     device: str
 
     def one_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
-        """(N, 1, extent) float64 resampled to (N, 1, out), as this kernel does along the first of its dimensions."""
+        """Return values (N, 1, extent) resampled to (N, 1, out).
+
+        float64, as this kernel does along its first spatial dimension.
+        """
         rest = (1 + self.grows,) * (self.count - 1)
         size: dict[str, Any] = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
         y = F.interpolate(values.view(*values.shape, *(1,) * len(rest)), mode=self.mode, **size)
@@ -45,10 +52,10 @@ class _Kernel:
 
 @lru_cache(maxsize=1024)
 def _nearest(kernel: _Kernel, extent: int, out: int, scale: float | None) -> Resampling:
-    """One dimension.
+    """Return the resampling of one dimension by nearest neighbours.
 
-    torch computes these indices in float32, and where an extent stays or doubles, though the scale is another one, in
-    a way of their own for each number of dimensions, and for gradients: asking it is the way to get the same ones.
+    torch computes the indices in float32. If a size stays the same or doubles although the scale differs, its kernels
+    treat each number of dimensions, and gradients, differently. So the indices are obtained by calling torch.
     """
     like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
     one_each = torch.zeros((out, 1, extent), **like, requires_grad=True)
@@ -61,7 +68,10 @@ def _nearest(kernel: _Kernel, extent: int, out: int, scale: float | None) -> Res
 
 @lru_cache(maxsize=1024)
 def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
-    """Return True if torch takes an extent that stays as it is, whatever the scale: some kernels do."""
+    """Return True if torch copies a dimension whose size does not change.
+
+    Some kernels do so regardless of the scale.
+    """
     if scale in (None, 1):
         return True
     values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)
@@ -70,6 +80,7 @@ def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
 
 @lru_cache(maxsize=1024)
 def _linear(kernel: _Kernel, extent: int, out: int, scale: float | None, align_corners: bool) -> Resampling:
+    """Return the resampling of one dimension by linear interpolation."""
     position = torch.arange(out, dtype=torch.float64)
     if align_corners:
         position *= (extent - 1) / (out - 1) if out > 1 else 0.0
@@ -82,13 +93,14 @@ def _linear(kernel: _Kernel, extent: int, out: int, scale: float | None, align_c
 
 @dataclass(frozen=True)
 class _Enlarged:
-    """Needed input when every dimension grows by a whole factor: linear modes blend with one neighbour per side."""
+    """The windows of an enlargement by integer factors; linear modes need one neighbour on each side."""
 
     factors: tuple[int, ...]
     extents: tuple[int, ...]
     linear: bool
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs of the outputs ``out``."""
         if out[0] >= out[1]:
             return (0, 0)
         factor, ghost = self.factors[dim], int(self.linear)
@@ -96,7 +108,10 @@ class _Enlarged:
 
 
 def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _Enlarged) -> DistTensor:
-    """Interpolation by whole factors: torch's own kernel on the needed box, less what only neighbours want."""
+    """Interpolate by integer factors. Collective.
+
+    torch's kernel enlarges the needed input, and the outputs of the ghosts are cropped.
+    """
     block = needed_block(x, out_shape, rule)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
@@ -117,7 +132,10 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> DistTensor:
-    """``F.interpolate`` of x (N, C, [D, [H,]] W); ``bicubic``, and ``antialias=True``, gather space."""
+    """Compute ``F.interpolate`` of x (N, C, [D, [H,]] W); ``bicubic`` and ``antialias=True`` gather space.
+
+    Parameters as in torch.
+    """
     options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     out_shape = result_shape(F.interpolate, input, *options)
     x = balanced_input(input)

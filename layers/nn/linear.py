@@ -1,6 +1,9 @@
-"""Linear layers: sample-parallel with whole features, or model-parallel with features split over axis ``c``.
+"""Linear layers, split over samples or over features.
 
-Source: Dryden et al. 2019, III-B; features are split as the channels of a convolution are (plumbing.sharded_weights).
+If features are not split, each rank multiplies its rows by the full weight. If they are split over axis ``c``, they are
+split as the channels of a convolution are (see :mod:`distconv.layers.plumbing.sharded_weights`).
+
+Source: Dryden et al. 2019, III-B and III-D.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from distconv.tensor import DistTensor
 
 @implements(F.linear, torch._C._nn.linear, tensors="input weight bias")
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DistTensor:
-    """``F.linear`` of x (..., features); features split over another axis than ``c`` are gathered first.
+    """Compute ``F.linear`` of x (..., features).
+
+    Features that are split over another axis than ``c`` are gathered first, or moved to ``c`` if the weight is sharded.
+    Parameters as in torch.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         raise NoRule("F.linear with a weight of one dimension: unsqueeze(0) it, and squeeze the result")
     last = input.dim() - 1
     sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
-    # Rows by themselves: blocks of any length stay where they are.
+    # Rows are independent, so blocks need not be balanced, and nothing is moved.
     by_rows = input.dist.split[last] is None and not sharded
     x = input if by_rows else with_channels_split(input, last, weight)
     if x.dist.split[last] is None:

@@ -1,4 +1,8 @@
-"""Losses: each rank sums over its block, one sum over the ranks gives the mean over the global mini-batch."""
+"""Losses: local sums and one all-reduce.
+
+Each rank sums over its block. One all-reduce gives the mean over the global mini-batch, not the mean of the ranks'
+means.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ def _check_old_options(function: Callable[..., torch.Tensor], size_average: Any,
 
 
 def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **options: Any) -> torch.Tensor:
-    """A loss that is an elementwise function of its operands, then reduced."""
+    """Compute a loss that is an elementwise function of its operands, then reduced."""
     _check_old_options(function, options.pop("size_average", None), options.pop("reduce", None))
     reduction = options.pop("reduction", "mean")
     result_shape(function, *operands, **options, reduction=reduction)
@@ -57,7 +61,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``F.binary_cross_entropy_with_logits``."""
+    """Compute ``F.binary_cross_entropy_with_logits`` element by element, then reduce. Parameters as in torch."""
     options = {"weight": weight, "pos_weight": pos_weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
 
@@ -71,13 +75,13 @@ def binary_cross_entropy(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.binary_cross_entropy``."""
+    """Compute ``F.binary_cross_entropy`` element by element, then reduce. Parameters as in torch."""
     options = {"weight": weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy, input, target, reduction=reduction, **options)
 
 
 def _unweighted_loss(function: Callable[..., torch.Tensor], *operands: torch.Tensor, **options: Any) -> torch.Tensor:
-    """A loss of two or three operands; recent versions of torch pass some of them a weight."""
+    """Compute a loss of two or three operands; recent versions of torch pass a weight, which may be None."""
     if options.get("weight") is None:
         options.pop("weight", None)
     return _elementwise_loss(function, *operands, **options)
@@ -99,7 +103,7 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> torch.Tensor:
-    """``F.kl_div``."""
+    """Compute ``F.kl_div`` element by element, then reduce. Parameters as in torch."""
     by_sample = reduction == "batchmean"
     options = {"size_average": size_average, "reduce": reduce, "log_target": log_target}
     loss = _elementwise_loss(F.kl_div, input, target, reduction="sum" if by_sample else reduction, **options)
@@ -119,7 +123,10 @@ def cosine_embedding_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.cosine_embedding_loss`` of (N, D), or of (D) with a target of no dimension."""
+    """Compute ``F.cosine_embedding_loss`` of (N, D), or of (D,) with a target without dimensions.
+
+    Parameters as in torch.
+    """
     _check_old_options(F.cosine_embedding_loss, size_average, reduce)
     result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
     one = torch.zeros((1, 1), dtype=input1.dtype, device=input1.device)
@@ -145,7 +152,10 @@ def triplet_margin_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.triplet_margin_loss``, which torch has in one piece: that of any distance is written in Python."""
+    """Compute ``F.triplet_margin_loss`` by ``F.triplet_margin_with_distance_loss``, which torch writes in Python.
+
+    Parameters as in torch.
+    """
     _check_old_options(F.triplet_margin_loss, size_average, reduce)
     distance = partial(F.pairwise_distance, p=p, eps=eps)
     return F.triplet_margin_with_distance_loss(
@@ -167,7 +177,10 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """``F.cross_entropy`` of logits (N, C, ...) and class indices (N, ...) or probabilities (N, C, ...)."""
+    """Compute ``F.cross_entropy`` of logits (N, C, ...) and class indices (N, ...) or probabilities (N, C, ...).
+
+    Split classes are gathered. Parameters as in torch.
+    """
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
 
@@ -182,7 +195,10 @@ def nll_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...)."""
+    """Compute ``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...).
+
+    Split classes are gathered. Parameters as in torch.
+    """
     return _class_loss(
         F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index}
     )
@@ -198,7 +214,7 @@ def _class_loss(
     reduction: str,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """The sum over the global mini-batch, divided by the global sum of the weights that torch divides by."""
+    """Compute a loss of classes: a sum over the global mini-batch, divided by a global sum of weights."""
     _check_old_options(function, size_average, reduce)
     shape = result_shape(function, input, target, weight, reduction=reduction, **options)
     if input.dim() == 1:
@@ -223,7 +239,7 @@ def _class_loss(
     losses = _local_losses(function, logits.local, labels, class_weight, options)
     if reduction == "none":
         return DistTensor(losses, logits.dist.with_axes(kept), shape)
-    # In half precision neither the sum nor the count would be right.
+    # In half precision both the sum and the count could overflow or be rounded.
     wide = torch.promote_types(losses.dtype, torch.float32)
     divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
     total = allreduce_sum(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
@@ -232,6 +248,7 @@ def _class_loss(
 
 
 def _no_label(classes: int, wrong: int) -> LabelError:
+    """Return the error for a label that is not a class."""
     return LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
@@ -249,7 +266,7 @@ def _local_losses(
 def _divisor(
     labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, indices: bool, losses: torch.Tensor
 ) -> torch.Tensor:
-    """What a mean divides by here: samples, less the ignored ones, or the sum of their classes' weights."""
+    """Return this rank's part of the divisor of a mean: the valid labels, or the sum of their classes' weights."""
     if not indices:
         return torch.tensor(losses.numel(), device=losses.device)
     valid = labels != ignore_index
@@ -264,7 +281,7 @@ def _divisor(
 def _margin_loss(
     function: Callable[..., torch.Tensor], input: torch.Tensor, target: torch.Tensor, *args: Any, **named: Any
 ) -> torch.Tensor:
-    """``F.multi_margin_loss`` or ``F.multilabel_margin_loss`` of x (N, C)."""
+    """Compute ``F.multi_margin_loss`` or ``F.multilabel_margin_loss`` of x (N, C)."""
     _check_old_options(function, named.pop("size_average", None), named.pop("reduce", None))
     reduction = named.pop("reduction", "mean")
     shape = result_shape(function, input, target, *args, reduction="none", **named)
@@ -296,12 +313,14 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """``F.ctc_loss`` of log probabilities (T, N, C) and targets (N, S): each rank has some of the samples.
+    """Compute ``F.ctc_loss`` of log probabilities (T, N, C) and targets (N, S), split over samples.
+
+    Parameters as in torch.
 
     Raises
     ------
     NoRule
-        For one sample, and for targets in one row.
+        For one sample, and for concatenated targets.
     """
     if log_probs.dim() != 3 or targets.dim() != 2:
         raise NoRule("F.ctc_loss of one sample, or of targets one behind the other: pad the targets to (N, S)")
@@ -314,7 +333,7 @@ def ctc_loss(
     def losses() -> torch.Tensor:
         if x.local.shape[1]:
             return F.ctc_loss(x.local, labels, lengths[0].local, lengths[1].local, blank, "none", zero_infinity)
-        # Of one sample without labels, as other ranks' graphs are.
+        # A rank without samples computes one sample without labels, so that its graph is that of the other ranks.
         none = torch.zeros(1, dtype=torch.int64)
         one = pad_to_minimum_shape(x.local, (1, 1, 1))
         return connected_zeros(
@@ -326,6 +345,7 @@ def ctc_loss(
 
 
 def _lengths(given: Any, dist: Distribution, samples: int) -> DistTensor:
+    """Return the lengths of the samples, distributed as the samples are."""
     lengths = given if isinstance(given, torch.Tensor) else torch.tensor(given)
     if lengths.shape != (samples,):
         raise NoRule(f"F.ctc_loss of {samples} samples with lengths {tuple(lengths.shape)}: pass one for each")
@@ -342,13 +362,13 @@ _NUMBERED = {
     "margin_ranking_loss": "input1 input2 target margin reduction",
     "cosine_embedding_loss": "input1 input2 target margin reduction",
 }
-"""Functions of ``torch``, and their arguments in its order."""
+"""Functions of ``torch`` that encode the reduction as a number, with their arguments in order."""
 
 
 def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named: Any) -> torch.Tensor:
-    """``loss``, of torch.nn.functional, for the arguments of its namesake in ``torch``.
+    """Call ``loss`` of ``torch.nn.functional`` with the arguments of the function of the same name in ``torch``.
 
-    Without a reduction it is 0 there, none, whatever the schema says: Python's arguments do not know its word for 1.
+    Its default reduction is 0 (none): Python's argument parser does not apply the default of the schema.
     """
     given = dict(zip(names.split(), args, strict=False)) | named
     return _reduced(loss(**given | {"reduction": "none"}), ("none", "mean", "sum")[given.get("reduction", 0)])

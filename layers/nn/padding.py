@@ -1,4 +1,8 @@
-"""Padding: constant (also negative), reflect, replicate, circular."""
+"""Padding: constant (also negative), reflect, replicate and circular.
+
+Padding of spatial dimensions exchanges only the positions that move between ranks. Padding of samples or channels
+gathers the padded dimensions.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from distconv.tensor import DistTensor
 
 @lru_cache(maxsize=1024)
 def _padding(mode: str, extent: int, front: int, behind: int) -> Resampling | None:
+    """Return the resampling that pads a dimension of ``extent`` indices; None if it needs no padding."""
     if not front and not behind:
         return None
     index = F.pad(torch.arange(extent, dtype=torch.float64)[None, None], (front, behind), mode=mode)
@@ -28,7 +33,7 @@ def _padding(mode: str, extent: int, front: int, behind: int) -> Resampling | No
 
 @implements(F.pad, torch._C._nn.pad, order=StridePolicy.OF_INPUT_ON_CPU)
 def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> torch.Tensor:
-    """``F.pad``: constant (also negative), reflect, replicate or circular."""
+    """Compute ``F.pad`` by an exchange of the positions that move between ranks. Parameters as in torch."""
     out_shape = result_shape(F.pad, input, tuple(pad), mode, value)
     if mode != "constant" and input.dim() == len(pad) // 2 + 1:
         return F.pad(input.unsqueeze(0), tuple(pad), mode, value).squeeze(0)

@@ -1,4 +1,8 @@
-"""Shuffles between channels and space: pixel shuffle, channel shuffle, and columns of windows (unfold, fold)."""
+"""Shuffles between channels and space, unfold and fold.
+
+Pixel shuffles move blocks between ranks such that each rank shuffles its own block. Channel shuffle, unfold and fold
+gather the dimensions that they mix.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from distconv.tensor import DistTensor
 
 
 def _in_units(dist: Distribution, shape: Sequence[int], units: Sequence[int]) -> Distribution:
-    """Layout of a tensor of ``shape`` whose dimensions are cut as balanced blocks of ``units``, scaled."""
+    """Return the distribution of a tensor of ``shape`` whose blocks are balanced blocks of ``units``, scaled."""
     edges = {}
     for dim, axis in enumerate(dist.split):
         if axis is not None:
@@ -30,33 +34,33 @@ def _in_units(dist: Distribution, shape: Sequence[int], units: Sequence[int]) ->
 
 @implements(torch.pixel_shuffle, order=StridePolicy.OF_INPUT_ON_CPU)
 def pixel_shuffle(input: DistTensor, upscale_factor: int) -> DistTensor:
-    """``F.pixel_shuffle`` of x (..., C, H, W)."""
+    """Compute ``F.pixel_shuffle`` of x (..., C, H, W) block by block. Parameters as in torch."""
     return _shuffled(torch.pixel_shuffle, input, upscale_factor)
 
 
 @implements(torch.pixel_unshuffle)
 def pixel_unshuffle(input: DistTensor, downscale_factor: int) -> DistTensor:
-    """``F.pixel_unshuffle`` of x (..., C, H, W)."""
+    """Compute ``F.pixel_unshuffle`` of x (..., C, H, W) block by block. Parameters as in torch."""
     return _shuffled(torch.pixel_unshuffle, input, downscale_factor)
 
 
 def _shuffled(function: Callable[..., torch.Tensor], input: DistTensor, factor: int) -> DistTensor:
-    """Either of x (..., C, H, W), block by block.
+    """Compute either shuffle of x (..., C, H, W) block by block.
 
-    Every dimension grows or shrinks by a whole factor. Blocks are moved to where that factor divides them, shuffled,
-    and moved to balanced blocks again; no dimension is gathered.
+    Every dimension grows or shrinks by an integer factor. Blocks are moved so that the factor divides their sizes,
+    shuffled, and moved to balanced blocks again. No dimension is gathered.
     """
     out_shape = result_shape(function, input, factor)
     units = [min(before, after) for before, after in zip(input.shape, out_shape, strict=True)]
     x = input.redistribute(_in_units(input.dist, input.shape, units))
     dist = _in_units(input.dist, out_shape, units)
-    # Of an empty block torch's shuffle has a gradient of the wrong shape.
+    # For an empty block, the gradient of torch's shuffle has the wrong shape.
     y = function(x.local, factor) if x.local.numel() else no_outputs(x.local, dist.local_shape(out_shape))
     return DistTensor(y, dist, out_shape).redistribute(input.dist.balanced())
 
 
 def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, groups: int) -> DistTensor:
-    """``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
+    """Compute ``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
     shape = result_shape(function, input, groups)
     return whole_along(lambda block: function(block, groups), input, [1], shape)
 
@@ -66,7 +70,7 @@ for _function in (torch.channel_shuffle, torch.native_channel_shuffle):
 
 
 def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: DistTensor, *options: Any) -> DistTensor:
-    """``function`` of whole samples of ``sample_dims`` dimensions; the result is split over samples alone."""
+    """Call ``function`` on complete samples of ``sample_dims`` dimensions; the result is split over samples only."""
     out_shape = result_shape(function, input, *options)
     batch = input.dim() - sample_dims
     x = input.replicated(range(batch, input.dim()))
@@ -76,7 +80,10 @@ def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: D
 
 @implements(F.unfold)
 def unfold(input: DistTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> DistTensor:
-    """``F.unfold`` of x ([N,] C, H, W); channels and space are gathered, columns of windows are not split."""
+    """Compute ``F.unfold`` of x ([N,] C, H, W) with channels and space gathered.
+
+    The columns of windows are not split. Parameters as in torch.
+    """
     return _by_sample(F.unfold, 3, input, kernel_size, dilation, padding, stride)
 
 
@@ -89,5 +96,8 @@ def fold(
     padding: Any = 0,
     stride: Any = 1,
 ) -> DistTensor:
-    """``F.fold`` of columns ([N,] C * K, L), gathered; the space of the result is not split."""
+    """Compute ``F.fold`` of columns ([N,] C * K, L), which are gathered.
+
+    The space of the result is not split. Parameters as in torch.
+    """
     return _by_sample(F.fold, 2, input, output_size, kernel_size, dilation, padding, stride)

@@ -1,4 +1,7 @@
-"""Max, average, adaptive and global pooling, with windows that may cross block borders, and unpooling.
+"""Max and average pooling with a halo exchange, and unpooling.
+
+Windows may cross the borders of blocks: each rank gathers the input of its outputs, and torch pools it without padding.
+Averages are corrected for windows that reach into the padding. Unpooling gathers space.
 
 Source: Dryden et al. 2019, III-B.
 """
@@ -29,7 +32,7 @@ from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]
 Indexed = tuple[DistTensor, DistTensor]
-"""Largest values, and where each was: its index in the flattened global space of its sample and channel."""
+"""The largest values, and the index of each in the flattened global space of its sample and channel."""
 
 _WITH_INDICES: dict[int, Callable[..., Any]] = {
     1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices
@@ -40,7 +43,17 @@ _UNPOOL: dict[int, Callable[..., torch.Tensor]] = {1: F.max_unpool1d, 2: F.max_u
 
 
 def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """``rule`` also for x (C, [D, [H,]] W) without a sample dimension."""
+    """Return an operator that also takes x (C, [D, [H,]] W) without a sample dimension.
+
+    Parameters
+    ----------
+    rule : callable
+        The operator for x (N, C, [D, [H,]] W). Its first argument is the number of spatial dimensions.
+
+    Returns
+    -------
+    callable
+    """
 
     @wraps(rule)
     def either(count: int, input: DistTensor, *args: Any, **kwargs: Any) -> Any:
@@ -56,33 +69,49 @@ def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Pooling(NamedTuple):
-    """A pooling of which this rank computes its block."""
+    """One pooling on this rank: the gathered input and the shape of the result."""
 
     block: torch.Tensor
+    """The gathered input of this rank's outputs, padding included."""
     geometry: Geometry
     x: DistTensor
+    """The input."""
     out_shape: torch.Size
+    """Global shape of the result."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's block of the result."""
         return self.x.dist.local_shape(self.out_shape)
 
     def windows(self) -> torch.Tensor:
-        """What is pooled: the block, with one window where it has none."""
+        """Return the input to pool; on a rank without outputs it is padded to one window."""
         if 0 not in self.local_shape:
             return self.block
         return pad_to_minimum_shape(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
 
     def of(self, y: torch.Tensor) -> torch.Tensor:
-        """What is kept of the pooled windows."""
+        """Return this rank's outputs; none of those of the padded window."""
         return connected_zeros(y, self.local_shape) if 0 in self.local_shape else y
 
     def result(self, y: torch.Tensor) -> DistTensor:
+        """Return the DistTensor whose block on this rank is ``y``."""
         return DistTensor(y, self.x.dist, self.out_shape)
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What no element of ``dtype`` is smaller than."""
+    """Return the smallest value of a dtype, which never wins a maximum.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Floating-point or integer.
+
+    Returns
+    -------
+    float
+        Minus infinity for a floating-point dtype.
+    """
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
@@ -95,6 +124,7 @@ def _prepared(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> _Pooling:
+    """Gather the input of this rank's outputs. Collective."""
     stride = kernel_size if stride is None or stride in ((), []) else stride
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
     x = balanced_input(input)
@@ -106,7 +136,21 @@ def _prepared(
 
 @unbatched
 def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
-    """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
+    """Compute ``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
+
+    Parameters
+    ----------
+    count : int
+        Number of spatial dimensions.
+    input : DistTensor
+    *args, return_indices, **kwargs
+        As in torch.
+
+    Returns
+    -------
+    DistTensor or tuple of DistTensor
+        The largest values. With ``return_indices`` also their indices in the flattened global space.
+    """
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
     work = _prepared(count, input, *args, **kwargs)
@@ -118,7 +162,23 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
 def max_pool_with_indices(
     count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
 ) -> Indexed:
-    """The same with the indices of the largest values."""
+    """Compute ``F.max_pool1d_with_indices``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
+
+    Parameters
+    ----------
+    count : int
+        Number of spatial dimensions.
+    input : DistTensor
+    *args, **kwargs
+        As in torch.
+    return_indices : bool
+        Ignored.
+
+    Returns
+    -------
+    tuple of DistTensor
+        The largest values, and their indices (int64) in the flattened global space of each sample and channel.
+    """
     work = _prepared(count, input, *args, **kwargs)
     geometry = work.geometry
     y, at = _WITH_INDICES[count](work.windows(), geometry.kernel, geometry.stride, 0, geometry.dilation)
@@ -126,13 +186,13 @@ def max_pool_with_indices(
 
 
 def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
-    """Flat indices into the global space from flat indices into the padded block."""
+    """Return flat indices into the global space, given flat indices into the padded block."""
     indices = torch.zeros_like(at)
     volume = 1
     for dim in reversed(range(len(work.geometry.kernel))):
         extent, out = max(1, work.block.shape[dim + 2]), spatial_box(work.x.dist, work.out_shape)[dim]
         index = at % extent + work.geometry.needed(dim, out)[0]
-        # Where nothing is larger than -inf torch names the first element of the window that is no padding.
+        # If all elements are -inf, torch returns the index of the first element that is not padding.
         index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
         at = at // extent
         indices += volume * index
@@ -151,13 +211,28 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> DistTensor:
-    """``F.avg_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
+    """Compute ``F.avg_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
+
+    Integers are gathered along space, because torch divides them as integers.
+
+    Parameters
+    ----------
+    count : int
+        Number of spatial dimensions.
+    input : DistTensor
+    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        As in torch.
+
+    Returns
+    -------
+    DistTensor
+    """
     stride = kernel_size if stride is None or stride in ((), []) else stride
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
     given = (kernel_size, stride, padding, ceil_mode, count_include_pad)
     out_shape = result_shape(pool, input, *given, **options)
-    if not input.is_floating_point():  # torch divides whole numbers by whole numbers
+    if not input.is_floating_point():  # torch divides integers as integers
         return whole_along(lambda block: pool(block, *given, **options), input, range(2, input.dim()), out_shape)
     x = balanced_input(input)
     geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
@@ -172,7 +247,7 @@ def avg_pool(
 
 
 def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int], include_pad: bool) -> torch.Tensor:
-    """Window volume over the number of elements torch divides by, for each of the outputs ``out``."""
+    """Return, for each output in ``out``, the window's volume divided by the number by which torch divides."""
     correction = torch.ones((), dtype=torch.float64)
     for dim, ((o0, o1), extent) in enumerate(zip(out, extents, strict=True)):
         padding, kernel = geometry.padding[dim], geometry.kernel[dim]
@@ -192,7 +267,7 @@ def _max_unpool(
     padding: Size = 0,
     output_size: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """``F.max_unpool1d``, ``2d`` or ``3d``: values may go anywhere in space, so space is gathered and split again."""
+    """Compute ``F.max_unpool1d``, ``2d`` or ``3d`` with space gathered, because a value may go to any position."""
     unpool = _UNPOOL[count]
     size = None if output_size is None else tuple(output_size)
     out_shape = result_shape(unpool, input, indices, kernel_size, stride, padding, size)
@@ -210,7 +285,7 @@ def _max_unpool(
 
 
 def _fractional(*args: Any, **kwargs: Any) -> None:
-    """Fractional max pooling, which is refused."""
+    """Raise NoRule for fractional max pooling."""
     raise NoRule(
         "fractional max pooling draws its windows at random for each sample and channel; apply it to the gathered "
         "tensor and scatter the result (dc.scatter(F.fractional_max_pool2d(dc.gather(x), ...), x.dist)), or use "

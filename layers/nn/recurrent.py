@@ -1,7 +1,7 @@
-"""Recurrent layers and cells: samples keep their splits.
+"""Recurrent layers and cells, split over samples; RNN and GRU also over time.
 
-``nn.RNN`` and ``nn.GRU`` keep that of the time, too: ranks along the axis that splits it hand the state on from one to
-the next; see ``distconv.layers.recurrent``. ``nn.LSTM`` gathers the time.
+If time is split, ranks along its axis pass the hidden state on; see ``distconv.layers.recurrent``. ``nn.LSTM`` gathers
+the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ for _cell in CELLS.values():
 
 @implements(torch.lstm, order=StridePolicy.NEW, tensors=None, passes=None)
 def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``torch.lstm`` of sequences of one length; each rank has some of the samples.
+    """Compute ``torch.lstm`` of sequences of one length, split over samples.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     drops = training and dropout > 0 and layers > 1
     if not drops:
         return _lstm(input, states, weights, (bias, layers, 0.0, training, bidirectional, batch_first))
-    # Layer by layer: one process draws a mask for all samples after each layer but the last.
+    # Layer by layer, because a single process draws a mask for all samples after each layer except the last.
     x: Any = input.transpose(0, 1) if batch_first else input
     directions = 2 if bidirectional else 1
     count, lasts = len(weights) // layers, []
@@ -77,12 +77,12 @@ def _first_grid(tensors: Sequence[torch.Tensor]) -> Any:
 def _lstm(
     input: DistTensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], options: tuple[Any, ...]
 ) -> tuple[DistTensor, DistTensor, DistTensor]:
-    """Call ``torch.lstm`` without dropout on whole sequences of this rank's samples."""
+    """Call ``torch.lstm`` without dropout on complete sequences of this rank's samples. Collective."""
     samples, time = (0, 1) if options[-1] else (1, 0)
     x = transposed(input, [time, 2])
     of_states = x.dist.with_axes((None, x.dist.axes[samples], None))
     starts = [aligned(state, of_states, state.shape) for state in states]
-    # A rank without samples computes one of zeros.
+    # A rank without samples computes one sample of zeros, so that its graph is that of the other ranks.
     blocks = pad_to_minimum_shape(x.local, (1, 1, 1)), tuple(pad_to_minimum_shape(start, (1, 1, 1)) for start in starts)
     y, *ends = torch.lstm(*blocks, [whole_over(weight, x.dist) for weight in weights], *options)
     y = _fitted(y, x.dist, (*x.shape[:2], y.shape[2]))
@@ -91,7 +91,10 @@ def _lstm(
 
 
 def _fitted(block: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
-    """Return the result of which ``block`` is this rank's, or stands for it where this rank has no samples."""
+    """Return the DistTensor whose block on this rank is ``block``.
+
+    If the rank has no samples, the result has no elements, but continues the graph of ``block``.
+    """
     own = dist.local_shape(shape)
     return DistTensor(connected_zeros(block, own) if 0 in own else block, dist, torch.Size(shape))
 
@@ -102,12 +105,12 @@ def _fitted(block: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> Di
 def _one_step(
     function: Callable[..., Any], input: torch.Tensor, state: Any, *weights: torch.Tensor | None, **named: torch.Tensor
 ) -> Any:
-    """``torch.lstm_cell`` and its kin of inputs (N, I) and one state (N, H) or two."""
+    """Compute ``torch.lstm_cell`` or another cell of inputs (N, I) and one state (N, H) or two."""
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     operands = [t for t in (input, *states, *weights, *named.values()) if isinstance(t, torch.Tensor)]
     grid = _first_grid(operands)
     x = as_distributed(input, grid)
-    if not x.dist.split_axes:  # a plain input, for which a state may be split
+    if not x.dist.split_axes:  # The input is replicated, but a state may be split.
         x = x.redistribute(Distribution(grid, (as_distributed(states[0], grid).dist.axes[0], None)))
     x = x.replicated([1])
     starts = [pad_to_minimum_shape(aligned(each, x.dist, each.shape), (1, 1)) for each in states]

@@ -1,4 +1,7 @@
-"""Transposed convolution: each rank gathers the inputs that reach its outputs and crops what it computes too much.
+"""Transposed convolution, split over samples, space, channels and filters.
+
+Each rank gathers the inputs whose outputs meet its block, computes these outputs, and crops the surplus. If channels
+are split, partial sums of the filters are reduce-scattered.
 
 Source: Dryden et al. 2019, eq. 3 (the adjoint of convolution), III-A and, for channels, III-D.
 """
@@ -34,12 +37,14 @@ from distconv.tensor import DistTensor
 
 @dataclass(frozen=True)
 class _Reaching:
-    """Inputs of a transposed convolution whose windows of outputs, by ``geometry``, meet a range of outputs."""
+    """The windows of a transposed convolution: the inputs whose outputs meet a range of outputs."""
 
     geometry: Geometry
     extents: tuple[int, ...]
+    """Spatial size of the input."""
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs whose outputs meet the range ``out``."""
         return (0, 0) if out[0] >= out[1] else self.geometry.touched(dim, out, (0, self.extents[dim]))
 
 
@@ -54,7 +59,10 @@ def _transposed(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> DistTensor:
-    """``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W), split over any of its dimensions."""
+    """Compute ``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
+
+    Any dimension of x may be split. Parameters as in torch.
+    """
     check_dtypes(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     count = weight.dim() - 2
@@ -105,7 +113,7 @@ def _transposed(
 
 
 def _surplus(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[int, int]:
-    """Padding (negative: cropping) that makes what ``inputs`` reach into ``out``."""
+    """Return the padding (negative: cropping) that turns the outputs of ``inputs`` into the range ``out``."""
     start = inputs[0] * geometry.stride[dim] - geometry.padding[dim]
     stop = (inputs[1] - 1) * geometry.stride[dim] - geometry.padding[dim] + geometry.reach(dim)
     return start - out[0], out[1] - stop

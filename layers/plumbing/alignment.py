@@ -1,4 +1,9 @@
-"""Bring operands to one layout, and ask torch itself what shape a result has."""
+"""Operands and parameters in the distribution of an operator, and shapes and errors obtained from torch.
+
+Called by almost every operator. An operator first checks its operands (:func:`result_shape`, :func:`check_dtypes`), so
+that all ranks raise torch's error before any message is sent. Then it brings them to one distribution
+(:func:`common_distribution`, :func:`aligned`, :func:`whole_over`). The module does not depend on any operator.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +23,49 @@ from distconv.precision import HALF
 from distconv.tensor import DistTensor
 
 _REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
-"""What torch's functions and its meta implementations raise on shapes that they do not take."""
+"""Exceptions that torch's functions and their meta implementations raise for unsupported operands."""
 
 
 _FEW = 1 << 16
-"""Elements of a tensor with which torch's function is tried out."""
+"""Largest number of elements for which torch's function is called on zeros to find its errors."""
 
 
 def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
-    """``tensor`` itself, or a plain one as a replicated DistTensor."""
+    """Return a tensor as a DistTensor; a plain tensor counts as replicated.
+
+    Parameters
+    ----------
+    tensor : Tensor or DistTensor
+    grid : ProcessGrid
+        The grid of the result if ``tensor`` is plain.
+
+    Returns
+    -------
+    DistTensor
+        ``tensor`` itself if it is a DistTensor.
+    """
     if isinstance(tensor, DistTensor):
         return tensor
     return DistTensor(tensor, Distribution(grid, (None,) * tensor.dim()), tensor.shape)
 
 
 def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> Distribution:
-    """Layout of the broadcast result: the first DistTensor's, plus splits that only a later one has."""
+    """Return the distribution of the result that operands broadcast to.
+
+    It has the splits of the first DistTensor, and the splits of later ones along dimensions that are not split yet.
+
+    Parameters
+    ----------
+    operands : sequence of Tensor
+        At least one of them is a DistTensor. Dimensions are aligned at the last one, as in broadcasting.
+    shape : torch.Size
+        Global shape of the result.
+
+    Returns
+    -------
+    Distribution
+        Over the grid of the first DistTensor. A dimension that an operand broadcasts is not split by that operand.
+    """
     distributed = [t for t in operands if isinstance(t, DistTensor)]
     grid = distributed[0].grid
     axes: list[str | None] = [None] * len(shape)
@@ -56,9 +88,18 @@ def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> 
 
 
 def matching_distribution(x: DistTensor, shape: Sequence[int]) -> Distribution:
-    """Return the layout of a tensor of ``shape`` made after ``x``.
+    """Return the distribution for a tensor of another shape that is derived from ``x``.
 
-    It has the splits of ``x`` along the dimensions that have the same extent, above one, in the same place.
+    Parameters
+    ----------
+    x : DistTensor
+    shape : sequence of int
+        Global shape of the derived tensor.
+
+    Returns
+    -------
+    Distribution
+        Splits a dimension as ``x`` does if both have the same size, above one, at the same index.
     """
     if tuple(shape) == tuple(x.shape):
         return x.dist
@@ -68,9 +109,24 @@ def matching_distribution(x: DistTensor, shape: Sequence[int]) -> Distribution:
 
 
 def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
-    """Block of ``tensor`` that broadcasts against this rank's block of a result of ``shape`` under ``dist``.
+    """Return the block of an operand that broadcasts against this rank's block of the result.
 
-    Over an axis that splits the result but not ``tensor`` the adjoint sums; a whole tensor of full extent is sliced.
+    Collective: call on every rank. Over axes that split the result but not the operand, backward all-reduces the
+    operand's gradient.
+
+    Parameters
+    ----------
+    tensor : Tensor or DistTensor
+        The operand. A plain tensor is identical on all ranks.
+    dist : Distribution
+        Distribution of the result.
+    shape : torch.Size
+        Global shape of the result.
+
+    Returns
+    -------
+    Tensor
+        This rank's block.
     """
     if isinstance(tensor, DistTensor) and tensor.dist is dist and tensor.shape == shape:
         return tensor.local
@@ -81,10 +137,25 @@ def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torc
 
 
 def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None]) -> torch.Tensor:
-    """This rank's block of ``tensor`` under ``dist`` as it enters work split over ``axes``, over which it is whole.
+    """Return this rank's block of an operand whose gradient is all-reduced over ``axes``.
 
-    The adjoint sums over ``axes``; what was split over them is gathered, and gets its sums by a reduce-scatter, which
-    moves half of what an allreduce does and holds no sum that this rank does not need.
+    Collective: call on every rank. Used where the work is split over ``axes`` but the operand is not. If the operand is
+    split over some of these axes, it is gathered, and backward reduce-scatters its gradient. A reduce-scatter moves
+    half as much as an all-reduce and stores no sums that this rank does not need.
+
+    Parameters
+    ----------
+    tensor : Tensor or DistTensor
+        The operand. A plain tensor is identical on all ranks.
+    dist : Distribution
+        Distribution of the operand in the work.
+    axes : sequence of str or None
+        Axes that split the work but not the operand. None stands for a dimension that is not split.
+
+    Returns
+    -------
+    Tensor
+        This rank's block under ``dist``.
     """
     operand, grid = as_distributed(tensor, dist.grid), dist.grid
     gathered = [axis for axis in operand.dist.split_axes if axis in axes] if operand.grid == grid else []
@@ -95,12 +166,41 @@ def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None
 
 
 def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
-    """``tensor`` with ``dims`` whole, by an all-to-all of blocks as far as other dimensions can be split instead."""
+    """Return a tensor with some dimensions not split, by an all-to-all if other dimensions can be split instead.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+    dims : sequence of int
+        Dimensions that the result does not split.
+
+    Returns
+    -------
+    DistTensor
+        The same global tensor, distributed as :meth:`Distribution.transposed` says.
+    """
     return tensor.redistribute(tensor.dist.transposed(dims, tensor.shape))
 
 
 def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
-    """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
+    """Return a full tensor on every rank whose gradient is all-reduced over the axes that split the work.
+
+    Collective: call on every rank. For parameters that each rank applies to its own block.
+
+    Parameters
+    ----------
+    tensor : Tensor or DistTensor
+        A plain tensor is identical on all ranks.
+    dist : Distribution
+        Distribution of the work, such as that of the layer's input.
+
+    Returns
+    -------
+    Tensor
+        The full tensor.
+    """
     if not isinstance(tensor, DistTensor):
         return with_grad_allreduce(tensor, dist.grid, dist.split_axes)
     return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
@@ -109,7 +209,21 @@ def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
 def both_whole_over(
     weight: torch.Tensor, bias: torch.Tensor | None, dist: Distribution
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """:func:`whole_over` of a layer's weight and bias, if it has one."""
+    """Return the full weight and the full bias of a layer, as :func:`whole_over` does.
+
+    Collective: call on every rank. The gradients of a plain weight and bias are all-reduced by one call.
+
+    Parameters
+    ----------
+    weight : Tensor or DistTensor
+    bias : Tensor or DistTensor, optional
+    dist : Distribution
+        Distribution of the work.
+
+    Returns
+    -------
+    tuple of Tensor and (Tensor or None)
+    """
     if bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         return whole_over(weight, dist), None if bias is None else whole_over(bias, dist)
     return both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes)
@@ -125,16 +239,22 @@ _frozen = key_function(_shape_of)
 
 
 def _without_memory(of: TensorKey) -> torch.Tensor:
+    """Return zeros of the shape and dtype of ``of`` that occupy the memory of one element."""
     # An expanded tensor without elements would have strides that some functions reject.
     return torch.zeros(of.shape if 0 in of.shape else (), dtype=of.dtype).expand(of.shape)
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[TensorKey], torch.Tensor]) -> Any:
+    """Call ``function`` with each tensor key in its arguments replaced by the tensor that ``make`` returns for it."""
     return function(*restore_arguments(args, make), **{k: restore_arguments(v, make) for k, v in kwargs})
 
 
 @lru_cache(maxsize=4096)
 def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
+    """Return the shape of the result for operands with these keys.
+
+    If torch rejects them, raise ShapeError with its message.
+    """
     try:
         result = _called(function, args, kwargs, TensorKey.meta_tensor)
     except _REFUSALS as error:
@@ -154,12 +274,25 @@ def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.
 
 
 def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Size:
-    """Shape of what torch gives for operands of these global shapes.
+    """Return the global shape that torch's function computes from operands of these global shapes.
+
+    No communication. The result depends on shapes, dtypes and options alone, so all ranks return or raise the same.
+
+    Parameters
+    ----------
+    function : callable
+        A function of torch that returns one tensor.
+    *args, **kwargs
+        Its arguments. Values of tensors are not used.
+
+    Returns
+    -------
+    torch.Size
 
     Raises
     ------
     ShapeError
-        With torch's own text, where torch refuses them.
+        If torch rejects the operands, with torch's message.
     """
     with torch._C.DisableTorchFunctionSubclass():
         given = function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items())
@@ -177,7 +310,7 @@ def _doubtful(input: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=4096)
 def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Raise ShapeError where torch refuses operands like these, as it would where a block is not empty."""
+    """Call ``function`` on zeros; raise ShapeError with torch's message if it rejects operands like these."""
     try:
         with torch.random.fork_rng(devices=()):  # the function may draw numbers
             _called(function, args, kwargs, _without_memory)
@@ -186,14 +319,23 @@ def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
 
 
 def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: Any) -> None:
-    """Raise DtypeError with torch's text on all ranks if torch refuses an operand that has not the input's dtype.
+    """Check that torch accepts operands whose dtype differs from the input's dtype.
 
-    torch itself would refuse only where a block is not empty. ``operands`` are the further arguments of ``function``.
+    Without this check, torch would raise only on ranks whose block is not empty. No communication.
+
+    Parameters
+    ----------
+    function : callable
+        A function of torch.
+    input : Tensor
+        Its first argument.
+    *operands
+        Its further arguments.
 
     Raises
     ------
     DtypeError
-        With torch's text, where torch refuses them.
+        If torch rejects the operands, with torch's message.
     """
     if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
         try:
@@ -203,12 +345,21 @@ def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: A
 
 
 def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
-    """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass.
+    """Check that torch's function accepts operands whose errors its meta implementation does not find.
+
+    No communication.
+
+    Parameters
+    ----------
+    function : callable
+        A function of torch. It is called on zeros of the operands' shapes.
+    *args
+        Its arguments.
 
     Raises
     ------
     ShapeError
-        With torch's text, where torch refuses the operands.
+        If torch rejects the operands, with torch's message.
     """
     with torch._C.DisableTorchFunctionSubclass():
         _tried(function, _frozen(args), ())
@@ -216,12 +367,21 @@ def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
-    """Shape that operands of these shapes broadcast to.
+    """Return the shape to which operands of these shapes broadcast.
+
+    Parameters
+    ----------
+    shapes : tuple of torch.Size
+        Global shapes.
+
+    Returns
+    -------
+    torch.Size
 
     Raises
     ------
     ShapeError
-        With torch's text, where they do not.
+        If the shapes do not broadcast, with torch's message.
     """
     operands = [TensorKey(shape, None, torch.float32).meta_tensor() for shape in shapes]
     try:
@@ -232,22 +392,44 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
 
 
 def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """``tensors`` in the dtype that ``torch.autocast`` computes convolutions in, where it is on.
+    """Return tensors in the dtype in which ``torch.autocast`` computes convolutions, if it is enabled.
 
-    For operators whose work is an autograd.Function: what they save must be what they computed with.
+    For operators that are an ``autograd.Function``: autocast does not convert their arguments, and they must save the
+    tensors that they compute with.
+
+    Parameters
+    ----------
+    *tensors : Tensor or None
+        On one device. float64 is not converted.
+
+    Returns
+    -------
+    tuple of Tensor or None
     """
     device = next(t.device.type for t in tensors if t is not None)
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    # autocast leaves float64 alone.
+    # autocast does not convert float64.
     return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
 
 
 def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
-    """``x`` in the dtype to which ``torch.autocast``, where it is on, converts the input of ``probe``.
+    """Return a tensor in the dtype to which ``torch.autocast``, if it is enabled, converts the input of a function.
 
-    ``probe`` is called with one small block of ``shape``: a rank's own may be empty and take another way.
+    Parameters
+    ----------
+    x : DistTensor
+    probe : callable
+        The function. It is called with zeros instead of the rank's block, because torch may treat an empty block
+        differently and ranks would differ in their dtype.
+    *shape : int
+        Shape of the zeros.
+
+    Returns
+    -------
+    DistTensor
+        ``x`` converted to the dtype of the result of ``probe``.
     """
     if not torch.is_autocast_enabled(x.device.type):
         return x
@@ -255,7 +437,19 @@ def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *s
 
 
 def balanced_input(tensor: DistTensor) -> DistTensor:
-    """``tensor`` with balanced blocks, as operators take it that compute a block's extent from the output's."""
+    """Return a tensor in balanced blocks.
+
+    Collective: call on every rank. For operators that compute the size of an input block from that of the output block.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+
+    Returns
+    -------
+    DistTensor
+        ``tensor`` itself if its blocks are balanced.
+    """
     if tensor.dist.boundaries or tensor.dist.cyclic:
         return tensor.redistribute(tensor.dist.balanced())
     return tensor

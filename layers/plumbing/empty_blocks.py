@@ -1,7 +1,9 @@
-"""What a rank without elements computes: the same on a few zeros, of which it keeps nothing.
+"""Computation on ranks whose block is empty.
 
-So its results have the dtype of other ranks', it raises what they raise, and its graph is theirs in derivatives of any
-order: which messages backward passes send follows from the graph.
+Many functions of torch reject empty tensors. A rank with an empty block therefore computes on a few zeros and keeps no
+element of the result. So its result has the dtype of the other ranks, it raises the errors that they raise, and its
+autograd graph is the same. The graph must be the same because backward passes, of any order, send their messages in its
+order: a rank that sends none leaves the others waiting. Called by operators with blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,24 @@ from distconv.tensor import DistTensor
 def run_like_other_ranks(
     function: Callable[..., torch.Tensor], shape: Sequence[int], *blocks: torch.Tensor | None
 ) -> torch.Tensor:
-    """``function(*blocks)``, of ``shape``; where a block has no elements, of blocks with some."""
+    """Call a function on blocks, or on zeros if a block or the result is empty.
+
+    No communication.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the blocks and returns a tensor.
+    shape : sequence of int
+        Shape of the result on this rank.
+    *blocks : Tensor or None
+        Arguments of ``function``. Each dimension of an empty one is padded to at least one element.
+
+    Returns
+    -------
+    Tensor
+        The result, of shape ``shape``.
+    """
     if 0 not in shape and all(block is None or block.numel() for block in blocks):
         return function(*blocks)
     filled = (None if block is None else pad_to_minimum_shape(block, (1,) * block.dim()) for block in blocks)
@@ -27,22 +46,65 @@ def run_like_other_ranks(
 def whole_along(
     function: Callable[[torch.Tensor], torch.Tensor], input: DistTensor, dims: Sequence[int], out_shape: torch.Size
 ) -> DistTensor:
-    """``function`` of ``input`` with ``dims`` gathered, on every rank that has the rest alike, and split again."""
+    """Call a function on a tensor with some dimensions gathered, and split the result again.
+
+    Collective: call on every rank. Ranks along the gathered dimensions compute the same.
+
+    Parameters
+    ----------
+    function : callable
+        Takes this rank's block, in which ``dims`` are complete, and returns this rank's block of the result.
+    input : DistTensor
+    dims : sequence of int
+        Dimensions to gather.
+    out_shape : torch.Size
+        Global shape of the result.
+
+    Returns
+    -------
+    DistTensor
+        Split along the dimensions that split ``input``, in balanced blocks.
+    """
     whole = input.replicated(dims)
     y = run_like_other_ranks(function, whole.dist.local_shape(out_shape), whole.local)
     return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
 def pad_to_minimum_shape(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
-    """``block``, filled up with zeros to ``extents`` where it has less."""
+    """Return a block padded with zeros at the end of each dimension that is too short.
+
+    Parameters
+    ----------
+    block : Tensor
+    extents : sequence of int
+        Minimum size of each dimension.
+
+    Returns
+    -------
+    Tensor
+        ``block`` itself if it is large enough.
+    """
     return _resized(block, [max(n, least) for n, least in zip(block.shape, extents, strict=True)])
 
 
 def connected_zeros(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Zeros of ``shape``, if that has any, in the graph of ``y``."""
+    """Return zeros of a given shape that are connected to the autograd graph of a tensor.
+
+    Parameters
+    ----------
+    y : Tensor
+        Its values are not used, and its gradient is zero.
+    shape : sequence of int
+        Shape of the result, with as many dimensions as ``y``.
+
+    Returns
+    -------
+    Tensor
+    """
     return _resized(y[:0], shape)
 
 
 def _resized(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return ``block`` padded with zeros, or cropped, at the end of each dimension to ``shape``."""
     around = [n for have, wanted in zip(block.shape, shape, strict=True) for n in (wanted - have, 0)][::-1]
     return F.pad(block, around) if any(around) else block

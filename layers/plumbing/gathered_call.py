@@ -1,9 +1,13 @@
-"""The exact fallback: a call without a distributed rule gets whole tensors and runs on every rank alike.
+"""The fallback for functions without an operator: gather, call on every rank, split the result.
 
-Its results are split again along the dimensions that an argument has with the same extent in the same place, and are
-replicated otherwise. Gathered arguments get their slices of the whole gradients, plain ones the whole, which is theirs
-already: nothing is summed. What the call changes in place, an ``out=`` included, is written back. Plain tensors count
-as replicated.
+The dispatcher calls :func:`gathered_call`; operators call :func:`called_along` for functions that need complete lines
+along some dimensions. The rules:
+
+- A result is split along the dimensions that an argument has with the same size at the same index, and is replicated
+  otherwise. Plain tensors count as replicated.
+- All ranks compute the same, so no gradient is summed. A gathered argument gets its block of the full gradient, and a
+  plain argument the full gradient.
+- If the call changes an argument in place, ``out=`` included, its values are written back to the blocks.
 """
 
 from __future__ import annotations
@@ -26,14 +30,21 @@ from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
 from distconv.tensor import DistTensor
 
 level = FALLBACK.value_or_default()
+"""The value of ``DISTCONV_FALLBACK``; ``"error"`` disables the fallback."""
 limit_bytes = FALLBACK_LIMIT.value_or_default()
+"""Bytes that a call may gather on each rank (``DISTCONV_FALLBACK_LIMIT``)."""
 
 
 _ELEMENT_BY_ELEMENT = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
+"""Functions that change tensors without increasing autograd's version counter."""
 
 
 class _Gathered:
-    """An argument, whole, and how to know whether a call has changed it."""
+    """A gathered argument, and the state from before the call to find in-place changes.
+
+    ``part`` is the argument with ``dims`` gathered (None: all dimensions), and ``whole`` its local tensor, which the
+    call gets. With ``uncounted``, changes are found by comparing values instead of version counters.
+    """
 
     def __init__(self, given: DistTensor, dims: Sequence[int] | None = None, uncounted: bool = False) -> None:
         self.given = given
@@ -46,15 +57,15 @@ class _Gathered:
         return self.whole.detach().clone() if self._by_value else self.whole._version
 
     def changed(self) -> bool:
-        """Return True if its values are others now."""
+        """Return True if the call has changed the values."""
         now = self._state()
         if not isinstance(now, torch.Tensor):
             return bool(now != self._before)
-        with recording.paused():  # Replays do as the recorded step did.
+        with recording.paused():  # A replay does not compare again; it repeats the recorded decision.
             return not torch.equal(now, self._before)
 
     def write_back(self) -> None:
-        """Let the argument have the values that the call has left."""
+        """Write the values after the call to the blocks of the argument. Collective."""
         x, whole = self.given, self.whole
         if whole is not x.local and whole.shape != x.shape:
             raise UnsupportedOperation(
@@ -68,7 +79,7 @@ class _Gathered:
         changed(x)
 
     def shares(self, result: torch.Tensor) -> bool:
-        """Return True if ``result`` lies in the memory of the whole."""
+        """Return True if ``result`` is a view of the gathered tensor's memory."""
         memory = self.whole.untyped_storage().data_ptr()
         return memory != 0 and result.untyped_storage().data_ptr() == memory
 
@@ -77,12 +88,31 @@ class _Gathered:
 def gathered_call(
     error: NoRule | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """``function`` of whole tensors on every rank; ``error`` says why: it has no rule, or None: no elements.
+    """Call a function on full tensors on every rank.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    error : NoRule or None
+        The reason: no operator exists. None if a tensor has no elements, which is always permitted.
+    function : callable
+        The function of torch, or of another package, that was called.
+    args : sequence
+        Its arguments.
+    kwargs : mapping
+        Its keyword arguments.
+
+    Returns
+    -------
+    object
+        The result of ``function`` with each dense tensor as a DistTensor. Sparse, quantized and nested tensors stay
+        plain, and arguments are returned as they were passed.
 
     Raises
     ------
     UnsupportedOperation
-        If ``DISTCONV_FALLBACK=error``, or if more would be gathered than ``DISTCONV_FALLBACK_LIMIT``.
+        If ``DISTCONV_FALLBACK=error``, or if more bytes would be gathered than ``DISTCONV_FALLBACK_LIMIT`` permits.
     """
     leaves = tree_leaves((args, kwargs))
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
@@ -107,14 +137,33 @@ def gathered_call(
 
 
 def _counts_no_changes(function: Callable[..., Any]) -> bool:
-    """Return True if ``function`` may change tensors unnoticed by autograd, as users' Functions do by ``.data``."""
+    """Return True if ``function`` may change tensors without increasing autograd's version counter.
+
+    A user's ``autograd.Function`` may do so by ``.data``.
+    """
     return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
 
 
 def called_along(function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any) -> Any:
-    """``function`` of ``input`` with only ``dims`` whole, for functions that look along these alone.
+    """Call a function on a tensor with only some dimensions gathered.
 
-    Results that still have these dimensions are split as ``input`` is.
+    Collective: call on every rank. For functions that compute each line along ``dims`` independently of other lines.
+
+    Parameters
+    ----------
+    function : callable
+        Takes this rank's block, in which ``dims`` are complete.
+    input : DistTensor
+    dims : sequence of int
+        Dimensions along which ``function`` computes.
+    *args, **named
+        Further arguments of ``function``.
+
+    Returns
+    -------
+    object
+        The result of ``function`` with each tensor as a DistTensor. A result with as many dimensions as ``input`` is
+        split as ``input`` is; otherwise ``dims`` are assumed to be removed.
     """
     argument = _Gathered(input, dims)
     result = function(argument.whole, *args, **named)
@@ -122,7 +171,7 @@ def called_along(function: Callable[..., Any], input: DistTensor, dims: Sequence
 
 
 def _permit(error: NoRule, function: object, distributed: Iterable[DistTensor]) -> None:
-    """Warn of what will be gathered, or raise if it must not be."""
+    """Warn about the bytes to be gathered; raise UnsupportedOperation if this is not permitted."""
     sizes = [x.numel() * x.element_size() for x in distributed if x.dist.split_axes]
     if level == "error" or not distributed:
         raise UnsupportedOperation(*error.args)
@@ -137,7 +186,7 @@ def _permit(error: NoRule, function: object, distributed: Iterable[DistTensor]) 
 
 
 def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequence[int] | None = None) -> Any:
-    """A result of a call of whole ``arguments`` as others see it."""
+    """Return a result of the call as a DistTensor that is recorded as a view if it shares an argument's memory."""
     if isinstance(result, DistTensor):
         raise UnsupportedOperation(
             f"{name} reaches a DistTensor other than by its arguments (a closure, a module's weight), whose gradient "
@@ -145,7 +194,7 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
         )
     special = isinstance(result, torch.Tensor) and (result.is_quantized or result.is_nested)
     if not isinstance(result, torch.Tensor) or special or result.layout is not torch.strided:
-        return result  # What is sparse, quantized or nested stays plain: torch's own functions take it, replicated.
+        return result  # These stay plain and replicated, because a DistTensor wraps strided tensors only.
     for argument in arguments:
         if result is argument.whole:
             return argument.given
@@ -163,7 +212,10 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
 def _both_ways(
     name: str, result: torch.Tensor, argument: _Gathered, dist: Distribution
 ) -> tuple[Callable[[], DistTensor], Callable[[DistTensor], object]]:
-    """How ``result``, a view of a whole argument, is taken again, and how its values get back into the argument."""
+    """Return two functions for ``result``, a view of an argument.
+
+    The first takes the view again; the second writes the values of the view to the argument.
+    """
     source, whole = argument.given, argument.whole
     same_elements = result.dtype == whole.dtype and result.is_conj() == whole.is_conj()
     if not same_elements or not whole.is_contiguous() or whole.shape != source.shape:
@@ -183,6 +235,8 @@ def _both_ways(
 
 
 def _refuse_again(name: str) -> Callable[[], DistTensor]:
+    """Return a function that raises because the view cannot be taken again."""
+
     def refuse() -> DistTensor:
         raise UnsupportedOperation(
             f"a result of {name}, which shares memory with its argument in torch, after a change of that in place: "
@@ -193,7 +247,7 @@ def _refuse_again(name: str) -> Callable[[], DistTensor]:
 
 
 def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Sequence[int] | None) -> DistTensor:
-    """``result`` split as an argument of its shape is; if only ``dims`` were whole, split like what was gathered."""
+    """Return ``result`` split as an argument of its shape is; if only ``dims`` were gathered, as the input is."""
     first = arguments[0].part
     if dims is None or not first.dist.split_axes:
         y = as_distributed(result, first.grid)

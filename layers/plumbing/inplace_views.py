@@ -1,8 +1,13 @@
-"""Views share memory with their source, also where they had to be gathered: changes in place pass both ways.
+"""Views that stay consistent with their source after in-place changes, also if they are copies.
 
-A view that shares its block's memory with its source needs nothing. One that was moved is a copy: whoever changes a
-tensor in place calls :func:`changed` afterwards, which writes a copy's values back to its source, and counts; a copy
-whose source has been counted on is taken again the next time that anybody asks for its block.
+In torch a view shares memory with its source. Here there are two cases:
+
+- The block of the view shares memory with the block of the source (:func:`viewed`): an in-place change shows in both.
+- The view was moved between ranks, so that it is a copy (:func:`moved`). After an in-place change of a view,
+  :func:`changed` writes its values back to the source. After an in-place change of the source, the view is taken again
+  when its block is used next.
+
+In-place operators call :func:`changed`; operators that return views are decorated by :func:`takes_view`.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from distconv.errors import UnsupportedOperation
 from distconv.tensor import DistTensor
 
 Again = Callable[[], DistTensor]
+"""Takes a view again from the present values of its source."""
 
 
 class _SharedMemory:
-    """What tensors that share a block's memory have in common: how often it has been changed in place."""
+    """The state that tensors sharing a block's memory have in common: the number of in-place changes."""
 
     changes = 0
 
@@ -35,24 +41,26 @@ def _memory(tensor: DistTensor) -> _SharedMemory:
 
 @dataclass(eq=False)
 class _View:
-    """Where a view comes from."""
+    """The source of a view, and how to keep both consistent."""
 
     source: DistTensor
     again: Again
-    """Takes the view once more, of what the source is then."""
+    """Takes the view again from the present values of the source."""
     put_back: Callable[[DistTensor], object]
+    """Writes the values of the changed view to the source."""
     recording: bool
-    """True if autograd was, when the view was taken."""
+    """True if autograd recorded when the view was taken. Otherwise the view is taken again without a graph."""
     shape: torch.Size
-    """The source's then."""
+    """Shape of the source when the view was taken."""
     seen: tuple[torch.Tensor, int] | None = None
-    """The source's block and its changes that the view shows; of one that shares the block's memory, the block."""
+    """The source's block, and its number of changes, that the view shows. The number is 0 if the view shares memory."""
 
     def shown(self, copied: bool) -> tuple[torch.Tensor, int]:
+        """Return the present value for ``seen``; ``copied`` is True if the view does not share the source's memory."""
         return self.source.local, _memory(self.source).changes if copied else 0
 
     def refresh(self, view: DistTensor) -> None:
-        """Take ``view`` again if its source is not what it was. Collective where it has to be moved."""
+        """Take ``view`` again if its source has changed. Collective if the view is moved between ranks."""
         shown = self.shown(view._memory is not self.source._memory)
         assert self.seen is not None
         if shown[0] is self.seen[0] and shown[1] == self.seen[1]:
@@ -69,34 +77,74 @@ class _View:
 
 
 def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
+    """Record that ``view`` is a view of ``source``, and return it."""
     view._view = _View(source, again, put_back, torch.is_grad_enabled(), source.shape)
     view._view.seen = view._view.shown(view._memory is not source._memory)
     return view
 
 
 def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
-    """``view``, whose block shares the memory of the block of ``source``; ``again`` takes it once more."""
+    """Record that a tensor's block shares memory with the block of its source.
+
+    Parameters
+    ----------
+    view : DistTensor
+    source : DistTensor
+    again : callable
+        Takes the view again from ``source``.
+
+    Returns
+    -------
+    DistTensor
+        ``view``.
+    """
     view._memory = _memory(source)
     return view if source._view is None or view is source else _follow(view, source, again, lambda _: changed(source))
 
 
 def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
-    """``view``, a copy; ``put_back`` writes its values to where torch would have written them."""
+    """Record that a tensor is a view in torch but a copy here.
+
+    Parameters
+    ----------
+    view : DistTensor
+    source : DistTensor
+    again : callable
+        Takes the view again from ``source``.
+    put_back : callable
+        Takes the changed view, and writes its values to the positions of ``source`` that torch would have changed.
+
+    Returns
+    -------
+    DistTensor
+        ``view``.
+    """
     _memory(view), _memory(source)
     return _follow(view, source, again, put_back)
 
 
 Taken = tuple[DistTensor, DistTensor | None]
+"""Result of a decorated function: the view, and the tensor whose block it views (None: a copy in torch, too)."""
 
 
 def takes_view(
     put_back: Callable[..., object] | None = None,
 ) -> Callable[[Callable[..., Taken]], Callable[..., DistTensor]]:
-    """Decorates a function of a tensor (and options) that takes a view of it, and says of what it cut that.
+    """Return a decorator for functions that take a view of their first argument.
 
-    It returns the result, and the tensor whose block the result's is a view of: the argument itself, or what was moved
-    for it; None for a copy, also in one process. ``put_back(result, *arguments)`` writes the values of a moved one to
-    where torch would have written them; without it those may not be changed in place.
+    The decorated function returns a pair: the result, and the tensor of whose block the result's block is a view. This
+    is the argument itself, or a tensor that was moved for it. It is None if the result is a copy in torch, too.
+
+    Parameters
+    ----------
+    put_back : callable, optional
+        Called as ``put_back(result, *arguments)`` after an in-place change of a moved result. Writes its values to the
+        positions that torch would have changed. Without it such a change raises UnsupportedOperation.
+
+    Returns
+    -------
+    callable
+        The decorator. The function that it makes returns the result alone, recorded as a view.
     """
 
     def decorate(take: Callable[..., Taken]) -> Callable[..., DistTensor]:
@@ -118,7 +166,18 @@ def takes_view(
 
 
 def no_way_back(name: str) -> Callable[[DistTensor], object]:
-    """For a copy whose values cannot be put back."""
+    """Return a function that raises UnsupportedOperation, for copies whose values cannot be written back.
+
+    Parameters
+    ----------
+    name : str
+        The operator, for the message.
+
+    Returns
+    -------
+    callable
+        For the parameter ``put_back`` of :func:`moved`.
+    """
 
     def refuse(view: DistTensor) -> None:
         raise UnsupportedOperation(
@@ -130,7 +189,24 @@ def no_way_back(name: str) -> Callable[[DistTensor], object]:
 
 
 def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str) -> DistTensor:
-    """``view``, one of several that a function returns: while autograd records, nobody may change those in place."""
+    """Record that a tensor is one of several views that an operator returns.
+
+    As in torch, changing such a view in place is an error while autograd records.
+
+    Parameters
+    ----------
+    view : DistTensor
+    source : DistTensor
+    again : callable
+        Takes the view again from ``source``.
+    name : str
+        The operator, for the message.
+
+    Returns
+    -------
+    DistTensor
+        ``view``.
+    """
 
     def refuse(_: DistTensor) -> None:
         raise UnsupportedOperation(
@@ -142,12 +218,19 @@ def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str
 
 
 def changed(tensor: DistTensor) -> None:
-    """To be called when ``tensor`` has been changed in place, on all ranks alike.
+    """Record that a tensor has been changed in place, and write the values of a copied view back to its source.
+
+    Collective: call on every rank, after the change.
+
+    Parameters
+    ----------
+    tensor : DistTensor
+        The changed tensor.
 
     Raises
     ------
     UnsupportedOperation
-        If it is a copy that stands for a view, and its values cannot be put back.
+        If ``tensor`` is a copy of a view, and its values cannot be written back.
     """
     _memory(tensor).changes += 1
     view = tensor._view

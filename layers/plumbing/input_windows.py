@@ -1,4 +1,10 @@
-"""Operators that compute each output from a window of the input: what every rank needs, and the box itself."""
+"""Inputs of operators that compute each output from a window of the input.
+
+Convolution, pooling, resampling and padding call it. An operator describes its windows by :class:`InputWindows`;
+:func:`needed_block` gathers the index range of the input from which this rank's block of the output is computed.
+
+Source: Dryden et al. 2019, III-A.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +23,64 @@ from distconv.kernels.convolution import Range
 from distconv.tensor import DistTensor
 
 ChannelNeeds = tuple[int, tuple[Interval, ...]]
-"""The dimension of the channels, and what each coordinate along its axis needs of them."""
+"""The channel dimension, and the range of channels that each coordinate along its axis needs."""
 
 
 class InputWindows(Hashable, Protocol):
-    """Which inputs outputs are computed from; hashable by value, because plans are cached by it."""
+    """The windows of an operator. Hashable by value, because plans are cached by it."""
 
     def needed(self, dim: int, out: Range) -> Range:
-        """Input range of spatial dimension ``dim`` (from 0) that the outputs ``out`` need; may leave the input."""
+        """Return the range of input indices from which outputs are computed.
+
+        Parameters
+        ----------
+        dim : int
+            Spatial dimension, from 0.
+        out : Range
+            Range of output indices.
+
+        Returns
+        -------
+        Range
+            Half-open. Indices outside the input are padding.
+        """
 
 
 def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``value`` for each of ``count`` spatial dimensions."""
+    """Return an option of a layer as a tuple with a value for each spatial dimension.
+
+    Parameters
+    ----------
+    value : int or sequence of int
+        One value for all dimensions, or a value for each.
+    count : int
+        Number of spatial dimensions.
+
+    Returns
+    -------
+    tuple of int
+    """
     return (value,) * count if isinstance(value, int) else tuple(value) * (count if len(value) == 1 else 1)
 
 
 def window_needs(
     dist: Distribution, out_shape: Sequence[int], windows: InputWindows, channels: ChannelNeeds | None = None
 ) -> Needs:
-    """Input that each rank needs for its block of an output of ``out_shape`` under ``dist``.
+    """Return the input that each rank needs for its block of the output.
 
-    Of the channels it needs what it owns, or as ``channels`` says.
+    Parameters
+    ----------
+    dist : Distribution
+        Distribution of the input and of the output, in balanced blocks.
+    out_shape : sequence of int
+        Global shape (N, F, [D, [H,]] W) of the output.
+    windows : InputWindows
+    channels : tuple, optional
+        The needed channels (see :data:`ChannelNeeds`). By default each rank needs the channels that it owns.
+
+    Returns
+    -------
+    Needs
     """
     needs = [] if channels is None else [channels]
     for dim, axis in enumerate(dist.split):
@@ -48,7 +91,19 @@ def window_needs(
 
 
 def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
-    """Spatial part of what this rank owns of ``shape``."""
+    """Return the ranges of spatial indices that this rank owns.
+
+    Parameters
+    ----------
+    dist : Distribution
+    shape : sequence of int
+        Global shape (N, C, [D, [H,]] W).
+
+    Returns
+    -------
+    tuple of Range
+        One for each spatial dimension.
+    """
     return tuple((i.start, i.stop) for i in dist.box(None, shape)[2:])
 
 
@@ -64,9 +119,27 @@ def needed_block(
     fill: float = 0.0,
     channels: ChannelNeeds | None = None,
 ) -> torch.Tensor:
-    """Exactly the input box, ghosts and padding (of value ``fill``) included, for this rank's block of the output.
+    """Return exactly the input of this rank's block of the output, including ghosts and padding.
 
-    With no output here the box is empty but still takes part in the exchange.
+    Collective: call on every rank. A rank without outputs returns an empty block, but takes part in the exchange. In
+    backward the gradients of ghosts are added at their owners.
+
+    Parameters
+    ----------
+    x : DistTensor
+        The input (N, C, [D, [H,]] W), in balanced blocks.
+    out_shape : torch.Size
+        Global shape of the output, which is distributed as ``x``.
+    windows : InputWindows
+    fill : float
+        Value of the padding.
+    channels : tuple, optional
+        As in :func:`window_needs`.
+
+    Returns
+    -------
+    Tensor
+        (N, C, [D, [H,]] W) on this rank.
     """
     needs = _needs(x.dist, out_shape, windows, channels)
     local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
@@ -75,7 +148,24 @@ def needed_block(
 
 
 def fitted(block: torch.Tensor, have: Sequence[Interval], wanted: Sequence[Range], fill: float = 0.0) -> torch.Tensor:
-    """``block``, whose spatial dimensions cover ``have``, cut or padded to the ranges ``wanted``."""
+    """Return a block cropped or padded to given ranges of spatial indices.
+
+    Parameters
+    ----------
+    block : Tensor
+        (N, C, ...).
+    have : sequence of Interval
+        Range of indices that ``block`` covers, for each spatial dimension.
+    wanted : sequence of Range
+        Range of indices that the result covers.
+    fill : float
+        Value of the padding.
+
+    Returns
+    -------
+    Tensor
+        ``block`` itself if it covers these ranges.
+    """
     around: list[int] = []
     for interval, needed in zip(have, wanted, strict=True):
         around[:0] = _around(interval, needed)
@@ -83,7 +173,7 @@ def fitted(block: torch.Tensor, have: Sequence[Interval], wanted: Sequence[Range
 
 
 def _around(have: Interval, needed: Range) -> list[int]:
-    """Padding (negative: cropping) in front and behind that makes ``have`` into ``needed``."""
+    """Return the padding (negative: cropping) before and after a block that turns ``have`` into ``needed``."""
     start, stop = needed
     if stop <= start:
         return [0, -have.extent]
@@ -91,6 +181,20 @@ def _around(have: Interval, needed: Range) -> list[int]:
 
 
 def no_outputs(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The result on a rank without outputs: empty, of ``shape``, and part of the graph like any other rank's."""
-    # A copy: in-place operators that follow must not touch the version of what the block is saved for.
+    """Return the result of a rank without outputs: an empty tensor that is connected to the autograd graph.
+
+    Parameters
+    ----------
+    block : Tensor
+        The rank's input, whose graph the result continues. See :mod:`distconv.layers.plumbing.empty_blocks` for the
+        reason.
+    shape : sequence of int
+        Shape of the result, with a dimension of size 0.
+
+    Returns
+    -------
+    Tensor
+    """
+    # A copy, because an in-place operator on a view would increase the version of the block, which may be saved for
+    # backward.
     return block.reshape(-1)[:0].reshape(tuple(shape)).clone()

@@ -1,4 +1,8 @@
-"""Where a grid has one rank the block is the whole: torch's own function computes there, with its own backward."""
+"""Calls on a grid of one rank: torch's own function computes on the block.
+
+The block is the full tensor there, so torch's function computes with its own backward, and the result is wrapped. The
+dispatcher calls :func:`own_function` instead of the operator.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,34 @@ from distconv.layers.plumbing.inplace_views import changed
 from distconv.tensor import DistTensor, Strides
 
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
-"""What torch raises for arguments that it does not take; checkpoints end a second forward with another exception."""
+"""Exceptions that torch raises for unsupported arguments.
+
+A checkpoint ends a second forward by another exception, which must not be caught.
+"""
 
 
 @dispatch.register_single_rank
 def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What torch's ``function`` gives; NotImplemented for what it refuses, of which the operator has its own error."""
+    """Call torch's function on blocks if all grids have one rank.
+
+    Parameters
+    ----------
+    function : callable
+        The function of torch that was called.
+    args : tuple
+        Its arguments.
+    kwargs : mapping
+        Its keyword arguments.
+
+    Returns
+    -------
+    object
+        The result with each tensor as a DistTensor. NotImplemented if a grid has more ranks, if ``out=`` is passed, if
+        the first argument is not distributed, or if torch raises: then the operator runs, and raises its own error.
+    """
     given: list[DistTensor] = []
     first = None if "out" in kwargs else _taken_apart(args[:1], given)
-    # Without a distributed first argument it is for the operator to say what the result is.
+    # If the first argument is not distributed, the operator decides about the result.
     rest = None if first is None or not given else _taken_apart(args[1:], given)
     named = None if rest is None else _taken_apart(kwargs.values(), given)
     if first is None or rest is None or named is None:
@@ -41,7 +64,10 @@ def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 
 
 def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | None:
-    """``values`` with blocks for DistTensors, which go to ``given``; None if one is on a grid of several ranks."""
+    """Return values with each DistTensor replaced by its block, which is appended to ``given``.
+
+    Return None if a grid has several ranks.
+    """
     blocks: list[Any] = []
     for value in values:
         kind = type(value)
@@ -61,6 +87,7 @@ def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | 
 
 
 def _wrapped(y: Any, given: Sequence[DistTensor], strides_of: Callable[[torch.Tensor], Strides]) -> Any:
+    """Return a result with each tensor as a DistTensor, with the strides that ``strides_of`` returns."""
     if isinstance(y, torch.Tensor):
         for x in given:
             if y is x._local:
@@ -75,6 +102,7 @@ def _wrapped(y: Any, given: Sequence[DistTensor], strides_of: Callable[[torch.Te
 
 
 def _unsplit(grid: ProcessGrid, dims: int) -> Distribution:
+    """Return the distribution of a replicated tensor of ``dims`` dimensions, cached on the grid."""
     return grid.cached(_made)(grid, dims)
 
 

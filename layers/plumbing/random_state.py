@@ -1,4 +1,8 @@
-"""Generators of random numbers: whether they stand where those of the other ranks do, and whether a call has drawn."""
+"""States of random generators: comparison between ranks, and detection of draws.
+
+Called by dropout, the fallback and other operators whose results depend on random numbers. Their results are correct
+only if all ranks draw the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,18 @@ from distconv.tensor import DistTensor
 
 
 def random_states(device: torch.device, generators: Iterable[torch.Generator]) -> list[bytes]:
-    """Where the default generator, that of ``device``, and ``generators`` stand."""
+    """Return the states of the default generator, the generator of a device, and further generators.
+
+    Parameters
+    ----------
+    device : torch.device
+    generators : iterable of torch.Generator
+
+    Returns
+    -------
+    list of bytes
+        Two lists are equal if no generator was used between the calls.
+    """
     with recording.paused():
         states = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
         if device.type == "cuda":
@@ -23,12 +38,21 @@ def random_states(device: torch.device, generators: Iterable[torch.Generator]) -
 
 
 def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
-    """Raise MismatchError on all ranks if their next random numbers would differ.
+    """Check that all ranks will draw the same random numbers.
+
+    Collective: call on every rank. ``DISTCONV_CHECK=off`` skips the comparison.
+
+    Parameters
+    ----------
+    input : DistTensor
+        Determines the ranks and the device's default generator.
+    generator : torch.Generator, optional
+        The generator to compare instead of the default one.
 
     Raises
     ------
     MismatchError
-        On all ranks, if the generators differ.
+        On all ranks, if the states differ.
     """
     if input.grid.size == 1 or agreement.level == "off":
         return

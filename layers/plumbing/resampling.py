@@ -1,4 +1,8 @@
-"""Dimensions of which each output picks one input position, or blends two."""
+"""Operators whose outputs each take one input position of a dimension, or blend two.
+
+Interpolation and non-constant padding call :func:`resampled`. Ranks exchange the positions that their outputs need;
+gradients of exchanged positions are added at the owners.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from distconv.tensor import DistTensor
 
 @dataclass(frozen=True, eq=False)
 class Resampling:
-    """How one dimension is sampled: output ``o`` blends input ``low[o]`` and ``high[o]``, the latter by ``weight[o]``.
+    """The input positions and weights of the outputs along one dimension.
 
-    No ``high[o]`` lies before ``low[o]``; without weights output ``o`` is input ``low[o]``, and its gradient goes to
-    ``high[o]``. Equal by identity, since those that make it cache it.
+    Output ``o`` is ``(1 - weight[o]) * x[low[o]] + weight[o] * x[high[o]]``. Without weights, output ``o`` is
+    ``x[low[o]]``, and its gradient is added to position ``high[o]``. No ``high[o]`` is below ``low[o]``. Instances
+    compare by identity, so functions that create them must be cached.
     """
 
     low: tuple[int, ...]
@@ -27,12 +32,12 @@ class Resampling:
     weight: tuple[float, ...]
 
     def needed(self, out: Range) -> Range:
-        """Range of input indices from which the outputs ``out`` are made; (0, 0) if there are none."""
+        """Return the range of input indices from which the outputs ``out`` are computed; (0, 0) if there are none."""
         low, high = self.low[out[0] : out[1]], self.high[out[0] : out[1]]
         return (min(low), max(high) + 1) if low else (0, 0)
 
     def apply(self, block: torch.Tensor, dim: int, out: Range) -> torch.Tensor:
-        """The outputs ``out`` along ``dim``, from a block that begins with the first index they need."""
+        """Return the outputs ``out`` along ``dim``; ``block`` begins with the first input index that they need."""
         start, _ = self.needed(out)
 
         def taken(index: tuple[int, ...]) -> torch.Tensor:
@@ -44,12 +49,12 @@ class Resampling:
         shape[dim] = -1
         dtype = accumulation_dtype(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
-        # Not torch.lerp, which makes NaN of a neighbour's infinity.
+        # Not torch.lerp, which computes NaN if one of the two positions is infinite.
         return taken(self.low) * (1 - weight) + taken(self.high) * weight
 
 
 class _Instead(torch.autograd.Function):
-    """``values``, whose gradient is that of ``other``."""
+    """The identity on ``values``, whose gradient goes to ``other``."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -62,18 +67,34 @@ class _Instead(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Resamplings:
-    """One sampling per spatial dimension; None leaves a dimension as it is."""
+    """The resampling of each spatial dimension; None leaves a dimension unchanged."""
 
     dims: tuple[Resampling | None, ...]
 
     def needed(self, dim: int, out: Range) -> Range:
-        """Range of indices of ``dim`` from which the outputs ``out`` are made."""
+        """Return the range of indices of spatial dimension ``dim`` from which the outputs ``out`` are computed."""
         sampling = self.dims[dim]
         return out if sampling is None else sampling.needed(out)
 
 
 def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
-    """The tensor of ``out_shape`` that ``samplings`` take from x (N, C, ...) with balanced blocks."""
+    """Return a tensor resampled along its spatial dimensions.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    x : DistTensor
+        (N, C, [D, [H,]] W), in balanced blocks.
+    out_shape : torch.Size
+        Global shape of the result.
+    samplings : Resamplings
+
+    Returns
+    -------
+    DistTensor
+        Distributed as ``x``, with its dtype.
+    """
     block = needed_block(x, out_shape, samplings)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
@@ -85,5 +106,18 @@ def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> D
 
 
 def own_memory(block: torch.Tensor, x: DistTensor) -> torch.Tensor:
-    """``block``, never the memory of ``x``: changing the result in place must not change the input."""
+    """Return a block that does not share the memory of a tensor's block.
+
+    Otherwise an in-place change of a result would change the operator's input.
+
+    Parameters
+    ----------
+    block : Tensor
+    x : DistTensor
+
+    Returns
+    -------
+    Tensor
+        A copy if ``block`` is the block of ``x``; otherwise ``block``.
+    """
     return block.clone() if block is x.local else block

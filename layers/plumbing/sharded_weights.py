@@ -1,7 +1,8 @@
-"""What operators with weights do where channels are split: take their blocks of weights, sum shares at the owners.
+"""Blocks of weights and reduce-scatter of partial sums for layers whose channels are split.
 
-Which rank has which channels and filters is arithmetic, in ``distconv.parameters.channel_split``; that a module's
-parameters lie there from the start is ``distconv.parameters.sharding``.
+Convolution, transposed convolution, linear layers and normalization call it. The ranges of channels and filters of each
+rank are computed by ``distconv.parameters.channel_split``. ``distconv.parameters.sharding`` places the parameters of a
+module in these blocks from the start.
 
 Source: Dryden et al. 2019, III-D.
 """
@@ -22,16 +23,45 @@ from distconv.tensor import DistTensor
 
 
 def channel_needs(dist: Distribution, dim: int, split: ChannelSplit) -> tuple[int, tuple[Interval, ...]]:
-    """Entry of :class:`Needs` for the channels, dimension ``dim``."""
+    """Return the entry of :class:`Needs` for the channels.
+
+    Parameters
+    ----------
+    dist : Distribution
+        Distribution of the layer's input.
+    dim : int
+        The channel dimension.
+    split : ChannelSplit
+
+    Returns
+    -------
+    tuple of int and tuple of Interval
+        The dimension, and the channels that each coordinate along axis ``c`` needs.
+    """
     return dim, tuple(split.input_channels(index) for index in range(dist.grid.shape[AXIS]))
 
 
 def weight_block(
     weight: torch.Tensor, dist: Distribution, split: ChannelSplit, *, transposed: bool = False
 ) -> torch.Tensor:
-    """The block of ``weight`` that this rank works with, as it enters work that ``dist`` splits.
+    """Return the block of the weight with which this rank computes.
 
-    A sharded one is as a rule there already; of a plain one a part is taken, and its gradient is whole on every rank.
+    Collective: call on every rank. Its gradient is all-reduced over the axes that split the work but not the weight.
+
+    Parameters
+    ----------
+    weight : Tensor or DistTensor
+        A sharded weight is usually in these blocks already, so that nothing is sent. A plain weight is identical on all
+        ranks, and so is its gradient.
+    dist : Distribution
+        Distribution of the layer's input.
+    split : ChannelSplit
+    transposed : bool
+        True for the weight (C, F / groups, ...) of a transposed convolution. Otherwise it is (F, C / groups, ...).
+
+    Returns
+    -------
+    Tensor
     """
     layout = split.weight_layout(dist.grid, weight.shape, transposed=transposed)
     if isinstance(weight, DistTensor):
@@ -45,10 +75,24 @@ def weight_block(
 def parameter_block(
     parameter: torch.Tensor, dist: Distribution, dims: Sequence[int], axes: Sequence[str] | None = None
 ) -> torch.Tensor:
-    """The part of ``parameter``, which spans the dimensions ``dims``, for the block that this rank owns under ``dist``.
+    """Return the part of a parameter that applies to this rank's block.
 
-    Its gradient is summed over those of ``axes`` (default: all that split ``dist``) that do not split it. None of
-    ``dims`` may be block-cyclic.
+    Collective: call on every rank. Its gradient is all-reduced over those of ``axes`` that do not split the parameter.
+
+    Parameters
+    ----------
+    parameter : Tensor or DistTensor
+        A plain tensor is identical on all ranks.
+    dist : Distribution
+        Distribution of the tensor to which the parameter is applied.
+    dims : sequence of int
+        Its dimensions that the parameter spans. None of them is block-cyclic.
+    axes : sequence of str, optional
+        Axes over which the work is split (default: all axes that split ``dist``).
+
+    Returns
+    -------
+    Tensor
     """
     summed = dist.split_axes if axes is None else axes
     if isinstance(parameter, DistTensor):
@@ -67,7 +111,20 @@ def parameter_blocks(
     dims: Sequence[int],
     axes: Sequence[str] | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """:func:`parameter_block` of a layer's weight and bias, as far as it has them."""
+    """Return the parts of a layer's weight and bias that apply to this rank's block.
+
+    Collective: call on every rank. The gradients of a plain weight and bias are all-reduced by one call.
+
+    Parameters
+    ----------
+    weight, bias : Tensor or DistTensor, optional
+    dist, dims, axes
+        As in :func:`parameter_block`.
+
+    Returns
+    -------
+    tuple of (Tensor or None) and (Tensor or None)
+    """
     if weight is None or bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         w, b = (None if p is None else parameter_block(p, dist, dims, axes) for p in (weight, bias))
         return w, b
@@ -76,7 +133,7 @@ def parameter_blocks(
 
 
 def _part(whole: torch.Tensor, dist: Distribution, dims: Sequence[int]) -> torch.Tensor:
-    """This rank's part of a parameter that spans ``dims``."""
+    """Return this rank's part of a parameter that spans ``dims``."""
     if all(dist.split[dim] is None for dim in dims):
         return whole
     wanted = dist.with_axes([dist.axes[dim] for dim in dims])
@@ -86,7 +143,26 @@ def _part(whole: torch.Tensor, dist: Distribution, dims: Sequence[int]) -> torch
 def summed_at_owners(
     y: torch.Tensor, dist: Distribution, shape: torch.Size, dim: int, split: ChannelSplit
 ) -> torch.Tensor:
-    """This rank's block under ``dist`` of y of ``shape``, given the share ``y`` of the filters that it computes."""
+    """Return this rank's block of y: the sum of the partial sums that ranks along axis ``c`` have computed.
+
+    Collective: call on every rank. One reduce-scatter, or nothing if ``split.blocks`` is 1, so that y is complete.
+
+    Parameters
+    ----------
+    y : Tensor
+        Partial sum of the filters that this rank computes.
+    dist : Distribution
+        Distribution of the output.
+    shape : torch.Size
+        Global shape of the output.
+    dim : int
+        The filter dimension.
+    split : ChannelSplit
+
+    Returns
+    -------
+    Tensor
+    """
     if split.blocks == 1:
         return y
     computed = tuple(split.output_filters(index) for index in range(dist.grid.shape[AXIS]))
@@ -96,18 +172,46 @@ def summed_at_owners(
 def over_whole_channels(
     convolve: Callable[..., DistTensor], x: DistTensor, *weights: torch.Tensor | None
 ) -> DistTensor:
-    """``convolve`` where groups do not divide over ``c``: every rank along it computes all filters, and keeps its own.
+    """Run a layer whose groups do not divide over axis ``c`` with gathered channels.
 
-    ``convolve`` gets ``x`` with whole channels and the weights whole.
+    Collective: call on every rank. Every rank along ``c`` computes all filters and keeps its own.
+
+    Parameters
+    ----------
+    convolve : callable
+        Takes x and the weights, whose channels are not split.
+    x : DistTensor
+        (N, C, ...).
+    *weights : Tensor, DistTensor or None
+
+    Returns
+    -------
+    DistTensor
+        Distributed as ``x``, in balanced blocks.
     """
     whole = (w.replicated() if isinstance(w, DistTensor) else w for w in weights)
     return convolve(x.replicated([1]), *whole).redistribute(x.dist.balanced())
 
 
 def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:
-    """``x`` as a layer with ``weight`` takes it: channels, dimension ``dim``, in balanced blocks over ``c``, or whole.
+    """Return the input of a layer with its channels in balanced blocks over axis ``c``, or not split.
 
-    They stay split if they are; they are split if the weight is and the grid can. Other axes never split them.
+    Collective: call on every rank. Split channels stay split over ``c``. If the channels are not split, they are split
+    if the weight is sharded and the grid has axis ``c``. Channels that are split over another axis are gathered, or
+    move to axis ``c`` if the weight is sharded.
+
+    Parameters
+    ----------
+    x : DistTensor
+    dim : int
+        The channel dimension.
+    weight : Tensor or DistTensor
+        The layer's weight.
+
+    Returns
+    -------
+    DistTensor
+        All of its blocks are balanced.
     """
     sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
     split = x.dist.split[dim]

@@ -1,4 +1,8 @@
-"""Checks of values: all ranks learn of one that fails, since torch would raise on that rank alone."""
+"""Checks of values, such as indices and divisors, whose failure is raised on all ranks.
+
+torch would raise only on the rank whose block has the invalid value, and the other ranks would wait for this rank.
+Called by operators that take indices or labels, and by linear algebra.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from distconv.errors import NumericalError
 from distconv.grid import ProcessGrid
 
 _NONE = -(1 << 62)
+"""Stands for "no invalid index" in the maximum over ranks."""
 
 
 def check_within(
@@ -26,9 +31,21 @@ def check_within(
     error: Callable[[int], Exception],
     ignored: int | None = None,
 ) -> None:
-    """Raise the ``error`` of an element of any rank's ``values`` that is not in ``range(extent)`` nor ``ignored``.
+    """Check that the indices of all ranks are in a range.
 
-    Collective. Not on a GPU: torch asserts it there.
+    Collective: call on every rank. Skipped on a GPU, where torch checks indices in its kernels.
+
+    Parameters
+    ----------
+    values : Tensor
+        This rank's indices.
+    extent : int
+        Valid indices are in ``range(extent)``.
+    grid : ProcessGrid
+    error : callable
+        Returns the exception for an invalid index. It is raised on all ranks, for the same index.
+    ignored : int, optional
+        A further valid value.
     """
     if not values.is_cuda:
         recording.call(partial(_check, extent, grid, error, ignored), values)
@@ -46,16 +63,31 @@ def _check(
 
 
 class LinearAlgebraError(NumericalError, torch.linalg.LinAlgError):  # type: ignore[name-defined, misc]
-    """Matrices that a function of ``torch.linalg`` cannot take, on whatever rank they are."""
+    """Error of a function of ``torch.linalg`` about the values of a matrix, on all ranks."""
 
 
 def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function`` of blocks whose values torch checks. Collective.
+    """Call a function that checks the values of its blocks, and raise on all ranks if it fails on any.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    function : callable
+        A function of torch.
+    *args, **kwargs
+        Its arguments.
+
+    Returns
+    -------
+    object
+        The result of ``function`` on this rank.
 
     Raises
     ------
     NumericalError
-        With torch's text, if it refuses the values of any rank.
+        If torch rejects the values of any rank, with torch's message.
     """
     if grid.size == 1:
         return function(*args, **kwargs)

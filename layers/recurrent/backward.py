@@ -1,7 +1,9 @@
-"""The backward pass of one layer in one direction on one rank: a block of steps at a time, from the last to the first.
+"""The backward pass of one layer on one rank, in blocks of steps.
 
-Memory beside the layer's inputs and outputs is bounded: at a time there are derivatives of ``SWEEP_BYTES`` of steps, or
-``SCAN_BYTES`` of their Jacobians (T, B, H, H) where a scan needs them. What leaves a block enters the one before it.
+Blocks are processed from the last to the first; the gradient that leaves a block enters the block before it. They bound
+the memory that is needed in addition to the layer's inputs and outputs: derivatives of ``SWEEP_BYTES``, or Jacobians
+(T, B, H, H) of ``SCAN_BYTES`` if a scan needs them. :mod:`~distconv.layers.recurrent.recurrence` calls this module,
+which does not communicate.
 """
 
 from __future__ import annotations
@@ -19,24 +21,37 @@ from .cells import CellWeights, Factors, RecurrentCell
 from .methods import Method
 
 SWEEP_BYTES = 1 << 22
-"""Step after step, what a core's cache holds."""
+"""Bytes of derivatives of a block for the sequential method, which fit into a core's cache."""
 
 SCAN_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Of Jacobians more, since a scan gains by length: on a GPU, which a short one leaves empty, most of all."""
+"""Bytes of Jacobians of a block for a scan. Larger, since a scan gains by length, most of all on a GPU."""
 
 
 @dataclass(frozen=True)
 class ForwardSteps:
-    """Steps that were taken: inputs (T, B, I), the state before them (B, H), the states after each (T, B, H)."""
+    """The steps of a forward pass."""
 
     cell: RecurrentCell
     weights: CellWeights
     x: torch.Tensor
+    """Inputs (T, B, I)."""
     entry: torch.Tensor
+    """State before the first step (B, H)."""
     states: torch.Tensor
+    """States after each step (T, B, H)."""
 
     def blocks(self, *, scans: bool) -> Iterator[slice]:
-        """The steps in blocks of which derivatives, or Jacobians if it ``scans``, fit into memory; the last first."""
+        """Yield blocks of steps, from the last to the first, whose derivatives fit into the memory limit.
+
+        Parameters
+        ----------
+        scans : bool
+            True if a scan needs the Jacobians of a block. Otherwise only the derivatives are stored.
+
+        Yields
+        ------
+        slice
+        """
         count, batch, width = self.states.shape
         values = width * (2 * width if scans else 3 * self.cell.gates + 4)
         most = SCAN_BYTES["cuda" if self.states.is_cuda else "cpu"] if scans else SWEEP_BYTES
@@ -45,27 +60,27 @@ class ForwardSteps:
             yield slice(max(0, stop - size), stop)
 
     def before(self, block: slice) -> torch.Tensor:
-        """The states before each step of ``block``."""
+        """Return the states before each step of ``block``."""
         if block.start:
             return self.states[block.start - 1 : block.stop - 1]
         return torch.cat([self.entry[None], self.states[: block.stop - 1]])
 
     def factors(self, block: slice) -> Factors:
-        """Derivatives of the steps of ``block``."""
+        """Return the derivatives of the steps of ``block``."""
         return self.cell.derivatives(self.x[block], self.before(block), self.states[block], self.weights)
 
 
 @dataclass
 class RecurrentGradients:
-    """Gradients of inputs, parameters and the state before all steps; sums, as far as the blocks are done."""
+    """Gradients of inputs, parameters and the state before all steps, summed over the blocks processed so far."""
 
     steps: ForwardSteps
     carry: torch.Tensor
-    """What reaches the state before the blocks that are done, (B, H)."""
+    """Gradient of the state before the processed blocks, (B, H)."""
     of_input: torch.Tensor | None
-    """That of the inputs, (T, B, I), unless nobody needs it."""
+    """Gradient of the inputs, (T, B, I); None if it is not needed."""
     of_weights: list[torch.Tensor] = field(default_factory=list)
-    """Those of the weights in torch's order: input, hidden, and their biases."""
+    """Gradients of the weights in torch's order: input, hidden, and their biases."""
 
     def __post_init__(self) -> None:
         weights = self.steps.weights
@@ -73,7 +88,15 @@ class RecurrentGradients:
         self.of_weights = [torch.zeros_like(weight) for weight in given if weight is not None]
 
     def add(self, block: slice, sources: torch.Tensor, method: Method) -> None:
-        """Go back over ``block``, whose states have gradients ``sources`` (T, B, H) from outside."""
+        """Process the block before those that are processed.
+
+        Parameters
+        ----------
+        block : slice
+        sources : Tensor
+            Gradients (T, B, H) of the block's states from outside of the recurrence.
+        method : Method
+        """
         factors = self.steps.factors(block)
         by_state, self.carry = _gone_back(self.carry, sources, factors, self.steps.weights.hidden, method)
         hidden = (by_state[:, :, None] * factors.hidden).flatten(0, 1).flatten(1)
@@ -90,7 +113,23 @@ class RecurrentGradients:
 def gradients(
     steps: ForwardSteps, sources: torch.Tensor, carry: torch.Tensor, method: Method, *, of_input: bool = True
 ) -> RecurrentGradients:
-    """Gradients, given those of the states from outside (T, B, H) and from behind the last step (B, H)."""
+    """Return the gradients of a layer on this rank.
+
+    Parameters
+    ----------
+    steps : ForwardSteps
+    sources : Tensor
+        Gradients of the states from outside of the recurrence (T, B, H).
+    carry : Tensor
+        Gradient of the last state from later steps (B, H).
+    method : Method
+    of_input : bool
+        True to compute the gradient of the inputs. Otherwise it is None.
+
+    Returns
+    -------
+    RecurrentGradients
+    """
     result = RecurrentGradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
     for block in steps.blocks(scans=method.scans):
         result.add(block, sources[block], method)
@@ -100,7 +139,7 @@ def gradients(
 def _gone_back(
     carry: torch.Tensor, sources: torch.Tensor, factors: Factors, weight: torch.Tensor, method: Method
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of the states (T, B, H), and what reaches the state before them, as ``sweep`` gives them."""
+    """Return the gradients of the states (T, B, H), and of the state before them (B, H)."""
     if not (method.scans and carry.numel()):
         return backpropagate_steps(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
@@ -111,14 +150,40 @@ def _gone_back(
 
 
 def applied(jacobians: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """Each of the matrices (T, B, H, H) times its vector of (T, B, H)."""
+    """Return the product of each matrix with its vector.
+
+    Parameters
+    ----------
+    jacobians : Tensor
+        (T, B, H, H).
+    vectors : Tensor
+        (T, B, H).
+
+    Returns
+    -------
+    Tensor
+        (T, B, H).
+    """
     return torch.matmul(jacobians, vectors[..., None])[..., 0]
 
 
 def product(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The map of all steps together: from v behind the last to J v + s before the first, as J (B, H, H) and s (B, H).
+    """Return the map from the gradient v after the last step to the gradient J v + s before the first step.
 
-    Products of neighbours, then of those, as in the up-sweep of Algorithm 1.
+    Neighbouring maps are multiplied, then their products, as in the up-sweep of Algorithm 1.
+
+    Source: BPPSA, Algorithm 1.
+
+    Parameters
+    ----------
+    steps : ForwardSteps
+    sources : Tensor
+        Gradients of the states from outside of the recurrence (T, B, H).
+
+    Returns
+    -------
+    tuple of Tensor
+        J (B, H, H) and s (B, H).
     """
     batch, width = steps.entry.shape
     matrix = torch.eye(width, dtype=sources.dtype, device=sources.device).repeat(batch, 1, 1)

@@ -1,7 +1,7 @@
-"""The cells of recurrent layers: their step by torch itself, and the derivatives of many steps at once.
+"""The cells: their steps by torch, and the derivatives of many steps at once.
 
-Torch computes the states; gates are computed anew from them for the backward pass, all steps together, since they
-depend on states that are known by then.
+torch computes the states. For backward the gates are recomputed from the states, for all steps at once, because all
+states are known by then.
 
 Source: BPPSA, Eq. 9 (RNN), Eqs. 10-11 and appendix E (GRU).
 """
@@ -19,29 +19,43 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class CellWeights:
-    """Parameters of one layer in one direction: (G * H, I), (G * H, H) and, unless there are none, twice (G * H,)."""
+    """Parameters of one layer in one direction, for G gates."""
 
     input: torch.Tensor
+    """(G * H, I)."""
     hidden: torch.Tensor
+    """(G * H, H)."""
     input_bias: torch.Tensor | None = None
+    """(G * H,)."""
     hidden_bias: torch.Tensor | None = None
+    """(G * H,)."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Derivatives of states h' (T, B, H), each by what its step computes first; gates are a dimension of G."""
+    """Derivatives of states h' (T, B, H) by the intermediate results of their steps, for G gates."""
 
     hidden: torch.Tensor
     """By the gates' hidden parts W_h h + b_h, (T, B, G, H)."""
     input: torch.Tensor
-    """By their input parts W_i x + b_i, (T, B, G, H)."""
+    """By the gates' input parts W_i x + b_i, (T, B, G, H)."""
     direct: torch.Tensor | None = None
-    """By the state before, past the gates, (T, B, H)."""
+    """By the previous state, bypassing the gates, (T, B, H)."""
 
     def jacobians(self, weight: torch.Tensor) -> torch.Tensor:
-        """The transposed Jacobians (dh'/dh)^T (T, B, H, H), given the hidden weights (G * H, H).
+        """Return the transposed Jacobians (dh'/dh)^T.
 
-        Source: BPPSA, Eq. 11 and what follows it.
+        Source: BPPSA, Eq. 11 and the equations after it.
+
+        Parameters
+        ----------
+        weight : Tensor
+            Hidden weights (G * H, H).
+
+        Returns
+        -------
+        Tensor
+            (T, B, H, H).
         """
         gates = self.hidden.shape[2]
         parts = weight.unflatten(0, (gates, -1)).transpose(1, 2)
@@ -53,7 +67,7 @@ class Factors:
         return jacobians
 
     def reversed(self) -> Factors:
-        """Those of the same steps, the last first."""
+        """Return the derivatives of the same steps in reverse order."""
         hidden = self.hidden.flip(0)
         same = self.input is self.hidden
         return Factors(
@@ -66,26 +80,43 @@ class RecurrentCell:
     """A kind of recurrent layer."""
 
     function: Callable[..., Any]
-    """What torch computes it with."""
+    """The function of torch that computes the layer."""
     gates: int
+    """Number of gates G."""
     derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CellWeights], Factors]
-    """Factors of steps, given inputs (T, B, I), the states before (T, B, H) and after them, and the weights."""
+    """Returns the derivatives of steps, given inputs (T, B, I), states before and after each step, and the weights."""
 
     def states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """All states (T, B, H) of inputs (T, B, I) that begin with ``start`` (B, H), as torch computes them."""
-        # cuDNN differentiates what it was told is training.
+        """Return all states as torch computes them.
+
+        Parameters
+        ----------
+        x : Tensor
+            Inputs (T, B, I).
+        start : Tensor
+            State before the first step (B, H).
+        weights : sequence of Tensor
+            In torch's order.
+
+        Returns
+        -------
+        Tensor
+            (T, B, H).
+        """
+        # cuDNN supports backward only for a forward pass in training mode.
         options = (len(weights) == 4, 1, 0.0, torch.is_grad_enabled(), False, False)
         with warnings.catch_warnings():
-            # What it says of one layer's weights, which lie among those of the others.
+            # The weights of one layer lie among those of other layers, about which torch warns.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             y: torch.Tensor = self.function(x, start[None].contiguous(), [*map(_apart, weights)], *options)[0]
         return y
 
 
 def _apart(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` in memory of its own on a GPU, where cuDNN copies it anyway.
+    """Return ``weight`` in its own memory on a GPU, where cuDNN copies it anyway.
 
-    Of one layer's weights without biases, in the memory of all layers', torch's function takes the first layer's.
+    For one layer's weights without biases that share memory with the weights of other layers, torch's function would
+    use those of the first layer.
     """
     shares = weight.is_cuda and weight.untyped_storage().nbytes() > weight.nbytes
     return weight.clone() if shares else weight
@@ -119,4 +150,4 @@ CELLS = {
     "rnn_relu": RecurrentCell(torch.rnn_relu, 1, _relu),
     "gru": RecurrentCell(torch.gru, 3, _gru),
 }
-"""By the names of torch's functions."""
+"""Cells by the names of torch's functions."""

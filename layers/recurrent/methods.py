@@ -1,8 +1,8 @@
-"""How a recurrent layer goes back through time, and which way is the fastest.
+"""Algorithms of the backward pass through time, and the choice of the fastest.
 
-The costs are those of a scan by Algorithm 1 (BPPSA, 3.6) beside those of going back step after step. A scan does H
-times the arithmetic, so over ranks it pays from about H of them on; on one it pays where a step is so little work that
-what is spent is calls: on a GPU, or without the compiled loop.
+The costs are those of a scan by Algorithm 1 (BPPSA, 3.6) compared with the sequential backward pass. A scan does H
+times the arithmetic. So over ranks it pays from about H ranks. On one rank it pays if a step is so little work that
+calls dominate: on a GPU, or without the compiled loop.
 """
 
 from __future__ import annotations
@@ -17,32 +17,40 @@ from distconv.kernels.recurrence import is_compiled
 
 
 class Method(Enum):
-    """A way back through time."""
+    """An algorithm of the backward pass through time."""
 
     AUTO = "auto"
-    """The one that should be the fastest."""
+    """The method that is predicted to be the fastest."""
     AUTOGRAD = "autograd"
-    """Torch's own backward."""
+    """torch's own backward."""
     SEQUENTIAL = "sequential"
-    """Step after step, compiled where numba is installed."""
+    """One step after the other, compiled if numba is installed."""
     BLELLOCH = "blelloch"
     """Algorithm 1."""
     TRUNCATED = "truncated"
-    """Algorithm 1 with a linear scan in place of its upper levels."""
+    """Algorithm 1 with a linear scan instead of its upper levels."""
 
     @property
     def scans(self) -> bool:
-        """True if it needs the Jacobians themselves."""
+        """True if the method needs Jacobians."""
         return self in (Method.BLELLOCH, Method.TRUNCATED)
 
 
 def method_named(name: str) -> Method:
-    """The method of that name.
+    """Return the method with a name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    Method
 
     Raises
     ------
     UnsupportedOperation
-        If there is none.
+        If there is no such method.
     """
     try:
         return Method(name)
@@ -53,47 +61,63 @@ def method_named(name: str) -> Method:
 
 @dataclass(frozen=True)
 class BackwardSpeed:
-    """How fast a device goes back through time without a compiled loop, in seconds and operations a second."""
+    """Speed of the backward pass through time on a device without a compiled loop."""
 
     step_s: float
-    """A step by separate calls."""
+    """Time of a step by separate calls, in seconds."""
     alone_s: float
-    """A step on one rank, which torch itself may take: on a GPU cuDNN."""
+    """Time of a step on one rank, where torch may compute it (cuDNN on a GPU), in seconds."""
     call_s: float
-    """Any call on a whole level of a scan."""
+    """Time of a call on one level of a scan, in seconds."""
     flops_per_s: float
+    """Arithmetic operations per second."""
 
 
 SPEEDS = {"cpu": BackwardSpeed(8e-6, 8e-6, 10e-6, 10e9), "cuda": BackwardSpeed(20e-6, 0.7e-6, 90e-6, 5e12)}
-"""One core of a small machine, measured. Of an H200 what one rank's steps and a scan's calls take is fitted to whole
-steps (docs/evidence/scan.md); separate calls and arithmetic are assumed."""
+"""Speeds by device type.
+
+For a CPU measured on one core of a small machine. For a GPU, ``alone_s`` and ``call_s`` are fitted to backward passes
+on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
+"""
 
 
 @dataclass(frozen=True)
 class BackwardProblem:
-    """What the time of going back depends on: ``steps`` and samples (``batch``) of one rank, and so many ``ranks``."""
+    """The sizes that determine the time of a backward pass."""
 
     steps: int
+    """Steps on one rank."""
     batch: int
+    """Samples on one rank."""
     width: int
+    """Values of a state."""
     gates: int
     ranks: int
+    """Ranks among which the steps are split."""
     device: torch.device
     dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class BackwardPrediction:
-    """Seconds of going back step after step, and of a scan, on all ranks together."""
+    """Predicted times of the sequential backward pass and of a scan, on all ranks, in seconds."""
 
     sequential_s: float
     scan_s: float
 
 
 def predict(problem: BackwardProblem) -> BackwardPrediction:
-    """What going back takes without a compiled loop, and behind it what follows for a scan.
+    """Predict the time of the backward pass without a compiled loop.
 
-    Step after step, ranks wait for one another; a scan forms and multiplies matrices, but on all of them at once.
+    In the sequential method ranks wait for one another. A scan forms and multiplies matrices, but on all ranks at once.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+
+    Returns
+    -------
+    BackwardPrediction
     """
     speed = SPEEDS["cuda" if problem.device.type == "cuda" else "cpu"]
     vector = 2 * problem.batch * problem.width**2
@@ -106,15 +130,23 @@ def predict(problem: BackwardProblem) -> BackwardPrediction:
 
 
 def fastest(problem: BackwardProblem) -> Method:
-    """The method that should take the least time.
+    """Return the method that is predicted to be the fastest.
 
-    A compiled loop has no calls to save, so a scan could only win by its arithmetic, which is more: on one rank always,
-    on several up to about as many as a state has values.
+    A compiled loop has no overhead of calls, and a scan does more arithmetic. So the loop is faster unless there are at
+    least twice as many ranks as a state has values.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+
+    Returns
+    -------
+    Method
     """
     prediction = predict(problem)
     if is_compiled(problem.device, problem.dtype, problem.width):
         return Method.SEQUENTIAL if problem.ranks < 2 * problem.width else Method.BLELLOCH
     if prediction.scan_s < prediction.sequential_s:
         return Method.BLELLOCH
-    # cuDNN goes back by itself, but not over ranks.
+    # cuDNN computes the backward pass of one rank only.
     return Method.AUTOGRAD if problem.device.type == "cuda" and problem.ranks == 1 else Method.SEQUENTIAL

@@ -1,4 +1,4 @@
-"""``ScanRNN`` and ``ScanGRU``: torch's recurrent modules with another backward pass, parameters and all."""
+"""``ScanRNN`` and ``ScanGRU``: torch's recurrent modules with another backward pass and the same parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .stack import called
 
 
 class _Through(TorchFunctionMode):
-    """Inside, torch's recurrent functions go back through time by ``method``: the modules call them with all checks."""
+    """A mode in which torch's recurrent functions use ``method`` in backward.
+
+    So torch's modules run with all of their checks.
+    """
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ _CELLS = {cell.function: cell for cell in CELLS.values()}
 
 
 class _Scanned(nn.RNNBase):
-    """What both modules add to torch's."""
+    """The part that both modules add to torch's modules."""
 
     method: str
 
@@ -45,17 +48,32 @@ class _Scanned(nn.RNNBase):
         self.method = method
 
     def forward(self, input: Any, hx: torch.Tensor | None = None) -> Any:
-        """What torch's module gives, for tensors, packed sequences, and DistTensors split in samples and time."""
+        """Return the result of torch's module.
+
+        Parameters
+        ----------
+        input : Tensor, PackedSequence or DistTensor
+            A DistTensor may be split over samples and time.
+        hx : Tensor, optional
+            As in torch.
+        """
         with _Through(method_named(self.method)):
             return super().forward(input, hx)
 
     def extra_repr(self) -> str:
-        """What torch's module shows, and the method."""
+        """Return the options that torch's module shows, and the method."""
         return f"{super().extra_repr()}, method={self.method!r}"
 
 
 class ScanRNN(_Scanned, nn.RNN):
-    """``nn.RNN`` (tanh or relu) that goes back through time by ``method``: see :class:`~.methods.Method`.
+    """``nn.RNN`` (tanh or relu) whose backward pass through time uses a given method.
+
+    Parameters
+    ----------
+    *args, **options
+        As in ``nn.RNN``.
+    method : str
+        See :class:`~.methods.Method`.
 
     Raises
     ------
@@ -69,7 +87,14 @@ class ScanRNN(_Scanned, nn.RNN):
 
 
 class ScanGRU(_Scanned, nn.GRU):
-    """``nn.GRU`` that goes back through time by ``method``: see :class:`~.methods.Method`.
+    """``nn.GRU`` whose backward pass through time uses a given method.
+
+    Parameters
+    ----------
+    *args, **options
+        As in ``nn.GRU``.
+    method : str
+        See :class:`~.methods.Method`.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""One layer in one direction: torch's own forward pass, and a backward pass through time by a method of choice.
+"""One layer in one direction: torch's forward pass, and a backward pass through time by a selectable method.
 
-Where ranks share the steps, the state goes from rank to rank, and dl/dh comes back the same way or by a scan over the
-ranks. Batches large enough to keep a rank busy are cut, so that a rank works on one part while others work on theirs.
+If the steps are split over ranks, the state is sent from rank to rank. In backward dl/dh is sent in the opposite
+direction, or a scan over the ranks computes it. Large batches are divided into parts, so that a rank works on one part
+while other ranks work on other parts. :mod:`~distconv.layers.recurrent.stack` calls this module.
 """
 
 from __future__ import annotations
@@ -22,25 +23,39 @@ from .methods import BackwardProblem, Method, fastest
 from .time_ranks import TimeRanks
 
 PART_VALUES = 4096
-"""Values of a state, over all samples, from which on a step takes the longer the more there are."""
+"""Minimum number of values of a state, over the samples of a part. A step of fewer values is not faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
-    """How to go through a sequence and back."""
+    """A layer in one direction, with the method of its backward pass."""
 
     cell: RecurrentCell
     method: Method
     ranks: TimeRanks | None = None
-    """Ranks that share the steps; None if this one has them all."""
+    """The ranks among which the steps are split; None if this rank has all steps."""
 
     def __call__(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """States (T, B, H) of this rank's inputs (T, B, I) from ``start`` (B, H) on, which the first rank takes.
+        """Return the states of this rank's steps. Collective if steps are split.
+
+        Parameters
+        ----------
+        x : Tensor
+            This rank's inputs (T, B, I).
+        start : Tensor
+            State before the first step of all ranks (B, H); only the first rank uses its values.
+        weights : sequence of Tensor
+            In torch's order.
+
+        Returns
+        -------
+        Tensor
+            (T, B, H).
 
         Raises
         ------
         UnsupportedOperation
-            For torch's backward where ranks share the steps.
+            For torch's backward if the steps are split over ranks.
         """
         if self.method is Method.AUTO:
             return replace(self, method=fastest(self._problem(x, weights[1], self.ranks)))(x, start, weights)
@@ -59,7 +74,7 @@ class Recurrence:
     def forward(
         self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states, and the one before this rank's steps."""
+        """Return the states of this rank's steps (T, B, H), and the state before them (B, H). Collective."""
         if self.ranks is None:
             return self._states(x, start, weights), start
         entries, outputs, sent = [], [], []
@@ -77,7 +92,7 @@ class Recurrence:
         return self.cell.states(x, start, weights)
 
     def _parts(self, start: torch.Tensor) -> list[slice]:
-        """Slices of the samples, as many as the ranks, unless they get too small to be worth it."""
+        """Return slices of the samples, as many as there are ranks unless they would be too small."""
         assert self.ranks is not None
         samples = len(start)
         count = max(1, min(self.ranks.comm.size, samples, start.numel() // PART_VALUES))
@@ -87,14 +102,27 @@ class Recurrence:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(self, steps: ForwardSteps, sources: torch.Tensor, *, of_input: bool) -> list[RecurrentGradients]:
-        """Gradients of the parts of the samples, given those of the states from outside (T, B, H)."""
+        """Return the gradients of each part of the samples. Collective if steps are split.
+
+        Parameters
+        ----------
+        steps : ForwardSteps
+        sources : Tensor
+            Gradients of the states from outside of the recurrence (T, B, H).
+        of_input : bool
+            True to compute the gradient of the inputs.
+
+        Returns
+        -------
+        list of RecurrentGradients
+        """
         nothing = torch.zeros_like(steps.entry)
         if self.ranks is None:
             return [gradients(steps, sources, nothing, self.method, of_input=of_input)]
         if self.method.scans:
             carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
             here = fastest(self._problem(steps.x, steps.weights.hidden, None))
-            # Torch's own way does not begin with what comes from the rank behind.
+            # torch's backward cannot start from the gradient that the later rank sends.
             here = self.method if here is Method.AUTOGRAD else here
             return [gradients(steps, sources, carry, here, of_input=of_input)]
         shares, sent = [], []
@@ -108,7 +136,10 @@ class Recurrence:
         return shares
 
     def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> BackwardProblem:
-        """Of ``ranks``, whose blocks differ by a step, that of the longest block, so that all choose alike."""
+        """Return the sizes of the backward pass.
+
+        Blocks of ranks differ by at most one step. The longest one is used, so that all ranks choose the same method.
+        """
         steps, count = (len(x), 1) if ranks is None else (ranks.longest, ranks.comm.size)
         return BackwardProblem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
 
@@ -136,18 +167,18 @@ class _Recurrence(torch.autograd.Function):
         of_input = _joined([part.of_input for part in parts if part.of_input is not None], 1)
         first = ctx.way.ranks is None or ctx.way.ranks.earlier is None
         of_start = _joined([part.carry for part in parts], 0)
-        # What reaches this rank's first step has gone to the rank before it.
+        # The gradient of the state before this rank's first step has been sent to the earlier rank.
         return None, of_input, of_start if first else torch.zeros_like(of_start), *of_weights
 
 
 def _joined(parts: Sequence[torch.Tensor], dim: int) -> Any:
-    """Parts of the samples put together; None of none."""
+    """Return the parts of the samples concatenated; None if there are none."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _no_samples(x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The states of a block without samples, which torch's backward does not take; part of the graph as elsewhere."""
+    """Return the states of a block without samples, which torch's backward rejects, connected to the graph."""
     ends = sum((tensor.reshape(-1)[:0].sum() for tensor in (x, start, *weights)), start.new_zeros(()))
     return start.new_zeros(*x.shape[:2], start.shape[1]) + ends

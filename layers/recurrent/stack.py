@@ -1,7 +1,7 @@
-"""Layers upon layers in one or two directions: the arithmetic of torch's recurrent functions around the recurrence.
+"""Stacked layers in one or two directions, for tensors, packed sequences and DistTensors.
 
-The same stack serves plain tensors, packed sequences of several lengths, and DistTensors; they differ in how a layer
-goes through them in one direction.
+Computes what torch's recurrent functions compute, with a :class:`~.recurrence.Recurrence` for each layer and direction.
+The kinds of input differ in the function that runs a layer in one direction.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .recurrence import Recurrence
 from .time_ranks import TimeRanks
 
 Direction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""Inputs, state to start with (B, H), weights, ``reverse``: all states, and the last one (B, H)."""
+"""Takes inputs, the state at the start (B, H), weights and ``reverse``; returns all states and the last one (B, H)."""
 
 
 @dataclass(frozen=True)
 class RecurrentStack:
-    """What torch's recurrent functions are told besides their tensors."""
+    """The options of torch's recurrent functions, and the method of the backward pass."""
 
     cell: RecurrentCell
     method: Method
@@ -43,12 +43,27 @@ class RecurrentStack:
     def __call__(
         self, input: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor], batch_first: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """States of the last layer and last states of all, for inputs (T, B, I), or (B, T, I) with ``batch_first``.
+        """Return the states of the last layer and the last states of all layers. Collective for DistTensors.
+
+        Parameters
+        ----------
+        input : Tensor or DistTensor
+            (T, B, I), or (B, T, I) with ``batch_first``.
+        start : Tensor
+            (layers * directions, B, H).
+        weights : sequence of Tensor
+            In torch's order.
+        batch_first : bool
+
+        Returns
+        -------
+        tuple of Tensor
+            (T, B, directions * H), or batch first, and (layers * directions, B, H).
 
         Raises
         ------
         ShapeError
-            Without a step, in torch's words.
+            If there are no steps, with torch's message.
         """
         x = input.transpose(0, 1) if batch_first else input
         if not x.shape[0]:
@@ -63,7 +78,10 @@ class RecurrentStack:
     def packed(
         self, data: torch.Tensor, batch_sizes: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for the data of a PackedSequence, which is whole on every rank: torch packs whole tensors."""
+        """Return the same for the data of a PackedSequence.
+
+        The data is full on every rank, because torch packs full tensors.
+        """
         like = next((t for t in (data, batch_sizes, start, *weights) if isinstance(t, DistTensor)), None)
         if like is not None:
             whole = [as_distributed(t, like.grid).replicated().local for t in (data, batch_sizes, start, *weights)]
@@ -107,7 +125,7 @@ def _packed(
     *,
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences are padded behind their ends: nothing comes back from there, so gradients need no mask."""
+    """Run a layer on padded sequences. Outputs after their ends get no gradient, so no mask is needed."""
     x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
     ends, samples = lengths.to(data.device), torch.arange(len(lengths), device=data.device)
     places = torch.arange(len(x), device=data.device)[:, None]
@@ -126,7 +144,7 @@ def _distributed(
     *,
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps and samples keep their splits, features are gathered."""
+    """Run a layer on a DistTensor. Steps and samples stay split, and features are gathered."""
     x = balanced_input(x.replicated([2]))
     axis = x.dist.split[0]
     ranks = None if axis is None else TimeRanks(x.grid, axis, -(-x.shape[0] // x.grid.shape[axis]), reverse)
@@ -139,10 +157,23 @@ def _distributed(
 
 
 def called(cell: RecurrentCell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch's function for ``cell`` gives for its arguments, by position, as ``nn.RNN`` and ``nn.GRU`` pass them.
+    """Call torch's recurrent function of a cell with another backward pass.
 
-    Either (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first), or for packed sequences
-    (data, batch_sizes, hx, weights, bias, layers, dropout, train, bidirectional).
+    Collective for DistTensors: call on every rank.
+
+    Parameters
+    ----------
+    cell : RecurrentCell
+    method : Method
+    *args
+        As ``nn.RNN`` and ``nn.GRU`` pass them by position: (input, hx, weights, bias, layers, dropout, train,
+        bidirectional, batch_first), or for packed sequences (data, batch_sizes, hx, weights, bias, layers, dropout,
+        train, bidirectional).
+
+    Returns
+    -------
+    tuple of Tensor
+        As the function of torch.
     """
     if isinstance(args[2], torch.Tensor):
         data, batch_sizes, start, weights, *options = args

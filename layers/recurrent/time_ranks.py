@@ -1,6 +1,6 @@
-"""Ranks that share the steps of a sequence: what each hands to the next, in the order in which they take their steps.
+"""Messages between ranks among which the steps of a sequence are split.
 
-Rank by rank along the axis, or the other way round for a layer that goes through its sequence backwards::
+The order of ranks is that of their steps: along the axis, or opposite to it for a layer in reverse direction::
 
     forward    state   rank 0 -> rank 1 -> rank 2
     backward   dl/dh   rank 0 <- rank 1 <- rank 2       or a scan over the ranks
@@ -20,13 +20,14 @@ from distconv.kernels.scan import backpropagate
 
 @dataclass(frozen=True, eq=False)
 class TimeRanks:
-    """The ranks of ``grid`` along ``axis``, each with some of the steps; ``reverse`` where the last rank begins."""
+    """The ranks of a grid along an axis, each with some of the steps."""
 
     grid: ProcessGrid
     axis: str
     longest: int
-    """Most steps that any of them has."""
+    """Largest number of steps on one rank."""
     reverse: bool
+    """True if the last rank takes the first steps. Otherwise the first rank does."""
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -35,12 +36,12 @@ class TimeRanks:
 
     @property
     def earlier(self) -> int | None:
-        """The rank that takes the steps before these, if there is one."""
+        """The rank that takes the steps before these; None if there is none."""
         return self._neighbour(1 if self.reverse else -1)
 
     @property
     def later(self) -> int | None:
-        """The rank that takes the steps behind these, if there is one."""
+        """The rank that takes the steps after these; None if there is none."""
         return self._neighbour(-1 if self.reverse else 1)
 
     def _neighbour(self, distance: int) -> int | None:
@@ -48,7 +49,20 @@ class TimeRanks:
         return peer if 0 <= peer < self.comm.size else None
 
     def receive(self, peer: int | None, first: torch.Tensor) -> torch.Tensor:
-        """What ``peer`` sends, shaped like ``first``; that itself where there is no peer."""
+        """Return the tensor that a rank sends.
+
+        Parameters
+        ----------
+        peer : int or None
+            The sender, which calls :meth:`send`.
+        first : Tensor
+            Has the shape and dtype of the message.
+
+        Returns
+        -------
+        Tensor
+            ``first`` itself if there is no peer.
+        """
         if peer is None:
             return first
         received = torch.empty_like(first, memory_format=torch.contiguous_format)
@@ -56,19 +70,44 @@ class TimeRanks:
         return received
 
     def send(self, peer: int | None, state: torch.Tensor) -> Exchange:
-        """Begin to send ``state``, if there is a peer; it must be left alone until the exchange is waited for."""
+        """Start to send a state.
+
+        Parameters
+        ----------
+        peer : int or None
+            The receiver, which calls :meth:`receive`. None to send nothing.
+        state : Tensor
+            Must not be changed until the exchange has been waited for.
+
+        Returns
+        -------
+        Exchange
+        """
         messages = [] if peer is None else [(peer, state.contiguous())]
         exchange = Exchange(self.comm, messages, [], "state of a recurrence")
         exchange.post()
         return exchange
 
     def scanned(self, matrix: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        """What reaches the last of this rank's steps from behind, (B, H), by a scan over the ranks.
+        """Return the gradient of this rank's last state from later steps, by a scan over the ranks.
 
-        Those of a rank together turn v into ``matrix`` (B, H, H) v + ``shift`` (B, H); behind all steps v is 0.
+        Collective: call on every rank along the axis. All steps of this rank map the gradient v after them to
+        ``matrix`` v + ``shift``; after the last step of all ranks v is 0.
+
+        Parameters
+        ----------
+        matrix : Tensor
+            (B, H, H).
+        shift : Tensor
+            (B, H).
+
+        Returns
+        -------
+        Tensor
+            (B, H).
         """
         nothing = torch.zeros_like(shift)
-        # Gradients come to the last steps first: the scan's first rank is the one that takes them.
+        # In backward the last steps come first, so the rank that has them is the first rank of the scan.
         comm = self.comm if self.reverse else self.grid.reversed_comm(self.axis)
         reached = backpropagate(nothing, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
         sent = self.send(self.earlier, reached)

@@ -1,8 +1,10 @@
-"""Rules for operators of a user's own: what of its input an operator needs; the halo is ours.
+"""Rules with which users declare the input that their own operators need.
+
+distconv exchanges the halo, and the operator computes on blocks.
 
 ::
 
-    check   Whether an operator with a rule is the same on any grid: values and gradients against one process
-    rule    ``distconv.rule``: an operator that declares what windows of its input it needs
-    window  Windows: what of a dimension an output index is computed from
+    check   Comparison of an operator with a rule with a single process, on all grids
+    rule    ``distconv.rule``: an operator that declares the windows of its input
+    window  Windows: the input indices of a dimension from which an output index is computed
 """

@@ -1,7 +1,8 @@
-"""True if an operator with a rule is the same on any grid: values and gradients against one process.
+"""Comparison of an operator with a rule with a single process, on all grids.
 
-In one process the output is computed block by block, each from the input that its windows say; over ranks on every grid
-of theirs, with balanced blocks, uneven ones and an empty one.
+Values and gradients are compared in float64. In one process the output is computed block by block, each block from the
+input of its windows. Over ranks it is computed on every grid of these ranks, with balanced blocks, a first block of one
+index and an empty block. Users call :func:`check_rule` in their tests.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from distconv.placement import gather, scatter
 from distconv.tensor import DistTensor
 
 Arguments = Mapping[str, Any]
-"""By their names."""
+"""Arguments by name."""
 
 TOLERANCE = 1e-10
-"""In float64, relative to the largest value."""
+"""Permitted difference in float64, relative to the largest value."""
 
 
 def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.Intracomm | None = None) -> list[str]:
@@ -97,7 +98,7 @@ def _call(function: Callable[..., Any], given: Arguments) -> Any:
 def _outcome(
     call: Callable[[Arguments], Any], given: Arguments, comm: MPI.Intracomm, what: str
 ) -> dict[str, torch.Tensor]:
-    """Values of the outputs and the gradient of each argument, whole."""
+    """Return the full outputs and the full gradient of each argument. Collective."""
 
     def attempt() -> Any:
         try:
@@ -124,6 +125,7 @@ def _outcome(
 
 
 def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raise MismatchError if outputs or gradients differ from those of a single process."""
     if actual.keys() != expected.keys():
         raise MismatchError(f"{name}, {what}: it gives {', '.join(actual)}, but in one process {', '.join(expected)}")
     for which, whole in expected.items():
@@ -145,7 +147,7 @@ def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected:
 
 
 def _block_by_block(function: Rule, given: Arguments) -> Iterator[tuple[str, Callable[[Arguments], Any]]]:
-    """Ways to compute the output in blocks along each dimension with windows, in this process."""
+    """Yield functions that compute the output in blocks along each dimension with windows, in this process."""
     windows = function.windows_of(given)
     lead = next(iter(windows))
     for dim, window in windows[lead].items():
@@ -161,6 +163,7 @@ def _block_by_block(function: Rule, given: Arguments) -> Iterator[tuple[str, Cal
 def _by_blocks(
     function: Rule, windows: Mapping[str, Mapping[int, Window]], dim: int, blocks: Sequence[Interval], leaves: Arguments
 ) -> Any:
+    """Compute the output from blocks of it along ``dim``, and concatenate them."""
     parts = []
     for block in blocks:
         needed = {
@@ -174,6 +177,7 @@ def _by_blocks(
 
 
 def _needed(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interval, fill: float) -> Any:
+    """Return the padded input of the outputs ``block`` along ``dim``."""
     padded = F.pad(tensor, padding_of(tensor.dim(), {d: w.around for d, w in windows.items()}), value=fill)
     if dim not in windows or tensor.shape[dim] == 1:
         return padded
@@ -182,7 +186,7 @@ def _needed(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interva
 
 
 def _placed(function: Rule, given: Arguments, comm: MPI.Intracomm) -> Iterator[tuple[str, Arguments]]:
-    """The arguments over every grid of the ranks, in blocks of equal and of odd extents."""
+    """Yield the arguments distributed over every grid of the ranks, in equal and in unequal blocks. Collective."""
     windows = function.windows_of(given)
     dims = given[next(iter(windows))].dim()
     names = default_axes(None, dims)
@@ -200,7 +204,7 @@ def _placed(function: Rule, given: Arguments, comm: MPI.Intracomm) -> Iterator[t
 
 
 def _grids(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
-    """Parts of each dimension whose product is the number of ranks."""
+    """Yield the numbers of blocks for each dimension whose product is the number of ranks."""
     if not dims:
         if ranks == 1:
             yield ()

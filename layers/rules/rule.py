@@ -1,11 +1,13 @@
-"""``distconv.rule``: an operator that declares what windows of its input it needs.
+"""``distconv.rule``: an operator that declares the windows of its input.
 
 ::
 
-    1  arguments with windows are brought to one layout; dimensions without a window are gathered
-    2  each rank gets the input of its block of the output: its own, ghosts of its neighbours, padding
-    3  the operator computes the block from that, as it would the whole
-    4  backwards the gradients of ghosts go to their owners, and those of other tensors are summed
+    1  Arguments with windows are brought to one distribution; dimensions without a window are gathered.
+    2  Each rank gathers the input of its block of the output: its own block, ghosts and padding.
+    3  The operator computes the block from this input, as it would compute the full output.
+    4  In backward, gradients of ghosts are added at their owners, and gradients of other tensors are all-reduced.
+
+:mod:`~distconv.layers.rules.check` compares such an operator with a single process.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def rule(*, fill: float = 0.0, serves: object = None, **windows: Mapping[int, Wi
 
 
 class Rule:
-    """An operator with what it needs of its arguments; :func:`rule` makes it.
+    """An operator with the windows of its arguments. Created by :func:`rule`.
 
     Raises
     ------
@@ -94,11 +96,22 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Of the operator."""
+        """Name of the operator."""
         return str(getattr(self.operator, "__name__", type(self.operator).__name__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator's result: of distributed tensors a distributed one. Collective then."""
+        """Call the operator; with DistTensors the result is distributed, and the call is collective.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of the operator.
+
+        Returns
+        -------
+        object
+            The result of the operator, with tensors as DistTensors if an argument is one.
+        """
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -119,12 +132,22 @@ class Rule:
             return tuple(map(work.result, outputs)) if isinstance(outputs, tuple) else work.result(outputs)
 
     def windows_of(self, given: Mapping[str, Any]) -> dict[str, dict[int, Window]]:
-        """Windows by argument and dimension, of those that are there: one may be None.
+        """Return the windows of the arguments that are not None.
+
+        Parameters
+        ----------
+        given : mapping
+            The arguments by name.
+
+        Returns
+        -------
+        dict of dict
+            A :class:`Window` by argument and dimension.
 
         Raises
         ------
         ShapeError
-            If they leave different numbers of outputs.
+            If arguments are not tensors, or differ in their number of dimensions or outputs.
         """
         there = {name: given[name] for name in self.windows if given.get(name) is not None}
         if not there or not all(isinstance(tensor, torch.Tensor) for tensor in there.values()):
@@ -149,18 +172,19 @@ class Rule:
 
 
 class _RuleWork(NamedTuple):
-    """The part of an operator's work that this rank does."""
+    """The distribution of the output, from which this rank's part of the work follows."""
 
     name: str
     dist: Distribution
-    """Of the output."""
+    """Distribution of the output."""
     out: Mapping[int, int]
-    """Extents of the output by dimension with a window."""
+    """Sizes of the output by dimension with a window."""
 
     @classmethod
     def of(
         cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], given: Mapping[str, Any], example: DistTensor
     ) -> _RuleWork:
+        """Return the work for arguments; the first argument with windows determines the distribution."""
         lead = next(iter(windows))
         first = as_distributed(given[lead], example.grid)
         axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]
@@ -168,7 +192,7 @@ class _RuleWork(NamedTuple):
         return cls(rule.name, Distribution(first.grid, axes), out)
 
     def block(self, dim: int, part: int | None = None) -> Interval:
-        """The outputs of a part (None: this rank) along a dimension."""
+        """Return the outputs of a block (None: this rank's block) along a dimension."""
         return self.dist.intervals(dim, self.dist.coordinate(dim) if part is None else part, self.out[dim])[0]
 
     @property
@@ -177,11 +201,11 @@ class _RuleWork(NamedTuple):
         return any(self.block(dim).extent == 0 for dim in self.out)
 
     def whole(self, value: Any) -> Any:
-        """A tensor without windows, in full."""
+        """Return a tensor without windows in full; its gradient is all-reduced. Collective."""
         return whole_over(value, self.dist) if isinstance(value, torch.Tensor) else value
 
     def needed(self, value: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
-        """What this rank's outputs need of an argument with windows."""
+        """Return the input of this rank's outputs of an argument with windows. Collective."""
         tensor = balanced_input(as_distributed(value, self.dist.grid))
         used = {dim: window for dim, window in windows.items() if not _stays_alone(tensor, dim, window, self.out)}
         layout = Distribution(
@@ -200,18 +224,18 @@ class _RuleWork(NamedTuple):
         have = asked.box(tensor.shape)
         wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
         block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
-        # It runs on ranks without outputs, too: their weights need a gradient, of zeros, for the sums over ranks.
+        # The operator also runs on ranks without outputs: their weights need a gradient of zeros for the all-reduce.
         if self.empty:
             return pad_to_minimum_shape(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
         return block
 
     def result(self, y: Any) -> DistTensor:
-        """The output of which ``y`` is this rank's block.
+        """Return the output whose block on this rank is ``y``.
 
         Raises
         ------
         ShapeError
-            If the operator gives another number of outputs than its windows say.
+            If the operator returns another number of outputs than its windows declare.
         """
         if not isinstance(y, torch.Tensor) or y.dim() != len(self.dist.axes):
             raise ShapeError(f"{self.name} must give tensors of {len(self.dist.axes)} dimensions")
@@ -230,7 +254,7 @@ class _RuleWork(NamedTuple):
 
 
 def _stays_alone(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
-    """Return True if the one index of a dimension serves all outputs, as in broadcasting."""
+    """Return True if the only index of a dimension serves all outputs, as in broadcasting."""
     return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
 
 

@@ -1,4 +1,7 @@
-"""Windows: the input indices of a dimension from which an operator computes each output index."""
+"""Windows: the input indices of a dimension from which an output index is computed.
+
+Arithmetic without communication. :mod:`~distconv.layers.rules.rule` turns windows into halos.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,30 @@ class Window:
         return (self.size - 1) * self.dilation + 1
 
     def outputs(self, extent: int) -> int:
-        """Of a dimension of ``extent`` input indices; below 1 if it is shorter than the window."""
+        """Return the number of outputs of a dimension; below 1 if it is shorter than the window.
+
+        Parameters
+        ----------
+        extent : int
+            Number of input indices.
+        """
         return (extent + sum(self.around) - self.reach) // self.stride + 1
 
     def needed(self, out: Interval) -> Interval:
-        """Input indices, padding included, that the outputs ``out`` are computed from.
+        """Return the input indices, including padding, from which some outputs are computed.
 
+        Parameters
+        ----------
+        out : Interval
+            Range of output indices.
+
+        Returns
+        -------
+        Interval
+            Indices outside the input are padding. Empty if there are no outputs.
+
+        Examples
+        --------
         >>> Window(3, padding=1).needed(Interval(4, 8)), Window(2, stride=2).needed(Interval(1, 3))
         (Interval(start=3, stop=9), Interval(start=2, stop=6))
         """
@@ -68,13 +89,39 @@ class Window:
 
 
 def normalized(windows: Mapping[int, Window], dims: int) -> dict[int, Window]:
-    """``windows`` of a tensor of so many dimensions, by dimensions from 0 on."""
+    """Return windows with dimensions counted from 0.
+
+    Parameters
+    ----------
+    windows : mapping of int to Window
+        Negative dimensions count from the last one.
+    dims : int
+        Number of dimensions of the tensor.
+
+    Returns
+    -------
+    dict of int to Window
+        Without dimensions that the tensor does not have.
+    """
     return {dim % dims: window for dim, window in windows.items() if -dims <= dim < dims}
 
 
 def padding_of(dims: int, around: Mapping[int, tuple[int, int]]) -> list[int]:
-    """What ``F.pad`` takes: the last dimension first.
+    """Return the argument ``pad`` of ``F.pad``, which begins with the last dimension.
 
+    Parameters
+    ----------
+    dims : int
+        Number of dimensions of the tensor.
+    around : mapping of int to pair of int
+        Padding before and after, by dimension.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
     >>> padding_of(3, {1: (2, 3)})
     [0, 0, 2, 3, 0, 0]
     """

@@ -1,4 +1,8 @@
-"""Convolution, strided, transposed and on submanifolds, with kernels of any shape."""
+"""Convolution: strided, transposed and on submanifolds, with kernels of any shape.
+
+The layer determines its output sites, obtains a kernel map and gathered features from the coordinate manager, and calls
+:func:`distconv.kernels.sparse.sparse_convolution`.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +21,49 @@ from .windows import check_input, check_window, checked_offsets, extents
 
 
 class SparseConv(nn.Module):
-    """Convolution of a SparseTensor: at its output sites what torch's convolution gives for the densified input.
+    """Convolution of a SparseTensor: at its output sites the result of torch's convolution of the dense input.
 
-    With kernel size k, padding p = dilation x ((k - 1) // 2) in each dimension and W the weight,
-    ``out[u] = bias + sum over i of W[:, :, i] x[stride u + dilation i - p]``; inactive sites of x count as zeros. Space
-    has no borders: for an even kernel torch needs (k - 1) // 2 zeros before and k // 2 behind, times the dilation.
-    ``offsets``, a list of D integers each, replace the box of the kernel size, whose offsets are i - (k - 1) // 2.
+    With kernel size k, padding p = dilation x ((k - 1) // 2) in each dimension and W the weight, ``out[u] = bias + sum
+    over i of W[:, :, i] x[stride u + dilation i - p]``; inactive sites of x count as zeros. Space has no borders: for
+    an even kernel torch needs (k - 1) // 2 zeros before and k // 2 after, times the dilation.
 
     Output sites are
 
     - ``submanifold`` (the default with stride 1): those of the input;
-    - stride 1 without ``submanifold``: all that any input reaches, also beyond the input's extent;
+    - stride 1 without ``submanifold``: all sites that any input reaches, also beyond the range of the input;
     - stride s > 1: the cells of s^D that hold an input, u = floor(site / s), even if no input lies in the window;
-    - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites that the input's sites came from by a
-      stride; if there are none, all that any input reaches.
+    - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites from which a stride has derived the
+      sites
+      of the input; if there are none, all sites that any input reaches.
 
-    The weight has torch's shape, ``(F, C, *kernel)``, transposed ``(C, F, *kernel)``, with offsets (F, C, K), so that
-    state dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed ones; in memory the offsets come first.
-    Dimensions 1 to 4. Under autocast the result has the low dtype.
+    The weight has torch's shape, ``(F, C, *kernel)``, transposed ``(C, F, *kernel)``, with ``offsets`` (F, C, K). So
+    state dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed versions. In memory the offsets come
+    first. Under autocast the result has the low dtype.
+
+    Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+        C and F.
+    kernel_size : int, sequence of int or None
+        None if ``offsets`` are given.
+    stride : int
+    dimension : int
+        Number of spatial dimensions D, 1 to 4.
+    submanifold : bool, optional
+        True to keep the sites of the input (default: True with stride 1).
+    transposed : bool
+        True for a transposed convolution. Otherwise an ordinary one.
+    offsets : sequence of sequence of int, optional
+        K offsets of D integers each instead of the box of ``kernel_size``, whose offsets are i - (k - 1) // 2.
+    dilation : int
+    bias : bool
 
     Raises
     ------
     ValueError
-        If the kernel, stride, dilation or offsets cannot be, or a submanifold has a stride.
-
-    References
-    ----------
-    Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3.
+        If the kernel, stride, dilation or offsets are not valid, or a submanifold has a stride.
     """
 
     def __init__(
@@ -74,7 +94,7 @@ class SparseConv(nn.Module):
             self.offsets = checked_offsets(offsets, dimension)
             sizes = (len(offsets),)
         matrix = (in_channels, out_channels)
-        # Offsets first in memory: each is a matrix of its own. Torch's order of dimensions for who looks at it.
+        # Offsets come first in memory, so that each has a contiguous matrix. The view has torch's order of dimensions.
         stored = torch.empty(*sizes, *matrix)
         channels = (-2, -1) if transposed else (-1, -2)
         self.weight = nn.Parameter(stored.permute(*(d % stored.ndim for d in channels), *range(len(sizes))))
@@ -82,7 +102,7 @@ class SparseConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial weights and biases as those of torch's convolutions."""
+        """Initialize weights and biases as torch's convolutions do."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(max(1, self.weight[0].numel()))
@@ -90,7 +110,7 @@ class SparseConv(nn.Module):
 
     @property
     def matrices(self) -> torch.Tensor:
-        """The weight as (K, C, F), one matrix for each offset; no copy."""
+        """The weight as (K, C, F), one matrix for each offset; not a copy."""
         return self._matrices(self.weight)
 
     def _matrices(self, weight: torch.Tensor) -> torch.Tensor:
@@ -98,12 +118,12 @@ class SparseConv(nn.Module):
         return by_offset.permute(2, 0, 1) if self.transposed else by_offset.permute(2, 1, 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """The convolution of ``x``, on the output sites.
+        """Return the convolution of ``x`` on the output sites.
 
         Raises
         ------
         ShapeError
-            If ``x`` has other channels or another dimension.
+            If ``x`` has another number of channels or dimensions.
         """
         check_input(x, self.dimension)
         if x.shape[1] != self.in_channels:
@@ -128,7 +148,7 @@ class SparseConv(nn.Module):
         return manager.wider(sites, tuple(tuple(-o for o in offset) for offset in self.offsets), self.dilation)
 
     def extra_repr(self) -> str:
-        """What the module's text shows."""
+        """Return the options that the module's representation shows."""
         kinds = [name for name in ("submanifold", "transposed") if getattr(self, name)]
         return ", ".join(
             [

@@ -1,4 +1,8 @@
-"""Sets of sites and the kernel maps between them, for all tensors that descend from one another."""
+"""Sets of sites and the kernel maps between them, shared by related tensors.
+
+Layers obtain output sites, kernel maps and gathered features from the manager of their input. The methods after the
+last section header do nothing here; ``DistributedManager`` overrides them for sites that are split over ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,18 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """A set of active sites: coordinates (N, 1 + D), multiples of ``stride``, in steps of the finest grid.
-
-    ``finer`` is the set of which these are the coarse cells; ``is_sorted`` that rows are known to be in order.
-    """
+    """A set of active sites: coordinates (N, 1 + D), multiples of ``stride``, in steps of the finest grid."""
 
     coords: torch.Tensor
     stride: int
     finer: Sites | None = None
+    """The set whose coarse cells these sites are."""
     is_sorted: bool = False
+    """True if the rows are known to be sorted. Otherwise ``order`` sorts them."""
 
     @cached_property
     def order(self) -> torch.Tensor | None:
-        """What sorts the rows; None if they are sorted."""
+        """Permutation that sorts the rows; None if they are sorted."""
         return None if self.is_sorted else sorting_order(self.coords)
 
     def same_as(self, other: Sites) -> bool:
@@ -39,11 +42,16 @@ class Sites:
 
 
 class CoordinateManager:
-    """The sets of sites that layers made from one another, and kernel maps, each made once.
+    """The sets of sites that layers derive from one another, and their kernel maps, each computed once.
 
-    Tensors that descend from one another share it; it lives as long as they do. A map serves the forward and backward
-    pass of all layers with the same kernel, and the transposed convolution that goes back. ``hits`` and ``misses``
-    count the kernel maps asked for, ``bytes`` is the memory of those held.
+    Tensors that are derived from one another share a manager, and it exists as long as they do. A map serves the
+    forward and backward pass of all layers with the same kernel, and the transposed convolution in the opposite
+    direction. ``hits`` and ``misses`` count requests for kernel maps.
+
+    Parameters
+    ----------
+    batch_size : int
+        Number of samples.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -53,7 +61,19 @@ class CoordinateManager:
         self._sets: dict[Hashable, Sites] = {}
 
     def coarser(self, sites: Sites, factor: int) -> Sites:
-        """The cells ``factor`` times as large that hold ``sites``; themselves for a factor of 1."""
+        """Return the coarse cells that hold some sites.
+
+        Parameters
+        ----------
+        sites : Sites
+        factor : int
+            Edge of a coarse cell, in cells of ``sites``.
+
+        Returns
+        -------
+        Sites
+            ``sites`` itself for a factor of 1.
+        """
         stride = sites.stride * factor
 
         def make() -> Sites:
@@ -64,12 +84,25 @@ class CoordinateManager:
         return sites if factor == 1 else _once(self._sets, (sites, factor), make)
 
     def finer(self, sites: Sites, factor: int, offsets: Offsets, dilation: int) -> Sites:
-        """The sites that ``sites`` are the cells of, ``factor`` times as large, or else all that a kernel reaches.
+        """Return the finer sites for a transposed convolution.
+
+        Parameters
+        ----------
+        sites : Sites
+        factor : int
+            Stride of the convolution.
+        offsets : tuple of tuple of int
+        dilation : int
+
+        Returns
+        -------
+        Sites
+            The sites whose coarse cells ``sites`` are. If there are none, all sites that the kernel reaches.
 
         Raises
         ------
         CoordinateError
-            If the stride of the sites is no multiple of the factor.
+            If the stride of the sites is not a multiple of the factor.
         """
         if sites.stride % factor:
             raise CoordinateError(
@@ -85,7 +118,18 @@ class CoordinateManager:
         return self._all_reached(sites, stride, offsets, dilation)
 
     def wider(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
-        """All sites of the same stride that a kernel reaches from ``sites``."""
+        """Return all sites of the same stride that a kernel reaches from some sites.
+
+        Parameters
+        ----------
+        sites : Sites
+        offsets : tuple of tuple of int
+        dilation : int
+
+        Returns
+        -------
+        Sites
+        """
         return self._all_reached(sites, sites.stride, offsets, dilation)
 
     def needed(
@@ -98,9 +142,22 @@ class CoordinateManager:
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
-        """Features, and the map from their rows to those of ``outputs``, with input = output + offset.
+        """Return the features that a layer needs, and the kernel map from their rows to the output sites.
 
-        Offsets are in steps of ``dilation`` fine cells; ``transposed``, output = input + offset.
+        Parameters
+        ----------
+        features : Tensor
+            Features of ``inputs``.
+        inputs, outputs : Sites
+        offsets : tuple of tuple of int
+            In steps of ``dilation`` fine cells: input = output + offset.
+        dilation : int
+        transposed : bool
+            True for output = input + offset. Otherwise input = output + offset.
+
+        Returns
+        -------
+        tuple of Tensor and KernelMap
         """
         fine, coarse = (outputs, inputs) if transposed else (inputs, outputs)
         unit = fine.stride * dilation
@@ -112,7 +169,7 @@ class CoordinateManager:
 
     @property
     def bytes(self) -> int:
-        """Memory of the kernel maps that are held."""
+        """Memory of the stored kernel maps."""
         return sum(pairs.bytes for pairs in self._maps.values())
 
     def _mapped(self, key: Hashable, make: Callable[[], KernelMap]) -> KernelMap:
@@ -138,73 +195,106 @@ class CoordinateManager:
     # -- what differs where sites are split over ranks ----------------------------------------------------------------
 
     def rows(self, sites: Sites) -> int:
-        """How many rows features of ``sites`` have."""
+        """Return the number of rows of features of ``sites``."""
         return len(sites.coords)
 
     def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """``features`` of all of ``sites``, each row where its site is."""
+        """Return features of all of ``sites``, distributed as the sites are."""
         return features
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A parameter as it enters work on the sites."""
+        """Return a parameter for work on the sites."""
         return tensor
 
     def local(self, features: torch.Tensor) -> torch.Tensor:
-        """The rows of ``features`` that belong to the coordinates."""
+        """Return the rows of ``features`` that belong to this rank's coordinates."""
         return features
 
     def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Features of ``sites``, given those that were computed here."""
+        """Return features of ``sites``, given those that this rank has computed."""
         return features
 
     def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
-        """``coords``, made from sites between ``low`` and ``high`` away, on the ranks that own them."""
+        """Return sites on the ranks that own them.
+
+        Each of ``coords`` was derived from a site between ``low`` and ``high`` away.
+        """
         return coords
 
     def coords(self, sites: Sites) -> torch.Tensor:
-        """Coordinates (N, 1 + D) in the rows of features."""
+        """Return coordinates (N, 1 + D) in the order of the rows of features."""
         return sites.coords
 
     def all_ranks(self, value: Made) -> list[Made]:
-        """``value`` of each rank that has some of the sites."""
+        """Return ``value`` of each rank that has some of the sites."""
         return [value]
 
     def volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> torch.Tensor:
-        """The dense volume (B, C, *size) with ``features`` in ``cells`` (N, 1 + D) of this rank and zeros elsewhere.
+        """Return the dense volume ``(B, C, *size)`` with features in the cells of this rank and zeros elsewhere.
 
-        The cells have the edge ``stride`` and begin at ``origin``.
+        The cells (N, 1 + D) have the edge ``stride`` and begin at ``origin``.
         """
         return scattered(features, cells, (self.batch_size, *size))
 
     def population(self, sites: Sites) -> torch.Tensor:
-        """Sites of each sample, (B,)."""
+        """Return the number of sites of each sample, (B,)."""
         return torch.bincount(sites.coords[:, 0], minlength=self.batch_size)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums of samples (B, C) from those of the sites that are here."""
+        """Return sums of samples (B, C), given the sums of this rank's sites."""
         return values
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """Maxima of samples (B, C) from those of the sites that are here."""
+        """Return maxima of samples (B, C), given the maxima of this rank's sites."""
         return values
 
 
 def scattered(features: torch.Tensor, cells: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Return the volume (B, C, ...) of ``size`` (B, ...) with ``features`` (N, C) in ``cells`` (N, 1 + D)."""
+    """Return a dense volume with features in some cells and zeros elsewhere.
+
+    Parameters
+    ----------
+    features : Tensor
+        (N, C).
+    cells : Tensor
+        Integers (N, 1 + D).
+    size : sequence of int
+        Shape (B, ...) of the volume without channels.
+
+    Returns
+    -------
+    Tensor
+        (B, C, ...).
+    """
     volume = features.new_zeros(*size, features.shape[1])
     return volume.index_put(cells.unbind(1), features).movedim(-1, 1).contiguous()
 
 
 def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:
-    """The lowest and the highest of ``offsets`` along each dimension, in steps of ``unit``; from outputs to inputs."""
+    """Return the lowest and the highest offset along each dimension.
+
+    Parameters
+    ----------
+    offsets : tuple of tuple of int
+    unit : int
+        Factor of the offsets, in cells of the finest grid.
+    transposed : bool
+        True if the offsets lead from inputs to outputs. Otherwise from outputs to inputs.
+
+    Returns
+    -------
+    tuple of list and list
+        From outputs to inputs, one entry for each spatial dimension.
+    """
     along = list(zip(*offsets, strict=True))
     low, high = [unit * min(steps) for steps in along], [unit * max(steps) for steps in along]
     return ([-h for h in high], [-v for v in low]) if transposed else (low, high)
 
 
 def _once(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:
+    """Return the cached value of a key, which is made at first."""
     if key not in cache:
         cache[key] = make()
     value: Made = cache[key]

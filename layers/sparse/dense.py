@@ -1,4 +1,7 @@
-"""Dense volumes from sparse tensors, and back."""
+"""Dense volumes from sparse tensors, and sparse tensors from volumes.
+
+Both directions are differentiable, and also convert between split sparse tensors and DistTensors.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,30 @@ from .tensor import SparseTensor
 def to_dense(
     x: SparseTensor, size: Sequence[int] | None = None, *, origin: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Return the volume ``(B, C, *size)`` with the features at the active sites and zeros elsewhere.
+    """Return the dense volume with the features at the active sites and zeros elsewhere.
 
-    Differentiable. Of a tensor that is split over ranks the volume is a DistTensor over the same grid, and the call is
-    collective.
+    Differentiable. Collective for a tensor that is split over ranks: call on every rank.
 
     Parameters
     ----------
     x : SparseTensor
         The sites and their features.
-    size : Sequence[int], optional
+    size : sequence of int, optional
         Number of cells of the tensor's stride along each dimension (default: up to the last site).
-    origin : Sequence[int], optional
+    origin : sequence of int, optional
         Coordinates of the first cell (default: zeros).
+
+    Returns
+    -------
+    Tensor
+        ``(B, C, *size)``; a DistTensor over the same grid if ``x`` is split over ranks.
 
     Raises
     ------
     CoordinateError
         If a site lies outside.
     ShapeError
-        If ``size`` or ``origin`` are not of the tensor's dimension.
+        If ``size`` or ``origin`` does not have an entry for each dimension.
     """
     manager, coords = x.coordinate_manager, x.sites.coords
     origin = (0,) * x.dimension if origin is None else tuple(origin)
@@ -61,17 +68,21 @@ def to_dense(
 def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stride: int = 1) -> SparseTensor:
     """Return the sites of a dense volume at which any feature is not zero, with these features.
 
-    Differentiable in the features. Cell ``u`` gets the coordinates ``stride * u``. The sites of a DistTensor are split
-    over its grid by the blocks of the volume, and the call is collective.
+    Differentiable in the features. Collective for a DistTensor: call on every rank.
 
     Parameters
     ----------
-    volume : torch.Tensor
+    volume : Tensor
         Features ``(B, C, ...)``.
-    active : torch.Tensor, optional
+    active : Tensor, optional
         Booleans ``(B, ...)``: the sites to take instead of those with features that are not zero.
     stride : int
-        Edge of a cell in steps of the finest grid.
+        Edge of a cell in steps of the finest grid. Cell ``u`` gets the coordinates ``stride * u``.
+
+    Returns
+    -------
+    SparseTensor
+        The sites of a DistTensor are split over its grid by the blocks of the volume.
 
     Raises
     ------

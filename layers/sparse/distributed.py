@@ -1,7 +1,9 @@
-"""Sparse tensors over ranks: each has the sites of a box of samples and space, and layers exchange halos of sites.
+"""Sparse tensors that are split over ranks.
 
-The rows of their features are a DistTensor, whose blocks are as long as ranks have sites: batch norm, linear layers,
-losses and gradients of parameters are those of any DistTensor. Layers over windows ask the manager for what they need.
+Each rank has the sites in a box of samples and space (:mod:`~distconv.layers.sparse.partition`), and layers exchange
+halos of sites. The features are a DistTensor whose blocks of rows have as many rows as the ranks have sites. So batch
+norm, linear layers, losses and gradients of parameters are those of any DistTensor. Layers with windows obtain features
+and kernel maps from :class:`DistributedManager`.
 
 ::
 
@@ -39,9 +41,16 @@ T = TypeVar("T")
 
 
 class DistributedManager(CoordinateManager):
-    """Sets of sites that are split over the ranks of ``partition``; every method is collective.
+    """Sets of sites that are split over the ranks of a partition.
 
-    Of each set this rank has the sites in its box: a site, or the corner of a coarse cell, belongs to one rank.
+    Collective: call every method on every rank. Of each set this rank has the sites in its box. A site, or the lower
+    corner of a coarse cell, belongs to one rank.
+
+    Parameters
+    ----------
+    batch_size : int
+        Number of samples.
+    partition : Partition
     """
 
     def __init__(self, batch_size: int, partition: Partition) -> None:
@@ -54,7 +63,18 @@ class DistributedManager(CoordinateManager):
     # -- what layers ask for ------------------------------------------------------------------------------------------
 
     def layout(self, sites: Sites) -> Distribution[ProcessGrid]:
-        """How rows of features of ``sites`` are split: rank after rank, each as many as it has sites."""
+        """Return the distribution of the rows of features: rank after rank, each with as many rows as it has sites.
+
+        Collective at its first use for ``sites``.
+
+        Parameters
+        ----------
+        sites : Sites
+
+        Returns
+        -------
+        Distribution
+        """
         if sites not in self._layouts:
             grid = self.partition.grid
             counts = grid.world.allgather(len(sites.coords))
@@ -63,17 +83,17 @@ class DistributedManager(CoordinateManager):
         return self._layouts[sites]
 
     def rows(self, sites: Sites) -> int:
-        """Sites of all ranks."""
+        """Return the number of sites on all ranks."""
         layout = self.layout(sites)
         return layout.boundaries["n"][-1]
 
     def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """``features`` of all of ``sites``, each row where its site is. Collective where they have to move.
+        """Return features of all of ``sites``, distributed as the sites are. Collective if rows have to move.
 
         Raises
         ------
         ShapeError
-            If they are a plain tensor.
+            If the features are a plain tensor.
         """
         layout = self.layout(sites)
         if not isinstance(features, DistTensor):
@@ -84,7 +104,7 @@ class DistributedManager(CoordinateManager):
         return features if features.dist == layout else features.redistribute(layout)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor``, whole on every rank, as it enters work on some of the sites."""
+        """Return a full parameter whose gradient is all-reduced. Collective."""
         return whole_over(tensor, Distribution(self.partition.grid.flat, ("n",)))
 
     def needed(
@@ -97,7 +117,10 @@ class DistributedManager(CoordinateManager):
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
-        """Features of this rank's sites of ``inputs`` and of the halo, and the map from them to its ``outputs``."""
+        """Return features of this rank's sites and of the halo, and the kernel map from them to its output sites.
+
+        Collective. Parameters as in :meth:`CoordinateManager.needed`.
+        """
         unit = (outputs if transposed else inputs).stride * dilation
         low, high = reach(offsets, unit, transposed=transposed)
         halo = self._halo(inputs, tuple(low), tuple(high))
@@ -112,32 +135,32 @@ class DistributedManager(CoordinateManager):
         return self._halos[key]
 
     def local(self, features: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of ``features``."""
+        """Return this rank's rows of ``features``."""
         assert isinstance(features, DistTensor)
         return features.local
 
     def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Features of all of ``sites``, given this rank's."""
+        """Return features of all of ``sites``, given those of this rank."""
         layout = self.layout(sites)
         return DistTensor(features, layout, (layout.boundaries["n"][-1], features.shape[1]))
 
     def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
-        """Those of the sites that all ranks made which are this rank's."""
+        """Return the sites that this rank owns among those that all ranks have derived. Collective."""
         return at_owners(self.partition, coords, low, high)
 
     def coords(self, sites: Sites) -> DistTensor:
-        """Coordinates of the sites of all ranks, (N, 1 + D), whose rows are distributed as those of features."""
+        """Return coordinates (N, 1 + D) of the sites of all ranks, whose rows are distributed as those of features."""
         layout = self.layout(sites)
         return DistTensor(sites.coords, layout, (layout.boundaries["n"][-1], sites.coords.shape[1]))
 
     def all_ranks(self, value: T) -> list[T]:
-        """``value`` of each rank."""
+        """Return ``value`` of each rank. Collective."""
         return list(self.partition.grid.world.allgather(value))
 
     def volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> DistTensor:
-        """The dense volume (B, C, *size) in balanced blocks over the partition's grid."""
+        """Return the dense volume ``(B, C, *size)`` in balanced blocks over the partition's grid. Collective."""
         grid, axes = self.partition.grid, COLUMNS[len(size)]
         scales = [(1, 0), *((stride, start) for start in origin)]
         ends = {}
@@ -160,42 +183,55 @@ class DistributedManager(CoordinateManager):
     # -- over samples -------------------------------------------------------------------------------------------------
 
     def population(self, sites: Sites) -> torch.Tensor:
-        """Sites of each sample on all ranks, (B,)."""
+        """Return the number of sites of each sample on all ranks, (B,). Collective at its first use."""
         if sites not in self._populations:
             here = super().population(sites)
             self._populations[sites] = allreduce(self.partition.grid.world, here, "sites of samples")
         return self._populations[sites]
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks of ``values`` (B, C)."""
+        """Return the sum over ranks of ``values`` (B, C). Collective."""
         return self._of_ranks(values).sum(0)
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """The maximum over ranks of ``values`` (B, C)."""
+        """Return the maximum over ranks of ``values`` (B, C). Collective."""
         return self._of_ranks(values).max(0).values
 
     def _of_ranks(self, values: torch.Tensor) -> DistTensor:
+        """Return the values of all ranks (P, B, C), split over the first dimension."""
         grid = self.partition.grid.flat
         return DistTensor(values[None], Distribution(grid, ("n", None, None)), (grid.size, *values.shape))
 
 
 def _map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
+    """Return the kernel map from this rank's sites and halo to its output sites."""
     if transposed:
         return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
     return kernel_map(halo.coords, outputs.coords, offsets, unit, sorting_order(halo.coords))
 
 
 def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = None) -> SparseTensor:
-    """``x``, the same on all ranks, split over ``grid``: samples over n, space over d, h and w. Collective.
+    """Split a sparse tensor that is identical on all ranks over a grid.
 
-    Boxes come from ``partition``; left out, their cuts give each rank about as many sites. Differentiable.
+    Collective: call on every rank. Samples are split over axis n, and space over d, h and w. Differentiable.
+
+    Parameters
+    ----------
+    x : SparseTensor
+    grid : ProcessGrid
+    partition : Partition, optional
+        The boxes of the ranks (default: boxes with about as many sites each).
+
+    Returns
+    -------
+    SparseTensor
 
     Raises
     ------
     DistributionError
-        If the grid has an axis that cuts nothing here.
+        If the grid has an axis that cuts nothing, or the partition does not fit ``x`` or the grid.
     MismatchError
-        If coordinates, cuts, or shape and dtype of the features, differ between ranks.
+        If coordinates, cuts, or shape and dtype of the features differ between ranks.
     """
     described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
     cuts = "balanced" if partition is None else partition.cuts
@@ -211,7 +247,19 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
 
 
 def gather(x: SparseTensor) -> SparseTensor:
-    """The whole of a split sparse tensor on every rank, its sites sorted. Collective and differentiable."""
+    """Return the full sparse tensor on every rank, with sorted sites.
+
+    Collective: call on every rank. Differentiable.
+
+    Parameters
+    ----------
+    x : SparseTensor
+
+    Returns
+    -------
+    SparseTensor
+        ``x`` itself if it is not split.
+    """
     manager = x.coordinate_manager
     if not isinstance(manager, DistributedManager):
         return x
@@ -226,14 +274,30 @@ def gather(x: SparseTensor) -> SparseTensor:
 
 
 def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partition, batch_size: int) -> SparseTensor:
-    """A split sparse tensor of which this rank has ``coords`` (N, 1 + D) and ``features`` (N, C). Collective.
+    """Return a split sparse tensor from the sites and features of each rank.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    coords : Tensor
+        This rank's sites (N, 1 + D), all of which are in its box.
+    features : Tensor
+        This rank's features (N, C).
+    partition : Partition
+    batch_size : int
+        Number of samples of all ranks.
+
+    Returns
+    -------
+    SparseTensor
 
     Raises
     ------
     MismatchError
         If channels, dtypes, batch sizes or cuts differ between ranks.
     CoordinateError
-        On all ranks, if coordinates and features of one of them make no sparse tensor.
+        On all ranks, if coordinates and features of one of them are not a valid sparse tensor.
     DistributionError
         On all ranks, if one of them has a site that is not in its box.
     """
@@ -254,7 +318,23 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
 
 
 def sites_of_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> SparseTensor:
-    """Return the ``active`` sites of a volume (B, C, ...), each on the rank whose block of the volume it lies in."""
+    """Return the active sites of a dense volume, each on the rank whose block of the volume contains it.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    volume : DistTensor
+        (B, C, ...).
+    active : Tensor or DistTensor
+        Booleans (B, ...).
+    stride : int
+        Edge of a cell, in cells of the finest grid.
+
+    Returns
+    -------
+    SparseTensor
+    """
     grid, axes = volume.grid, COLUMNS[volume.dim() - 2]
     owned = Distribution(grid, (axes[0], None, *axes[1:]))
     block = volume.redistribute(owned)

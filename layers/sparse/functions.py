@@ -1,7 +1,8 @@
-"""Which torch functions work on features alone, and what they ask of their operands.
+"""Functions of torch that apply to features alone.
 
-All compute each site by itself, or batch norm over all sites. What looks at neighbours, or mixes sites in another way,
-is refused: on the features it would run and mean something else.
+Each of them computes every site independently, or is batch norm over all sites. Other functions raise
+UnsupportedOperation: applied to the features they would run, but compute something else. ``SparseTensor`` calls this
+module.
 """
 
 from __future__ import annotations
@@ -22,16 +23,32 @@ _ACTIVATIONS = """celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_
 _ELEMENTWISE = "abs celu clamp clone exp log neg prelu relu relu_ selu sigmoid sqrt square tanh"
 
 SITE_BY_SITE = {getattr(F, name) for name in _ACTIVATIONS.split()} | {getattr(torch, n) for n in _ELEMENTWISE.split()}
-"""Functions of one sparse operand, the first, that compute each site by itself."""
+"""Functions of one sparse operand, the first, that compute each site independently."""
 
 BETWEEN = {getattr(place, name) for place in (torch, torch.Tensor) for name in "add sub mul div".split()} | {
     getattr(torch, name) for name in "rsub pow maximum minimum true_divide".split()
 }
-"""Functions of two operands, element by element."""
+"""Elementwise functions of two operands."""
 
 
 def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``func`` of features (N, C); ``sparse`` says which of ``args`` are those of a sparse tensor.
+    """Call a function on features.
+
+    Parameters
+    ----------
+    func : callable
+        A function of torch.
+    sparse : sequence of bool
+        True for each operand that is the features of a sparse tensor.
+    args : sequence
+        The operands, with features (N, C) in place of sparse tensors, and further arguments.
+    kwargs : dict
+        Keyword arguments.
+
+    Returns
+    -------
+    Tensor
+        Features (N, C') of the same sites.
 
     Raises
     ------
@@ -53,7 +70,13 @@ def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwa
 
 
 def refuse(func: Function, what: str) -> NoReturn:
-    """Raise with the way out.
+    """Raise an error with a suggested fix.
+
+    Parameters
+    ----------
+    func : callable
+    what : str
+        Description of the operands, which follows the name of the function in the message.
 
     Raises
     ------
@@ -68,7 +91,10 @@ def refuse(func: Function, what: str) -> NoReturn:
 
 
 def _check_operands(func: Function, sparse: Sequence[bool], args: Sequence[Any]) -> None:
-    """Beside sparse tensors only numbers and one value per channel: (N, C) would have to know the order of sites."""
+    """Check that plain operands are scalars or have one value for each channel.
+
+    A plain operand (N, C) is rejected, because it would depend on the order of sites.
+    """
     channels = max(x.shape[1] for x, is_sparse in zip(args, sparse, strict=True) if is_sparse)
     for x, is_sparse in zip(args, sparse, strict=True):
         if is_sparse and x.shape[1] not in (1, channels):
@@ -112,6 +138,6 @@ def _batch_norm_of_nothing(
     *_: Any,
     **__: Any,
 ) -> torch.Tensor:
-    """Of no sites there are no moments: torch's would make the running ones NaN."""
+    """Compute batch norm without sites. torch would set the running statistics to NaN."""
     out = features if weight is None else features * weight
     return out if bias is None else out + bias

@@ -1,4 +1,8 @@
-"""Which rank has which sites: each a box of samples and space, cut so that all have about as many."""
+"""The sites that each rank owns.
+
+A rank owns the sites in a box of samples and space. The cuts between boxes are chosen so that all ranks have about as
+many sites. Arithmetic without communication.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from distconv.errors import DistributionError
 Grid = TypeVar("Grid", bound=Arrangement)
 
 FAR = 1 << 62
-"""Where boxes at the edge of space end."""
+"""End of the boxes at the border of space."""
 
 COLUMNS = {1: ("n", "w"), 2: ("n", "h", "w"), 3: ("n", "d", "h", "w"), 4: ("n", None, "d", "h", "w")}
-"""The grid axis that cuts samples and each dimension of space; the first of four dimensions stays whole."""
+"""The grid axis that cuts samples and each dimension of space; the first of four dimensions is not cut."""
 
 Box = tuple[tuple[int, int], ...]
 """Half-open ranges of samples and of each dimension."""
@@ -28,7 +32,14 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Partition(Generic[Grid_co]):
-    """Cuts across samples and space: ``cuts[i]``, rising, between the parts that the grid's axis makes of column i.
+    """Cuts across samples and space that give each rank a box.
+
+    Parameters
+    ----------
+    grid : ProcessGrid or Arrangement
+    cuts : tuple of tuple of int
+        ``cuts[i]`` are the coordinates, ascending, between the parts of column i, whose number is the size of the grid
+        axis in :data:`COLUMNS`. A coordinate equal to a cut belongs to the part after it.
 
     Raises
     ------
@@ -54,14 +65,27 @@ class Partition(Generic[Grid_co]):
 
     @staticmethod
     def balanced(grid: Grid, coords: torch.Tensor) -> Partition[Grid]:
-        """Cuts that give each part of an axis about as many of the sites ``coords`` (N, 1 + D); alike everywhere."""
+        """Return cuts that give each part of an axis about as many sites.
+
+        The result depends on the arguments alone, so it is identical on all ranks that pass the same.
+
+        Parameters
+        ----------
+        grid : ProcessGrid or Arrangement
+        coords : Tensor
+            Sites (N, 1 + D) of all ranks.
+
+        Returns
+        -------
+        Partition
+        """
         axes = COLUMNS[coords.shape[1] - 1]
         parts = [1 if axis is None else grid.shape[axis] for axis in axes]
         return Partition(grid, tuple(_quantiles(coords[:, i], count) for i, count in enumerate(parts)))
 
     @property
     def dimension(self) -> int:
-        """Of space."""
+        """Number of spatial dimensions."""
         return len(self.cuts) - 1
 
     @cached_property
@@ -69,13 +93,29 @@ class Partition(Generic[Grid_co]):
         return COLUMNS[self.dimension]
 
     def box(self, rank: int) -> Box:
-        """What ``rank`` has."""
+        """Return the box of a rank.
+
+        Parameters
+        ----------
+        rank : int
+        """
         at = self.grid.coords_of(rank)
         ends = [(-FAR, *cuts, FAR) for cuts in self.cuts]
         return tuple((e[at[a] if a else 0], e[at[a] + 1 if a else 1]) for e, a in zip(ends, self._axes, strict=True))
 
     def owners(self, coords: torch.Tensor) -> torch.Tensor:
-        """The rank that has each of the sites, (N,)."""
+        """Return the rank that owns each site.
+
+        Parameters
+        ----------
+        coords : Tensor
+            (N, 1 + D).
+
+        Returns
+        -------
+        Tensor
+            (N,), int64.
+        """
         rank = coords.new_zeros(len(coords))
         for column, (axis, cuts) in enumerate(zip(self._axes, self.cuts, strict=True)):
             if axis is not None and cuts:
@@ -84,7 +124,19 @@ class Partition(Generic[Grid_co]):
         return rank
 
     def others(self, box: Box, rank: int) -> list[int]:
-        """Ranks other than ``rank`` whose boxes meet ``box``; costs as much as there are."""
+        """Return the ranks whose boxes intersect a box. The cost is proportional to their number.
+
+        Parameters
+        ----------
+        box : Box
+        rank : int
+            This rank is excluded from the result.
+
+        Returns
+        -------
+        list of int
+            Ascending.
+        """
         neighbours: Iterable[tuple[int, ...]] = itertools.product(
             *(_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
         )
@@ -96,12 +148,35 @@ class Partition(Generic[Grid_co]):
 
 
 def grown(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
-    """``box`` with each dimension of space moved at its ends: by ``low``, and by ``high``."""
+    """Return a box whose ends are moved along each spatial dimension.
+
+    Parameters
+    ----------
+    box : Box
+    low, high : sequence of int
+        Displacements of the lower and of the upper end, for each spatial dimension.
+
+    Returns
+    -------
+    Box
+    """
     return (box[0], *((a + x, b + y) for (a, b), x, y in zip(box[1:], low, high, strict=True)))
 
 
 def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
-    """Rows of the sites that lie in ``box``."""
+    """Return the rows of the sites that lie in a box.
+
+    Parameters
+    ----------
+    coords : Tensor
+        (N, 1 + D).
+    box : Box
+
+    Returns
+    -------
+    Tensor
+        Row indices, int64.
+    """
     inside = torch.ones(len(coords), dtype=torch.bool, device=coords.device)
     for column, (low, high) in enumerate(box):
         inside &= (coords[:, column] >= low) & (coords[:, column] < high)
@@ -109,9 +184,10 @@ def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def _parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
-    """Which parts meet the range ``ends``; of an empty range, that which has the place inside.
+    """Return the parts that intersect the range ``ends``; for an empty range, the part that contains its position.
 
-    So that i is among those of part j moved by d just when j is among those of part i moved by -d, empty parts too.
+    So the relation is symmetric, also for empty parts: i is among the parts of part j moved by d exactly if j is among
+    the parts of part i moved by -d. Senders and receivers depend on this.
     """
     first = sum(cut <= ends[0] for cut in cuts)
     last = sum(cut < ends[1] for cut in cuts)
@@ -119,7 +195,7 @@ def _parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
 
 
 def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:
-    """``parts - 1`` cuts with about as many ``values`` between them."""
+    """Return ``parts - 1`` cuts with about as many ``values`` between them."""
     if parts == 1 or not len(values):
         return (0,) * (parts - 1)
     distinct, counts = values.unique(return_counts=True)

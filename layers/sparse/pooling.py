@@ -1,4 +1,7 @@
-"""Pooling over windows, and over all sites of a sample."""
+"""Pooling over windows, and over all sites of a sample.
+
+Only active sites are pooled. The coordinate manager gathers the features of other ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,23 @@ from .windows import check_input, check_window, extents
 class _WindowPool(nn.Module):
     """Pooling of the active sites in windows [stride u - padding, stride u - padding + kernel_size) of cells.
 
-    Output sites u are those of the input with stride 1, and with a stride its cells that hold sites. ``stride`` is
-    ``kernel_size`` if that is one integer and none is given; ``kernel_size`` and ``padding`` may differ by dimension.
+    With stride 1 the output sites u are those of the input. With a larger stride they are the coarse cells that hold
+    sites.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of int
+        Size of a window, in cells.
+    stride : int, optional
+        Default: ``kernel_size``, which must be one integer then.
+    dimension : int
+        Number of spatial dimensions.
+    padding : int or sequence of int
 
     Raises
     ------
     ValueError
-        If the window cannot be.
+        If the window is not valid.
     """
 
     def __init__(
@@ -53,7 +66,7 @@ class _WindowPool(nn.Module):
         self.offsets = box_offsets(self.kernel_size, self.padding)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """The pooled features of ``x``."""
+        """Return the pooled features of ``x`` on the output sites."""
         check_input(x, self.dimension)
         manager = x.coordinate_manager
         sites = manager.coarser(x.sites, self.stride)
@@ -61,39 +74,42 @@ class _WindowPool(nn.Module):
         return SparseTensor.on(sites, manager, manager.result(self.pool(features, pairs), sites))
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """The pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features (N_out, C) over a kernel map."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """What the module's text shows."""
+        """Return the options that the module's representation shows."""
         return f"{self.kernel_size}, stride={self.stride}, dimension={self.dimension}, padding={self.padding}"
 
 
 class SparseMaxPool(_WindowPool):
-    """The largest feature of the active sites in each window; 0 where there are none.
+    """Maximum of the active sites in each window; 0 if there are none.
 
-    Equal to torch's max pooling of the densified input where that has no negative features, or has -inf at inactive
-    sites. The gradient goes to the first of equal ones.
+    Equals torch's max pooling of the dense input if that has no negative features, or has -inf at inactive sites. The
+    gradient goes to the first of equal elements.
     """
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """The pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features (N_out, C) over a kernel map."""
         return sparse_max_pool(features, pairs)
 
 
 class SparseAvgPool(_WindowPool):
-    """The mean of the active sites in each window, by their number and not by the window's; 0 where there are none."""
+    """Mean of the active sites in each window; 0 if there are none.
+
+    The divisor is the number of active sites, not the size of the window.
+    """
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """The pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features (N_out, C) over a kernel map."""
         return sparse_average_pool(features, pairs)
 
 
 class SparseSumPool(_WindowPool):
-    """The sum of the active sites in each window: torch's average pooling with ``divisor_override=1``."""
+    """Sum of the active sites in each window, as torch's average pooling with ``divisor_override=1``."""
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """The pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features (N_out, C) over a kernel map."""
         return sparse_sum_pool(features, pairs)
 
 
@@ -101,15 +117,19 @@ _MODES = ("avg", "max", "sum")
 
 
 class SparseGlobalPool(nn.Module):
-    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample, (B, C).
+    """Mean, maximum or sum over all sites of each sample.
 
-    A sample without sites gives zeros. The result is a plain tensor or, of sites over ranks, a DistTensor that every
-    rank has whole.
+    The result (B, C) is a plain tensor. For sites that are split over ranks it is a replicated DistTensor. A sample
+    without sites gives zeros.
+
+    Parameters
+    ----------
+    mode : {"avg", "max", "sum"}
 
     Raises
     ------
     ValueError
-        If there is no such mode.
+        If the mode is unknown.
     """
 
     def __init__(self, mode: str = "avg") -> None:
@@ -119,7 +139,7 @@ class SparseGlobalPool(nn.Module):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> torch.Tensor:
-        """The pooled features of each sample, (B, C)."""
+        """Return the pooled features of each sample, (B, C)."""
         check_input(x)
         manager, samples = x.coordinate_manager, x.sites.coords[:, 0]
         features, sites = manager.local(x.features), manager.population(x.sites)[:, None]
@@ -131,5 +151,5 @@ class SparseGlobalPool(nn.Module):
         return total / sites.clamp(min=1).to(total.dtype) if self.mode == "avg" else total
 
     def extra_repr(self) -> str:
-        """What the module's text shows."""
+        """Return the options that the module's representation shows."""
         return f"mode={self.mode!r}"

@@ -1,6 +1,8 @@
-"""What a rank needs of other ranks' sites: which, asked once, and their features, at each pass and back.
+"""Exchange of the sites and features that a rank needs from other ranks.
 
-Sites come in any number, so messages say how many first. Who may have some is known beforehand from the boxes.
+The sites of a halo are exchanged once, and their features in each pass. In backward the gradients of features return to
+the owners. The number of sites is not known to the receiver, so messages announce it first. The ranks that may have
+some sites follow from the boxes. :mod:`~distconv.layers.sparse.distributed` calls this module.
 """
 
 from __future__ import annotations
@@ -21,7 +23,27 @@ from distconv.layers.sparse.partition import Partition, grown, within
 def swapped(
     comm: MPI.Intracomm, outgoing: Mapping[int, torch.Tensor], sources: Sequence[int], like: torch.Tensor, what: str
 ) -> dict[int, torch.Tensor]:
-    """The rows, any number as wide as ``like``, that each of ``sources`` sends here; ``outgoing`` by rank, too."""
+    """Exchange rows, whose number the receivers do not know, with other ranks.
+
+    Collective among ranks that name each other as sources and targets.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    outgoing : mapping of int to Tensor
+        The rows to send to each rank.
+    sources : sequence of int
+        Ranks that send rows to this rank.
+    like : Tensor
+        Has the dtype, the device and the row shape of the received rows.
+    what : str
+        Description of the exchange for errors and the watchdog.
+
+    Returns
+    -------
+    dict of int to Tensor
+        The received rows by source.
+    """
     counts = {rank: torch.zeros(1, dtype=torch.int64) for rank in sources}
     sent = [(rank, torch.tensor([len(rows)], dtype=torch.int64)) for rank, rows in outgoing.items()]
     Exchange(comm, sent, list(counts.items()), f"{what}: how many").wait()
@@ -31,9 +53,22 @@ def swapped(
 
 
 def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
-    """Each site that any rank has in its ``coords`` on the rank that owns it, once and sorted. Collective.
+    """Return the sites that this rank owns among the sites that all ranks pass, unique and sorted.
 
-    A rank's ``coords`` lie in its box grown by ``low`` and ``high``.
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    partition : Partition
+    coords : Tensor
+        Sites (N, 1 + D) in this rank's box grown by ``low`` and ``high``.
+    low, high : sequence of int
+        For each spatial dimension.
+
+    Returns
+    -------
+    Tensor
+        (N', 1 + D).
     """
     rank, comm = partition.grid.rank, partition.grid.world
     mine = partition.box(rank)
@@ -49,9 +84,24 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
 def sent_rows(
     partition: Partition[Any], rank: int, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]
 ) -> dict[int, torch.Tensor]:
-    """Rows of the sites ``coords`` of ``rank`` that lie in each other rank's box, grown by ``low`` and ``high``.
+    """Return the rows of sites that lie in the grown box of each other rank.
 
-    Ranks whose boxes are near enough to have some, even if none is there.
+    No communication.
+
+    Parameters
+    ----------
+    partition : Partition
+    rank : int
+        The owner of the sites.
+    coords : Tensor
+        Sites (N, 1 + D) of ``rank``.
+    low, high : sequence of int
+        Displacement of the ends of a box for each spatial dimension.
+
+    Returns
+    -------
+    dict of int to Tensor
+        Row indices by rank, for all ranks whose grown boxes intersect this rank's box, even if no site is in them.
     """
     back = ([-h for h in high], [-v for v in low])
     peers = partition.others(grown(partition.box(rank), *back), rank)
@@ -59,9 +109,9 @@ def sent_rows(
 
 
 class SiteHalo:
-    """Other ranks' sites in this rank's box, grown by ``low`` and ``high``. Collective.
+    """The sites of other ranks in this rank's box grown by ``low`` and ``high``.
 
-    ``coords`` are this rank's own and then those, (N + G, 1 + D).
+    Collective: create it on every rank. ``coords`` (N + G, 1 + D) are this rank's own sites, followed by the halo.
     """
 
     def __init__(self, partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> None:
@@ -75,12 +125,25 @@ class SiteHalo:
         self.coords = torch.cat([coords, *received.values()])
 
     def extended(self, features: torch.Tensor) -> torch.Tensor:
-        """Features (N + G, C) of ``coords`` from this rank's own (N, C); differentiable. Collective."""
+        """Return the features of ``coords``; differentiable.
+
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's own sites.
+
+        Returns
+        -------
+        Tensor
+            (N + G, C).
+        """
         return apply(_Extend, features, self)
 
 
 class _Extend(torch.autograd.Function):
-    """Appends the halo's features; its adjoint adds their gradients where they came from."""
+    """Append the features of the halo; the adjoint adds their gradients at the owners."""
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, halo: SiteHalo) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Sparse networks as pipeline stages: what crosses between stages are tensors, and samples are rows.
+"""Sparse networks as pipeline stages.
 
-A micro-batch is some of the samples, so a pipeline is given a cloud as :func:`packed` makes it, a row for each sample.
-Between stages go the coordinates, whose integers have no gradient, the features, and stride and batch size: backwards
-only the features' gradients travel.
+A pipeline divides a mini-batch by rows and sends plain tensors between stages. So its input is a cloud packed by
+:func:`packed`, with a row for each sample. Stages send coordinates, which are integers without a gradient, then
+features, and then stride and batch size. In backward only the gradients of features are sent.
 
 ::
 
@@ -29,15 +29,23 @@ from .tensor import SparseTensor
 
 
 def packed(x: SparseTensor) -> torch.Tensor:
-    """``x``, of stride 1, as one tensor (B, M, 1 + D + C) with a row for each sample: its sites, and padding.
+    """Return a sparse tensor as one plain tensor with a row for each sample.
 
-    Each site is a 1, its coordinates and its features, in the features' dtype; padding is zeros. M is the largest
-    number of sites of a sample. Sites are sorted here once, and stay so in all stages.
+    Parameters
+    ----------
+    x : SparseTensor
+        Its stride is 1.
+
+    Returns
+    -------
+    Tensor
+        (B, M, 1 + D + C), with the dtype of the features. M is the largest number of sites of a sample. A site is a 1,
+        its coordinates and its features; padding is zeros. Sites are sorted, and stay sorted in all stages.
 
     Raises
     ------
     CoordinateError
-        If the dtype cannot hold a coordinate, or the stride is not 1.
+        If the dtype cannot represent a coordinate, or the stride is not 1.
     """
     space, limit = x.sites.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
     if x.stride != 1 or (len(space) and int(space.abs().max()) > limit):
@@ -55,7 +63,19 @@ def packed(x: SparseTensor) -> torch.Tensor:
 
 
 def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
-    """The cloud that :func:`packed` made ``rows`` of, its sites sorted."""
+    """Return the sparse tensor that was packed, with sorted sites.
+
+    Parameters
+    ----------
+    rows : Tensor
+        Result of :func:`packed`, or some of its rows.
+    dimension : int
+        Number of spatial dimensions D.
+
+    Returns
+    -------
+    SparseTensor
+    """
     samples, places = (rows[..., 0] != 0).nonzero(as_tuple=True)
     sites = rows[samples, places]
     coords = torch.cat([samples[:, None], sites[:, 1 : 1 + dimension].long()], 1)
@@ -63,14 +83,34 @@ def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
 
 
 class SparseStage(nn.Module):
-    """``module`` between tensors: what :func:`packed` made if it is the ``first``, else what the stage before gives."""
+    """A module of sparse tensors as a stage, with plain tensors as input and output.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Takes and returns sparse tensors, plain ones of floating point, or tuples of both.
+    dimension : int
+        Number of spatial dimensions.
+    first : bool
+        True if the input is the result of :func:`packed`. Otherwise it is the output of another stage.
+    """
 
     def __init__(self, module: nn.Module, dimension: int, *, first: bool) -> None:
         super().__init__()
         self.module, self.dimension, self.first = module, dimension, first
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """The tensors of the module's results, of which plain ones stay as they are."""
+        """Return the plain tensors of the module's results.
+
+        Parameters
+        ----------
+        *tensors : Tensor
+            Output of the stage before, or one packed tensor.
+
+        Returns
+        -------
+        Tensor or tuple of Tensor
+        """
         given = [unpacked(tensors[0], self.dimension)] if self.first else _joined(tensors)
         y = self.module(*given)
         parted = tuple(_parted(y if isinstance(y, tuple) else (y,)))
@@ -78,16 +118,28 @@ class SparseStage(nn.Module):
 
 
 def as_stages(modules: Sequence[nn.Module], dimension: int = 3) -> list[nn.Module]:
-    """``modules``, which work on sparse tensors one after the other, as the stages of a pipeline.
+    """Return modules of sparse tensors as the stages of a pipeline.
 
-    Each takes what the one before returns: a sparse tensor, a plain one of floating point, or a tuple of both, as
-    ``distconv.pipeline.split`` makes them. A transposed convolution does not find the finer sites of an earlier stage:
-    keep what goes down and comes back up in one.
+    A transposed convolution does not find the finer sites of an earlier stage. Keep layers that reduce the resolution
+    and the transposed layers that restore it in one stage.
+
+    Parameters
+    ----------
+    modules : sequence of nn.Module
+        Each takes what the one before returns: a sparse tensor, a plain one of floating point, or a tuple of both, as
+        ``distconv.pipeline.split`` returns them.
+    dimension : int
+        Number of spatial dimensions.
+
+    Returns
+    -------
+    list of nn.Module
     """
     return [SparseStage(module, dimension, first=index == 0) for index, module in enumerate(modules)]
 
 
 def _parted(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors of values: three for each sparse tensor."""
     for value in values:
         if isinstance(value, SparseTensor):
             x = _in_order(value)
@@ -97,7 +149,7 @@ def _parted(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Ten
 
 
 def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Tensor]:
-    """Integers are the coordinates of a sparse tensor, whose features and sizes follow."""
+    """Yield the values of plain tensors: integers are the coordinates of a sparse tensor, features and sizes follow."""
     left = iter(tensors)
     for tensor in left:
         if tensor.is_floating_point():
@@ -108,10 +160,11 @@ def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Te
 
 
 def _in_order(x: SparseTensor) -> SparseTensor:
+    """Return ``x`` with its sites sorted."""
     order = x.sites.order
     return x if order is None else _trusted(x.sites.coords[order], x.features[order], x.stride, x.batch_size)
 
 
 def _trusted(coords: torch.Tensor, features: torch.Tensor, stride: int, batch_size: int) -> SparseTensor:
-    """A tensor on sorted sites that were checked where they came from."""
+    """Return a tensor on sorted sites that another stage has checked."""
     return SparseTensor.on(Sites(coords, stride, is_sorted=True), CoordinateManager(batch_size), features)

@@ -1,4 +1,7 @@
-"""SparseTensor: coordinates of active sites, and their features."""
+"""SparseTensor: coordinates of active sites, and their features.
+
+Sites and kernel maps are stored in a coordinate manager, which also handles sites that are split over ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,35 @@ from . import functions
 from .coordinate_manager import CoordinateManager, Sites
 
 _torch: Any = torch
-"""Its functions take whatever has ``__torch_function__``, which their types do not say."""
+"""torch without types: its functions accept objects with ``__torch_function__``, but are not typed so."""
 
 
 class SparseTensor:
     """Features (N, C) of N active sites with integer coordinates (N, 1 + D), 1 <= D <= 4.
 
-    The first column of ``coords`` is the index of the sample in the batch, from 0 on; rows keep their order. Sites of a
-    coarser grid have coordinates in steps of the finest one, multiples of ``stride``, and stand for the cell whose
-    lower corner they are. ``batch_size`` counts samples without sites too; left out, it is the highest index + 1.
-    N may be 0.
+    torch modules that process each site, or all sites in the same way (linear, batch norm, activations, dropout, sums,
+    ``torch.cat`` along channels) process its features. Other modules raise ``UnsupportedOperation``.
 
-    Ordinary torch modules that work on each site or on all sites alike (linear, batch norm, activations, dropout, sums,
-    ``torch.cat`` along channels) take it as they take the features; others raise ``UnsupportedOperation``.
+    Parameters
+    ----------
+    coords : Tensor
+        Integers (N, 1 + D). The first column is the index of the sample, from 0. Rows keep their order. Sites of a
+        coarser grid have coordinates in steps of the finest grid, which are multiples of ``stride``. Such a site stands
+        for the cell whose lower corner it is. N may be 0.
+    features : Tensor
+        (N, C), on the same device.
+    stride : int
+        Edge of a cell, in cells of the finest grid.
+    batch_size : int, optional
+        Number of samples, including those without sites (default: the highest index + 1).
 
     Raises
     ------
     CoordinateError
-        If coordinates are not integers, repeat, have no sample, are no multiples of the stride, or span too much.
+        If coordinates are not integers, repeat, have an invalid sample, are not multiples of the stride, or span too
+        much.
     ShapeError
-        If the features are not (N, C), or lie on another device.
+        If the features are not (N, C), or are on another device.
     """
 
     def __init__(
@@ -53,14 +65,36 @@ class SparseTensor:
 
     @classmethod
     def on(cls, sites: Sites, manager: CoordinateManager, features: torch.Tensor) -> SparseTensor:
-        """A tensor on sites that a manager made."""
+        """Return a tensor on sites of a manager.
+
+        Parameters
+        ----------
+        sites : Sites
+        manager : CoordinateManager
+        features : Tensor
+            (N, C).
+
+        Returns
+        -------
+        SparseTensor
+        """
         tensor = cls.__new__(cls)
         tensor.sites, tensor.coordinate_manager = sites, manager
         tensor.features = tensor._checked(features)
         return tensor
 
     def replace(self, features: torch.Tensor) -> SparseTensor:
-        """The same sites with other features (N, C)."""
+        """Return a tensor with the same sites and other features.
+
+        Parameters
+        ----------
+        features : Tensor
+            (N, C).
+
+        Returns
+        -------
+        SparseTensor
+        """
         return SparseTensor.on(self.sites, self.coordinate_manager, features)
 
     def _checked(self, features: torch.Tensor) -> torch.Tensor:
@@ -73,63 +107,63 @@ class SparseTensor:
 
     @property
     def coords(self) -> torch.Tensor:
-        """Coordinates (N, 1 + D), the index of the sample first.
+        """Coordinates (N, 1 + D), with the index of the sample first.
 
-        Of a tensor that is split over ranks a DistTensor, whose rows are distributed as those of ``features``.
+        For a tensor that is split over ranks a DistTensor, whose rows are distributed as those of ``features``.
         ``sites.coords`` are the coordinates of this rank's sites.
         """
         return self.coordinate_manager.coords(self.sites)
 
     @property
     def stride(self) -> int:
-        """The edge of a cell, in cells of the finest grid."""
+        """Edge of a cell, in cells of the finest grid."""
         return self.sites.stride
 
     @property
     def dimension(self) -> int:
-        """The number of dimensions of space."""
+        """Number of spatial dimensions."""
         return self.sites.coords.shape[1] - 1
 
     @property
     def batch_size(self) -> int:
-        """The number of samples, those without sites too."""
+        """Number of samples, including those without sites."""
         return self.coordinate_manager.batch_size
 
     @property
     def shape(self) -> torch.Size:
-        """That of the features, (N, C)."""
+        """Shape (N, C) of the features."""
         return self.features.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the features."""
+        """Dtype of the features."""
         return self.features.dtype
 
     @property
     def device(self) -> torch.device:
-        """That of features and coordinates."""
+        """Device of features and coordinates."""
         return self.features.device
 
     @property
     def nbytes(self) -> int:
-        """Size of the coordinates and features, and of a message with them, in bytes."""
+        """Size of coordinates and features, and of a message with them, in bytes."""
         return self.sites.coords.nbytes + self.features.nbytes
 
     @property
     def requires_grad(self) -> bool:
-        """True if the features do."""
+        """True if the features require a gradient."""
         return self.features.requires_grad
 
     def dim(self) -> int:
-        """2: that of the features, which torch's modules ask for."""
+        """Return 2, the number of dimensions of the features, which torch's modules check."""
         return 2
 
     def detach(self) -> SparseTensor:
-        """The same sites, with features that need no gradient."""
+        """Return a tensor with the same sites and detached features."""
         return self.replace(self.features.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Features of another dtype, or all on another device; arguments as ``torch.Tensor.to``."""
+        """Return a tensor with features of another dtype, or on another device; arguments as ``torch.Tensor.to``."""
         features = self.features.to(*args, **kwargs)
         if features.device == self.device:
             return self.replace(features)
@@ -140,7 +174,7 @@ class SparseTensor:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> SparseTensor:
-        """``func`` of the features, on the same sites."""
+        """Call ``func`` on the features, on the same sites."""
         operands = list(args[0]) if func is torch.cat else list(args)
         sparse = [isinstance(x, SparseTensor) for x in operands]
         tensors = [x for x in operands if isinstance(x, SparseTensor)]
@@ -185,7 +219,7 @@ class SparseTensor:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a SparseTensor has beside its leaves. Sites and manager are kept while the coordinates stay the same."""
+    """The part of a SparseTensor that is not a leaf of its tree. Sites and manager are reused for equal coordinates."""
 
     stride: int
     batch_size: int
@@ -194,12 +228,12 @@ class _Origin:
 
 
 def _flatten(x: SparseTensor) -> tuple[list[Any], _Origin]:
-    """Coordinates and features are leaves: both change from batch to batch."""
+    """Return coordinates and features as leaves, because both change from batch to batch."""
     return [x.sites.coords, x.features], _Origin(x.stride, x.batch_size, x.sites, x.coordinate_manager)
 
 
 def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:
-    """Without checks: leaves may be anything, as in every tree."""
+    """Return a tensor from leaves without checks, because leaves of a tree may be any objects."""
     coords, features = leaves
     tensor = SparseTensor.__new__(SparseTensor)
     if coords is origin.sites.coords:

@@ -1,4 +1,7 @@
-"""Checks of what layers over windows are given: kernels, strides, offsets, inputs."""
+"""Checks of arguments of layers with windows: kernels, strides, offsets, inputs.
+
+Convolution and pooling call them. No communication.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,27 @@ from .tensor import SparseTensor
 def extents(
     size: int | Sequence[int] | None, dimension: int, name: str = "kernel_size", least: int = 1
 ) -> tuple[int, ...]:
-    """``size`` along each dimension.
+    """Return a size for each dimension.
+
+    Parameters
+    ----------
+    size : int, sequence of int or None
+        One size for all dimensions, or one for each.
+    dimension : int
+        Number of spatial dimensions.
+    name : str
+        Name of the argument, for the message.
+    least : int
+        Smallest valid size.
+
+    Returns
+    -------
+    tuple of int
 
     Raises
     ------
     ValueError
-        If it is not one integer, or one for each dimension, of at least ``least``.
+        If ``size`` is not one integer, or one for each dimension, of at least ``least``.
     """
     sizes = (size,) * dimension if isinstance(size, int) else tuple(size or ())
     if len(sizes) != dimension or not all(isinstance(k, int) and k >= least for k in sizes):
@@ -27,12 +45,18 @@ def extents(
 
 
 def check_window(dimension: int, *, stride: int, dilation: int = 1) -> None:
-    """See that a layer can be.
+    """Check the number of dimensions, the stride and the dilation of a layer.
+
+    Parameters
+    ----------
+    dimension : int
+    stride : int
+    dilation : int
 
     Raises
     ------
     ValueError
-        If there are no such dimensions, or stride or dilation are no positive integers.
+        If the number of dimensions is not supported, or stride or dilation is not a positive integer.
     """
     if not 1 <= dimension <= MAX_DIMENSION:
         raise ValueError(f"dimension={dimension}: sparse layers have 1 to {MAX_DIMENSION} dimensions")
@@ -42,12 +66,22 @@ def check_window(dimension: int, *, stride: int, dilation: int = 1) -> None:
 
 
 def checked_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets:
-    """``offsets`` as tuples.
+    """Return offsets as tuples.
+
+    Parameters
+    ----------
+    offsets : sequence of sequence of int
+    dimension : int
+        Number of spatial dimensions.
+
+    Returns
+    -------
+    tuple of tuple of int
 
     Raises
     ------
     ValueError
-        If there are none, one occurs twice, or one is not of ``dimension`` integers.
+        If there are no offsets, one occurs twice, or one does not have ``dimension`` integers.
     """
     steps = tuple(tuple(int(o) for o in offset) for offset in offsets)
     if not steps or len(set(steps)) < len(steps) or any(len(offset) != dimension for offset in steps):
@@ -56,14 +90,20 @@ def checked_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets
 
 
 def check_input(x: SparseTensor, dimension: int | None = None) -> None:
-    """See that a layer can take ``x``.
+    """Check that a layer supports its input.
+
+    Parameters
+    ----------
+    x : SparseTensor
+    dimension : int, optional
+        Number of spatial dimensions of the layer (default: any).
 
     Raises
     ------
     UnsupportedOperation
-        If it is no SparseTensor.
+        If ``x`` is not a SparseTensor.
     ShapeError
-        If it has another dimension than a layer for one alone.
+        If ``x`` has another number of dimensions.
     """
     if not isinstance(x, SparseTensor):
         raise UnsupportedOperation(f"a sparse layer takes a SparseTensor, not {type(x).__name__}; see from_dense")

@@ -1,18 +1,18 @@
-"""Distributed rules for making, shaping, indexing and asking tensors.
+"""Operators that create, reshape, index and query tensors.
 
 ::
 
-    autograd      ``torch.autograd.grad`` of distributed tensors
-    creation      New tensors made after a DistTensor
-    foreach       ``torch._foreach_*``, by which optimizers and gradient clipping treat lists of parameters
-    index_select  Picking elements by tensors of indices
+    autograd      ``torch.autograd.grad`` and ``backward`` of distributed tensors
+    creation      New tensors with the distribution of a DistTensor
+    foreach       ``torch._foreach_*`` and fused optimizers, which process lists of parameters
+    index_select  Selection by tensors of indices, and repetition
     indexing      ``x[index]`` and ``x[index] = value``
-    joining       cat, stack and what is made of them: each rank puts together its block of the result
-    masks         ``x[mask]``: each rank picks from its block
-    queries       Questions about tensors whose answer is no tensor; it is the same on all ranks
-    refused       What stays refused: functions that reach below values
-    reshaping     Views: dimensions that are merged, parted, reordered
-    scatter       Writing to positions given by a tensor of indices: scatter and scatter_add, as for one-hot labels
-    slicing       Parts of a tensor along its dimensions. A slice is a view
-    strides       ``as_strided`` and its kind: of whole tensors
+    joining       Concatenation and stacking
+    masks         Selection by masks: ``x[mask]``
+    queries       Properties of tensors that are not tensors
+    refused       Unsupported functions, which access memory
+    reshaping     Views with merged, split, reordered, added or removed dimensions
+    scatter       Writing and adding to positions given by tensors of indices
+    slicing       Slices and pieces of a tensor along its dimensions
+    strides       ``as_strided`` of gathered tensors
 """

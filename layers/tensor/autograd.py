@@ -1,4 +1,7 @@
-"""``torch.autograd.grad`` and ``backward`` of distributed tensors."""
+"""``torch.autograd.grad`` and ``backward`` of distributed tensors.
+
+Autograd records operations on blocks. So outputs, inputs and gradients are replaced by their blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _block(tensor: Any, like: Any) -> Any:
-    """What autograd sees of ``tensor``: its block, laid out as ``like`` if that is distributed."""
+    """Return the block of ``tensor``, distributed as ``like`` if that is a DistTensor; otherwise ``tensor``."""
     if isinstance(like, DistTensor) and tensor is not None:
         return to_distribution(tensor, like.dist).local
     return tensor
 
 
 def _blocks_of(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
-    """What autograd starts from: ``outputs``, a loss in full, and their gradients, as many."""
+    """Return the blocks of ``outputs`` and of their gradients; a loss of one element is replicated. Collective."""
     whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
     given = _listed(seeds)
     given = [None] * len(whole) if len(given) == 1 and given[0] is None else given
@@ -41,7 +44,7 @@ def backward(
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """``torch.autograd.backward``. Collective."""
+    """Compute ``torch.autograd.backward`` from blocks. Parameters as in torch."""
     whole, seeds = _blocks_of(tensors, grad_variables if grad_tensors is None else grad_tensors)
     inputs = None if inputs is None else [_block(i, i) for i in _listed(inputs)]
     torch.autograd.backward(whole, seeds, retain_graph, create_graph, inputs=inputs)
@@ -54,7 +57,10 @@ def grad(
     grad_outputs: Any = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """``torch.autograd.grad``: whole gradients of plain inputs, distributed ones of distributed inputs. Collective."""
+    """Compute ``torch.autograd.grad`` from blocks: full gradients of plain inputs, distributed ones of DistTensors.
+
+    Parameters as in torch.
+    """
     if options.pop("is_grads_batched", False):
         return _batched(outputs, inputs, _listed(grad_outputs), options)
     whole, seeds = _blocks_of(outputs, grad_outputs)
@@ -72,7 +78,7 @@ def grad(
 
 
 def _batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
-    """What ``grad`` gives for each of the gradients that ``seeds`` have along their first dimension."""
+    """Call :func:`grad` for each of the gradients along the first dimension of ``seeds``, and stack the results."""
     count = len(seeds[0])
     last = {"retain_graph": options.get("create_graph", False), **options}
     each = [

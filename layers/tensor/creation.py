@@ -1,4 +1,8 @@
-"""New tensors made after a DistTensor: split as it is along the dimensions that have its extent, else replicated."""
+"""New tensors with the distribution of a DistTensor.
+
+A new tensor is split along the dimensions that have the same size at the same index, and replicated otherwise. Random
+numbers are drawn for the global tensor on every rank, so that they equal those of a single process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from distconv.tensor import DistTensor
 
 
 def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Any, **named: Any) -> DistTensor:
-    """``Tensor.new_zeros``, ``new_ones`` and ``new_empty``."""
+    """Compute ``Tensor.new_zeros``, ``new_ones`` or ``new_empty``."""
     shape = torch.Size(sizes(size or (named.pop("size"),)))
     return _filled(function, input, shape, **named)
 
@@ -39,7 +43,9 @@ for _name in ("new_zeros", "new_ones", "new_empty"):
 
 @implements(torch.Tensor.new, kind=OperatorKind.EFFECT, tensors=None)
 def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
-    """``Tensor.new`` of a size; a tuple that is no ``torch.Size`` is values in torch.
+    """Compute ``Tensor.new`` of a size; in torch a tuple that is not a ``torch.Size`` holds values.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -53,19 +59,22 @@ def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
 
 @implements(torch.Tensor.new_full, kind=OperatorKind.EFFECT)
 def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> DistTensor:
-    """``Tensor.new_full``."""
+    """Compute ``Tensor.new_full`` block by block. Parameters as in torch."""
     return _filled(torch.Tensor.new_full, input, torch.Size(size), fill_value, **named)
 
 
 @implements(torch.Tensor.new_tensor, kind=OperatorKind.EFFECT, tensors=None)
 def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
-    """``Tensor.new_tensor``: the same values on every rank."""
+    """Compute ``Tensor.new_tensor``: a replicated tensor. Parameters as in torch."""
     return as_distributed(input.local.new_tensor(data, **named), input.grid)
 
 
 @implements(torch.Tensor.module_load, kind=OperatorKind.EFFECT, tensors=None)
 def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
-    """``Tensor.module_load``: what a parameter or buffer is swapped with when a module loads ``other`` for it."""
+    """Compute ``Tensor.module_load``: the tensor with which a module replaces a parameter that it loads.
+
+    Parameters as in torch.
+    """
     if not isinstance(input, DistTensor):
         assert isinstance(other, DistTensor)
         loaded: torch.Tensor = torch.Tensor.module_load(input, other.gather(), assign)  # type: ignore[no-untyped-call]
@@ -80,7 +89,7 @@ def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) 
 
 
 def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``torch.rand_like`` and its kind: every rank draws the whole, as one process does, and keeps its block."""
+    """Compute ``torch.rand_like`` or a variant: every rank draws the global tensor and keeps its block. Collective."""
     agree_on_generator(input, named.get("generator"))
     whole = function(empty_like_global(input), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
@@ -92,16 +101,16 @@ for _function in (torch.rand_like, torch.randn_like, torch.randint_like):
 
 @implements(torch.bernoulli, torch.Tensor.bernoulli, kind=OperatorKind.EFFECT)
 def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``torch.bernoulli``: drawn as one process does."""
+    """Compute ``torch.bernoulli`` with the draws of a single process. Parameters as in torch."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
-    # Autograd gives what it was drawn from a gradient of zeros, as in one process.
+    # As in a single process, the input is part of the graph and gets a gradient of zeros.
     whole = torch.bernoulli(torch.empty_like(empty_like_global(input)).copy_(input.gather()), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 
 def _drawn_in_place(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``Tensor.uniform_`` and its kind."""
+    """Compute ``Tensor.uniform_`` or a variant. Collective."""
     plain = [a.gather() if isinstance(a, DistTensor) else a for a in args]
     input.local.copy_(_drawn(function, input, *plain, **named).local)
     changed(input)
@@ -115,7 +124,7 @@ for _name in "uniform_ normal_ bernoulli_ exponential_ random_ log_normal_ geome
 
 @torch.no_grad()
 def _initialized(function: Callable[..., torch.Tensor], tensor: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``torch.nn.init.uniform_`` and its kind, of a parameter as a whole."""
+    """Compute ``torch.nn.init.uniform_`` or a variant for the global parameter. Collective."""
     return _drawn_in_place(function, tensor, *args, **named)
 
 

@@ -1,6 +1,7 @@
-"""``torch._foreach_*``, by which optimizers and gradient clipping treat lists of parameters: one tensor at a time.
+"""``torch._foreach_*`` and fused optimizers, which process lists of parameters.
 
-Parameters may be plain (replicated) or distributed, in any mixture.
+Optimizers and gradient clipping call them. Each tensor is processed by its own operator. Plain (replicated) and
+distributed parameters may be mixed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ _NAMES = """
 abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt
 sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_min clamp_max maximum minimum addcmul addcdiv lerp
 """.split()
+"""Functions ``torch._foreach_<name>``, which exist out of place and in place."""
 
 _AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
-"""Of these only the other name takes numbers and works in place."""
+"""Names of the single-tensor functions that also take numbers and work in place."""
 
 
 def _one(value: Any, i: int, count: int) -> Any:
-    """Element ``i`` of a list (or of a tensor of one number for each of the tensors), or the one value for all."""
+    """Return element ``i`` of a list, or of a tensor with one number for each tensor; otherwise ``value``."""
     if isinstance(value, (list, tuple)):
         return value[i]
     if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) == count:
@@ -38,14 +40,14 @@ def _one(value: Any, i: int, count: int) -> Any:
 
 
 def _beside(value: Any, target: Any) -> Any:
-    """``value`` as an operand that a plain ``target`` may be changed by: a replicated one is plain, too."""
+    """Return ``value`` as an operand for a plain ``target``: the local tensor of a replicated DistTensor."""
     if isinstance(value, DistTensor) and not isinstance(target, DistTensor) and not value.dist.split_axes:
         return value.local
     return value
 
 
 def _each(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> list[Any]:
-    """``function`` of the first elements of all lists, of the second ones, ..."""
+    """Call ``function`` on the first elements of all lists, on the second ones, and so on."""
     count = next(len(operand) for operand in operands if isinstance(operand, (list, tuple)))
     results = []
     for i in range(count):
@@ -78,13 +80,16 @@ _register()
 
 @implements(torch._foreach_norm, kind=OperatorKind.EFFECT)
 def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """``torch._foreach_norm``."""
+    """Compute ``torch._foreach_norm`` tensor by tensor. Parameters as in torch."""
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self]
 
 
 @implements(torch._amp_foreach_non_finite_check_and_unscale_, kind=OperatorKind.EFFECT, tensors=None)
 def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """What ``GradScaler`` does: multiply gradients, and note in ``found_inf`` if any rank has one not finite."""
+    """Multiply gradients by ``inv_scale``, and set ``found_inf`` if any rank has a non-finite gradient.
+
+    ``GradScaler`` calls it. Parameters as in torch.
+    """
     blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
     torch._amp_foreach_non_finite_check_and_unscale_(blocks, found_inf, inv_scale)
     grid = next(tensor.grid for tensor in self if isinstance(tensor, DistTensor))
@@ -92,7 +97,10 @@ def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: to
 
 
 def _fused(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
-    """A fused optimizer, which treats each element by itself: of blocks, laid out as the parameters are."""
+    """Call a fused optimizer on blocks, with its state distributed as the parameters are.
+
+    Fused optimizers update each element independently.
+    """
     parameters = lists[0]
 
     def blocks(values: Any) -> Any:
@@ -119,7 +127,7 @@ for _name in ("sgd", "adam", "adamw", "adagrad"):
 
 
 def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:
-    """Muon's iteration, which rounds to bfloat16 again and again: of whole matrices, as in one process."""
+    """Call Muon's iteration on gathered matrices, as in a single process, because it rounds to bfloat16 repeatedly."""
     if not isinstance(grad, DistTensor):
         return whole(grad, *options)  # type: ignore[no-any-return]
     return as_distributed(whole(grad.replicated().local, *options), grad.grid).redistribute(grad.dist)

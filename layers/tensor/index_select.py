@@ -1,4 +1,7 @@
-"""Picking elements by tensors of indices, and repeating them. What is picked from along a dimension is gathered."""
+"""Selection by tensors of indices, and repetition.
+
+A dimension from which elements are selected is gathered. Indices stay split where the operator permits.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,39 @@ from distconv.tensor import DistTensor
 
 
 def whole_index(index: torch.Tensor) -> torch.Tensor:
-    """The plain values of ``index`` on every rank."""
+    """Return the values of an index tensor on every rank. Collective for a DistTensor.
+
+    Parameters
+    ----------
+    index : Tensor or DistTensor
+
+    Returns
+    -------
+    Tensor
+        A plain tensor.
+    """
     return index.gather() if isinstance(index, DistTensor) else index
 
 
 def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool = False) -> None:
-    """Raise IndexError on all ranks if any of them has an index outside ``extent``.
+    """Check that the indices of all ranks are in a dimension.
 
-    ``from_behind``: negative ones count from the end, as in brackets.
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    index : DistTensor
+    extent : int
+        Size of the dimension.
+    dim : int
+        The dimension, for the message.
+    from_behind : bool
+        True to accept negative indices, which count from the end, as in brackets. Otherwise they are invalid.
 
     Raises
     ------
     IndexError
-        With torch's text, naming the first such index.
+        With torch's message, naming an invalid index.
     """
     values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
 
@@ -54,7 +77,10 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
 
 @implements(torch.index_select, torch.Tensor.index_select, tensors="input index")
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTensor:
-    """``torch.index_select``; the result is split along ``dim`` as the input was."""
+    """Compute ``torch.index_select`` with ``dim`` gathered; the result is split along ``dim`` as the input is.
+
+    Parameters as in torch.
+    """
     shape = result_shape(torch.index_select, input, dim, index)
     grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
     x, dim = as_distributed(input, grid), dim % max(1, input.dim())
@@ -67,7 +93,9 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTens
 
 @implements(torch.gather, torch.Tensor.gather, tensors="input index")
 def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> DistTensor:
-    """``torch.gather``: dimensions in which index and input have one extent stay split, as the index is.
+    """Compute ``torch.gather``; dimensions in which index and input have the same size stay split, as the index is.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -78,7 +106,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     if sparse_grad:
         raise NoRule("torch.gather with sparse_grad=True: leave it out")
     dim %= max(1, input.dim())
-    # Without elements torch takes an index of any number of dimensions, and a number is a tensor of one.
+    # An index without elements may have any number of dimensions in torch. A scalar counts as one dimension.
     if not shape.numel() or input.dim() != index.dim():
         grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
         x, chosen = (as_distributed(t, grid).replicated() for t in (input, index))
@@ -94,7 +122,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
 
 @implements(torch.take_along_dim, torch.Tensor.take_along_dim, tensors="input indices")
 def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> DistTensor:
-    """``torch.take_along_dim``."""
+    """Compute ``torch.take_along_dim`` by :func:`gather`. Parameters as in torch."""
     result_shape(torch.take_along_dim, input, indices, dim)
     if dim is None:
         return gather(input.reshape(-1), 0, indices.reshape(-1))
@@ -106,11 +134,11 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 
 @implements(F.one_hot)
 def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
-    """``F.one_hot``: the new last dimension is replicated."""
+    """Compute ``F.one_hot`` block by block; the new last dimension is replicated. Parameters as in torch."""
     encode = partial(_one_hot, input.grid, num_classes)
-    if num_classes < 0:  # how many there are follows from values
+    if num_classes < 0:  # The number of classes depends on values.
         local = encode(input.local)
-    elif input.local.is_cuda:  # where torch asserts that there are no others
+    elif input.local.is_cuda:  # torch checks the classes in its kernel.
         local = F.one_hot(input.local, num_classes)
     else:
         local = recording.call(encode, input.local)
@@ -120,10 +148,11 @@ def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
 
 
 def _one_hot(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.Tensor:
+    """Compute ``F.one_hot`` of a block with the number of classes of all ranks. Collective."""
     highest = local.max() if local.numel() else torch.tensor(-1, device=local.device)
     lowest = local.min() if local.numel() else torch.tensor(0, device=local.device)
     ends = allreduce(grid.world, torch.stack([highest, -lowest]), "range of classes", MPI.MAX)
-    # torch's own checks, on the extremes of the whole.
+    # torch checks the global extremes, so that all ranks raise the same error.
     classes = F.one_hot(ends * torch.tensor([1, -1], device=ends.device), num_classes).shape[-1]
     return F.one_hot(local, classes)
 
@@ -132,7 +161,21 @@ def _one_hot(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.
 
 
 def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
-    """``input[entries]`` with one slice ``:`` or tensor of indices per dimension; indexed dimensions are gathered."""
+    """Return ``input[entries]``; indexed dimensions are gathered.
+
+    Collective: call on every rank.
+
+    Parameters
+    ----------
+    input : DistTensor
+    entries : sequence
+        For each dimension the slice ``:`` or a tensor of indices.
+
+    Returns
+    -------
+    DistTensor
+        Its dimensions that come from index tensors are not split.
+    """
     dims = [d for d, e in enumerate(entries) if isinstance(e, torch.Tensor)]
     plain = [whole_index(e) if isinstance(e, torch.Tensor) else e for e in entries]
     for dim in dims:
@@ -150,7 +193,21 @@ def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
 
 
 def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
-    """``table[index]`` of a plain table (K, ...) and a distributed tensor of row numbers."""
+    """Return the rows of a plain table for a distributed tensor of row indices.
+
+    Collective: call on every rank. The gradient of the table is all-reduced.
+
+    Parameters
+    ----------
+    table : Tensor
+        (K, ...), identical on all ranks.
+    index : DistTensor
+
+    Returns
+    -------
+    DistTensor
+        The dimensions of ``index``, split as ``index`` is, and those of a row.
+    """
     check_index(index, table.shape[0], 0, from_behind=True)
     rows = with_grad_allreduce(table, index.grid, index.dist.split_axes)[index.local]
     rest = table.shape[1:]
@@ -165,7 +222,7 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
 )
 @takes_view()
 def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> Taken:
-    """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
+    """Compute ``Tensor.expand``; dimensions that grow, and new ones, are replicated. Parameters as in torch."""
     shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
     new = len(shape) - input.dim()
     x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
@@ -175,13 +232,16 @@ def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) 
 
 @implements(torch.Tensor.expand_as, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors="input other")
 def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
-    """``Tensor.expand_as``: the shape of ``other``, whatever its layout."""
+    """Compute ``Tensor.expand_as`` with the shape of ``other``, regardless of its distribution.
+
+    Parameters as in torch.
+    """
     return input.expand(tuple(other.shape))
 
 
 @implements(torch.broadcast_tensors, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)
 def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
-    """``torch.broadcast_tensors``."""
+    """Compute ``torch.broadcast_tensors`` by :func:`expand`. Parameters as in torch."""
     operands = tensors if isinstance(tensors[0], torch.Tensor) else tuple(tensors[0])
     shape = tuple(torch.broadcast_shapes(*(t.shape for t in operands)))
     return tuple(t.expand(shape) for t in operands)
@@ -189,7 +249,10 @@ def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
 
 @implements(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
 def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
-    """``Tensor.repeat`` and ``torch.tile``; a split dimension is joined to itself and has balanced blocks."""
+    """Compute ``Tensor.repeat`` and ``torch.tile``; a split dimension is concatenated with itself.
+
+    The result has balanced blocks along it. Parameters as in torch.
+    """
     counts = sizes(repeats or tuple(named.values()))
     counts = (1,) * (input.dim() - len(counts)) + counts
     result_shape(torch.Tensor.repeat, input, counts)
@@ -205,7 +268,7 @@ def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
 def repeat_interleave(
     input: DistTensor, repeats: int | torch.Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> torch.Tensor:
-    """``torch.repeat_interleave``; with one number for all the blocks just grow."""
+    """Compute ``torch.repeat_interleave``; one number for all repeats within the blocks. Parameters as in torch."""
     x, dim = (reshape(input, -1), 0) if dim is None else (input, range(input.dim())[dim])
     if isinstance(repeats, int) or repeats.numel() == 1:
         shape = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])

@@ -1,4 +1,8 @@
-"""``x[index]`` and ``x[index] = value``."""
+"""``x[index]`` and ``x[index] = value``.
+
+This module parses the index. Slices are cut by :mod:`~distconv.layers.tensor.slicing`, tensors of indices are handled
+by :mod:`~distconv.layers.tensor.index_select`, and masks by :mod:`~distconv.layers.tensor.masks`.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +25,27 @@ from distconv.tensor import DistTensor
 
 
 def _entries(index: Any, count: int) -> list[Any]:
-    """``index`` with one entry per dimension of a tensor of ``count`` dimensions, besides its Nones."""
+    """Return ``index`` with one entry for each of ``count`` dimensions, and its Nones."""
     entries = [_plain(e) for e in (index if isinstance(index, tuple) or _stands_for_tuple(index) else (index,))]
     named = sum(_dimensions(e) for e in entries)
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[at : at + 1] = [ALL] * (count - named)
     further = [i for i, e in enumerate(entries) if e is Ellipsis]
     if further and count > named and any(e is not Ellipsis for e in entries[further[0] :]):
-        # In torch every ellipsis stands for as many dimensions: what follows a second one is behind the last dimension.
+        # In torch each ellipsis stands for the same number of dimensions, so entries after a second one lie beyond the
+        # last dimension.
         raise IndexError(f"x[index]: too many dimensions behind several ellipses for {count} dimensions. Write one.")
     return [e for e in entries if e is not Ellipsis]
 
 
 def _stands_for_tuple(index: Any) -> bool:
-    """Return True if torch takes this list for one entry per dimension, as NumPy once did."""
+    """Return True if torch takes this list as one entry for each dimension, as NumPy once did."""
     several = (Sequence, slice, torch.Tensor, np.ndarray, type(None), type(Ellipsis))
     return isinstance(index, (list, range)) and len(index) < 32 and any(isinstance(e, several) for e in index)
 
 
 def _plain(entry: Any) -> Any:
+    """Return an entry with arrays and lists converted to tensors, and integer tensors without dimensions to int."""
     if isinstance(entry, np.ndarray):
         return torch.from_numpy(entry)
     if isinstance(entry, (list, range, tuple)):
@@ -54,19 +60,22 @@ def _is_mask(entry: Any) -> bool:
 
 
 def _dimensions(entry: Any) -> int:
-    """How many dimensions of the tensor an entry stands for."""
+    """Return the number of dimensions that an entry indexes."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
     return entry.dim() if isinstance(entry, torch.Tensor) and _is_mask(entry) else 1
 
 
 def _basic(entries: Sequence[Any]) -> bool:
+    """Return True if all entries are slices, integers or None."""
     return all(e is None or isinstance(e, slice) or (isinstance(e, int) and not isinstance(e, bool)) for e in entries)
 
 
 @implements(torch.Tensor.__getitem__, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)
 def getitem(input: torch.Tensor, index: Any) -> DistTensor:
-    """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed.
+    """Compute ``x[index]``; a split dimension that a number or a tensor indexes is gathered as far as necessary.
+
+    Parameters as in torch.
 
     Raises
     ------
@@ -82,13 +91,13 @@ def getitem(input: torch.Tensor, index: Any) -> DistTensor:
         raise NoRule("indexing a plain tensor with several indices of which some are distributed")
     if _basic(entries):
         return _basic_item(input, entries)
-    # As in torch, and unlike NumPy, numbers are taken before the tensors' places are looked at.
+    # As in torch, and unlike NumPy, integers are applied before the positions of index tensors are determined.
     x = _basic_item(input, [ALL if isinstance(e, torch.Tensor) else e for e in entries])
     return selected(x, [e if isinstance(e, torch.Tensor) else ALL for e in entries if not isinstance(e, int)])
 
 
 def _by_mask(input: torch.Tensor, entries: list[Any]) -> DistTensor:
-    """A mask for the first dimensions, or for one other."""
+    """Index by a mask for the first dimensions, or by a one-dimensional mask for another dimension."""
     masks = [i for i, e in enumerate(entries) if _is_mask(e)]
     at = masks[0]
     if len(masks) > 1 or isinstance(entries[at], bool) or any(e != ALL for i, e in enumerate(entries) if i != at):
@@ -110,7 +119,7 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     out_shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
     if all(isinstance(e, slice) for e in entries):
         return cut(input, entries)
-    if input.dist.grid.size == 1:  # as torch does it: an order of its own gives dimensions of extent 1 other strides
+    if input.dist.grid.size == 1:  # One call of torch, because two steps give dimensions of size 1 other strides.
         part = x = input
         local = input.local[tuple(entries)]
     else:
@@ -132,18 +141,20 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
 
 
 def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:
-    """Any as slices of extent one."""
+    """Return the entries with each integer as a slice of size one."""
     return [slice(e % n, e % n + 1) if isinstance(e, int) else e for e, n in zip(per_dim, shape, strict=True)]
 
 
 @implements(torch.Tensor.__setitem__, kind=OperatorKind.VIEW, tensors=None)
 def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
-    """``x[index] = value`` in place, for basic indices, and for a mask with a single value.
+    """Compute ``x[index] = value`` in place, for basic indices, and for a mask with a single value.
+
+    Parameters as in torch.
 
     Raises
     ------
     NoRule
-        For other indices, and for a plain tensor that would take a distributed value.
+        For other indices, and for assigning a distributed value to a plain tensor.
     """
     if not isinstance(input, DistTensor):
         raise NoRule(
@@ -162,7 +173,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
     per_dim = [e for e in entries if e is not None]
     dealt = [d for d, e in enumerate(per_dim) if is_cyclic(input.dist, d) and e != ALL]
     if dealt:
-        # What is dealt out in turn has no views of its parts.
+        # A slice of a block-cyclic dimension is not a view of the block.
         whole = input.replicated(dealt).clone()
         whole[tuple(entries)] = value
         input.copy_(whole)
@@ -170,7 +181,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
     part = cut(input, _as_slices(per_dim, input.shape))
     if isinstance(value, torch.Tensor):
         source = aligned(_fitted(value, entries, shape, input), part.dist, part.shape)
-        # x[i] += 1 assigns a view of x to itself, which torch takes for an overlap where their strides differ.
+        # x[i] += 1 assigns a view of x to itself. torch rejects this as an overlap if their strides differ.
         overlaps = source.untyped_storage().data_ptr() == part.local.untyped_storage().data_ptr()
         part.local.copy_(source.clone() if overlaps else source)
     else:
@@ -179,7 +190,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _fitted(value: torch.Tensor, entries: Sequence[Any], shape: torch.Size, input: DistTensor) -> DistTensor:
-    """``value`` with a dimension of extent one for each number, and without those that Nones stand for."""
+    """Return ``value`` with a dimension of size one for each integer, and without the dimensions of Nones."""
     surplus = max(0, value.dim() - len(shape))
     front = tuple(0 if n == 1 else ALL for n in value.shape[:surplus])
     values = getitem(as_distributed(value, input.grid), (*front, Ellipsis))
@@ -189,6 +200,7 @@ def _fitted(value: torch.Tensor, entries: Sequence[Any], shape: torch.Size, inpu
 
 
 def _fill(input: DistTensor, mask: Any, value: Any) -> None:
+    """Assign one value to the elements under a mask."""
     if isinstance(mask, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
         raise NoRule("x[mask] = value of a DistTensor with more than one value: use x = torch.where(mask, values, x)")
     if mask.shape != input.shape[: mask.dim()]:

@@ -1,6 +1,7 @@
-"""cat, stack and what is made of them: each rank puts together its block of the result.
+"""Concatenation and stacking.
 
-Along a split dimension an operand is moved to where its part of the result belongs, and no further.
+Each rank concatenates its block of the result. Along a split dimension only the parts of an operand move that belong
+to another rank's block of the result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from distconv.tensor import DistTensor
 
 
 def _common(tensors: Sequence[torch.Tensor], joined: int | None = None) -> Distribution:
-    """Layout for operands of one shape but for the dimension ``joined``; balanced ones decide before others."""
+    """Return a distribution for operands that have the same shape except for the dimension ``joined``.
+
+    Operands with balanced blocks take precedence.
+    """
     distributed = [t for t in tensors if isinstance(t, DistTensor)]
     ordered = sorted(distributed, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
     dist = common_distribution(ordered, ordered[0].shape)
@@ -35,7 +39,9 @@ def _common(tensors: Sequence[torch.Tensor], joined: int | None = None) -> Distr
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = None, out: None = None) -> DistTensor:
-    """``torch.cat``; plain tensors count as replicated, and a split dimension has balanced blocks again.
+    """Compute ``torch.cat``; plain tensors count as replicated.
+
+    A split ``dim`` has balanced blocks in the result. Parameters as in torch.
 
     Raises
     ------
@@ -48,7 +54,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
     out_shape = result_shape(torch.cat, tuple(tensors), dim)
     grid = next(t.grid for t in tensors if isinstance(t, DistTensor))
     given = [as_distributed(t, grid) for t in tensors]
-    # torch passes over tensors of shape (0,), whatever the others are, but for their dtype.
+    # torch ignores tensors of shape (0,), except for their dtype.
     operands = [t for t in given if tuple(t.shape) != (0,) or len(out_shape) == 1]
     dim %= len(out_shape)
     dist = _common(operands, dim)
@@ -62,9 +68,9 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
 def _joining(
     dist: Distribution, axes: tuple[str | None, ...], extents: tuple[int, ...], dim: int
 ) -> tuple[list[Distribution], Distribution]:
-    """Where operands of these ``extents`` along ``dim`` belong, and the layout of the result.
+    """Return the distributions of operands with these ``extents`` along ``dim``, and that of the result.
 
-    Blocks of the result are balanced; each rank takes from an operand what falls into its block.
+    Blocks of the result are balanced. Each rank takes from an operand the part that falls into its block.
     """
     edges, cyclic = irregular(dist, axes)
     axis = axes[dim]
@@ -81,7 +87,7 @@ def _joining(
 
 @implements(torch.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: None = None) -> DistTensor:
-    """``torch.stack``; the new dimension is replicated.
+    """Compute ``torch.stack``; the new dimension is replicated. Parameters as in torch.
 
     Raises
     ------
@@ -100,7 +106,7 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: None = None) ->
 def _joined(
     function: Callable[..., torch.Tensor], grown: Callable[..., Any], dim: int, tensors: Sequence[torch.Tensor]
 ) -> DistTensor:
-    """``cat`` along ``dim`` of tensors that ``grown`` has given enough dimensions."""
+    """Concatenate tensors along ``dim`` after ``grown`` has added missing dimensions."""
     result_shape(function, tuple(tensors))
     parts = [grown(t) for t in tensors]
     return cat(parts, 0 if function is torch.hstack and parts[0].dim() == 1 else dim)

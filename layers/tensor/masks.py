@@ -1,4 +1,7 @@
-"""``x[mask]``: each rank picks from its block, so that ranks have about as many elements as they have there."""
+"""Selection by masks: ``x[mask]``.
+
+Each rank selects from its block. So the blocks of the result differ in size, as the masks of the ranks do.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,27 @@ from distconv.tensor import DistTensor
 
 
 def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
-    """``input[mask]``, whose first dimension is split as the leading one of those that the mask is for.
+    """Return ``input[mask]``, split along its first dimension.
 
-    Elements come in the order of one process, so another dimension of these that is split changes places with that.
+    Collective: call on every rank. Elements keep the order of a single process. So if another dimension than the
+    leading one of the mask is split, its axis first moves to the leading dimension.
+
+    Parameters
+    ----------
+    input : Tensor or DistTensor
+        (M1, ..., Mk, ...). It or the mask is a DistTensor.
+    mask : Tensor or DistTensor
+        (M1, ..., Mk).
+
+    Returns
+    -------
+    DistTensor
+        (number of selected elements, ...).
 
     Raises
     ------
     NoRule
-        For a mask of another shape, or of no dimensions.
+        For a mask of another shape, or without dimensions.
     """
     dims = mask.dim()
     if not dims or mask.shape != input.shape[:dims]:
@@ -51,7 +67,7 @@ def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
 
 @implements(torch.masked_select, torch.Tensor.masked_select, tensors="input mask")
 def masked_select(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
-    """``torch.masked_select``.
+    """Compute ``torch.masked_select`` from the ranks' blocks. Parameters as in torch.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""Questions about tensors whose answer is no tensor; it is the same on all ranks."""
+"""Properties of tensors that are not tensors.
+
+The answers are identical on all ranks. Queries about values communicate; queries about the layout describe the global
+tensor as a single process would have it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from distconv.tensor import DistTensor
 
 @implements(torch.equal, torch.Tensor.equal, kind=OperatorKind.QUERY, tensors="input other")
 def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """``torch.equal``."""
+    """Compute ``torch.equal`` of all elements. Parameters as in torch."""
     return input.shape == other.shape and bool((input == other).all())
 
 
@@ -22,30 +26,30 @@ def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
 def allclose(
     input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """``torch.allclose``."""
+    """Compute ``torch.allclose`` of all elements. Parameters as in torch."""
     return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
 
 
 @implements(torch.is_nonzero, torch.Tensor.is_nonzero, kind=OperatorKind.QUERY)
 def is_nonzero(input: DistTensor) -> bool:
-    """``torch.is_nonzero``."""
+    """Compute ``torch.is_nonzero`` of the gathered element."""
     return torch.is_nonzero(input.replicated().local)
 
 
 @implements(torch.Tensor.__contains__, kind=OperatorKind.QUERY, tensors=None)
 def contains(input: DistTensor, element: Any) -> bool:
-    """``element in x``."""
+    """Compute ``element in x`` on all ranks. Parameters as in torch."""
     return bool((input == element).any())
 
 
 @implements(torch.Tensor.__index__, kind=OperatorKind.QUERY)
 def index(input: DistTensor) -> int:
-    """The value of a whole number, where Python wants an index.
+    """Return the value of an integer tensor where Python requires an index.
 
     Raises
     ------
     TypeError
-        With torch's text, if it is no whole number.
+        If it is not an integer of one element, with torch's message.
     """
     if input.is_floating_point() or input.numel() != 1:
         raise TypeError("only integer tensors of a single element can be converted to an index")
@@ -54,27 +58,27 @@ def index(input: DistTensor) -> int:
 
 @implements(torch.result_type, kind=OperatorKind.QUERY, tensors=None)
 def result_type(*operands: Any) -> torch.dtype:
-    """``torch.result_type``."""
+    """Compute ``torch.result_type`` from shapes and dtypes."""
     plain = [torch.empty(o.shape, dtype=o.dtype, device="meta") if isinstance(o, torch.Tensor) else o for o in operands]
     return torch.result_type(*plain)
 
 
 @implements(torch.is_same_size, torch.Tensor.is_same_size, kind=OperatorKind.QUERY, tensors="input other")
 def is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """``torch.is_same_size``."""
+    """Compute ``torch.is_same_size`` of global shapes. Parameters as in torch."""
     return input.shape == other.shape
 
 
 @implements(torch.Tensor.stride, kind=OperatorKind.QUERY)
 def stride(input: DistTensor, dim: int | None = None) -> Any:
-    """``Tensor.stride`` of the global tensor, as one process would have it."""
+    """Compute ``Tensor.stride`` of the global tensor, as in a single process. Parameters as in torch."""
     strides = input._strides or contiguous_strides(tuple(input.shape))
     return strides if dim is None else strides[dim]
 
 
 @implements(torch.Tensor.is_contiguous, kind=OperatorKind.QUERY)
 def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-    """``Tensor.is_contiguous`` of the global tensor, as one process would have it."""
+    """Compute ``Tensor.is_contiguous`` of the global tensor, as in a single process. Parameters as in torch."""
     if input._strides is None and memory_format is torch.contiguous_format:
         return True
     return empty_like_global(input, device="meta").is_contiguous(memory_format=memory_format)
@@ -82,37 +86,37 @@ def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.
 
 @implements(torch.Tensor.storage_offset, kind=OperatorKind.QUERY)
 def storage_offset(input: DistTensor) -> int:
-    """``Tensor.storage_offset`` of the global tensor."""
+    """Return ``Tensor.storage_offset`` of the global tensor, which is 0."""
     return 0
 
 
 @implements(torch.Tensor.type, kind=OperatorKind.QUERY)
 def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """``Tensor.type``: the name of the type, or a conversion."""
+    """Compute ``Tensor.type``: the name of the type, or a conversion of the block. Parameters as in torch."""
     converted = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
     return converted if isinstance(converted, str) else DistTensor(converted, input.dist, input.shape)
 
 
 @implements(vars(torch._C.TensorBase)["output_nr"].__get__, kind=OperatorKind.QUERY)
 def output_nr(input: DistTensor) -> int:
-    """``Tensor.output_nr``: which result of its ``grad_fn`` the block is."""
+    """Return ``Tensor.output_nr`` of the block: the index of the result of its ``grad_fn``."""
     return int(input.local.output_nr)
 
 
 @implements(vars(torch._C.TensorBase)["_version"].__get__, kind=OperatorKind.QUERY)
 def version(input: DistTensor) -> int:
-    """``Tensor._version`` of the block: it grows with every change in place."""
+    """Return ``Tensor._version`` of the block, which grows with each in-place change."""
     return int(input.local._version)
 
 
 @implements(vars(torch._C.TensorBase)["retains_grad"].__get__, kind=OperatorKind.QUERY)
 def retains_grad(input: DistTensor) -> bool:
-    """``Tensor.retains_grad``."""
+    """Return ``Tensor.retains_grad`` of the block."""
     return bool(input.local.retains_grad)
 
 
 def _of_block(function: Any, input: DistTensor) -> Any:
-    """An answer that every block gives alike."""
+    """Return a property that all blocks have in common."""
     return function(input.local)
 
 

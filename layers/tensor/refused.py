@@ -1,6 +1,7 @@
-"""What stays refused: functions that reach below values, where neither a block nor a gathered copy is the tensor.
+"""Unsupported functions, which access memory.
 
-Everything else without a rule of its own goes to the exact fallback.
+Neither a block nor a gathered copy can replace the tensor for them. All other functions without an operator are
+handled by the fallback.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _REASONS = {
         __setstate__
         """,
 }
+"""The reason with a suggested fix, and the names of the functions."""
 
 
 def _refuse(name: str, reason: str, *_: Any, **named: Any) -> NoReturn:
@@ -38,7 +40,7 @@ def _refuse(name: str, reason: str, *_: Any, **named: Any) -> NoReturn:
 
 
 def _functions(name: str) -> set[Any]:
-    """What ``torch`` and tensors have under ``name``."""
+    """Return the functions of ``torch`` and of tensors that are called ``name``."""
     own, _, getter = name.partition(".")
     holders = (torch.Tensor, torch)
     functions = {vars(torch.Tensor).get(own, vars(torch._C.TensorBase).get(own))} if getter else set()
@@ -56,13 +58,14 @@ for _reason, _names in _REASONS.items():
 
 
 def _read_only(function: Any, whole: torch.Tensor, *args: Any, **named: Any) -> Any:
+    """Return a gathered array that cannot be written, because writes would not reach the blocks."""
     array = function(whole, *args, **named)
     array.flags.writeable = False
     return array
 
 
 def _array(function: Any, of_whole: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
-    """``Tensor.numpy``: of what is split the whole, which is a copy and cannot be written to."""
+    """Compute ``Tensor.numpy``; a split tensor is gathered, and the array is read-only."""
     if not input.dist.split_axes:
         return function(input.local, *args, **named)
     reason = NoRule(
@@ -79,7 +82,10 @@ for _function in (torch.Tensor.numpy, torch.Tensor.__array__):
 
 @implements(torch.Tensor.__array_wrap__, kind=OperatorKind.QUERY, tensors=None)
 def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
-    """What NumPy's functions of a tensor give."""
+    """Return the result of a NumPy function as a DistTensor, split as the input if it has its shape.
+
+    Parameters as in torch.
+    """
     wrapped = as_distributed(torch.from_numpy(array), input.grid)
     return wrapped.redistribute(input.dist) if wrapped.shape == input.shape else wrapped
 
@@ -89,12 +95,12 @@ def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
 
 @implements(vars(torch._C.TensorBase)["_base"].__get__, kind=OperatorKind.QUERY)
 def base(input: DistTensor) -> torch.Tensor | None:
-    """``Tensor._base``, where that is known.
+    """Return ``Tensor._base``, if it is known.
 
     Raises
     ------
     UnsupportedOperation
-        For a tensor that shares its memory with another, either of which may be the view.
+        For a tensor that shares memory with another one, either of which may be the view.
     """
     if input._view is not None:
         source: DistTensor = input._view.source

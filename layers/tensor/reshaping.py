@@ -1,4 +1,8 @@
-"""Views: dimensions that are merged, parted, reordered, added or dropped keep their splits wherever blocks permit."""
+"""Views with merged, split, reordered, added or removed dimensions.
+
+Dimensions stay split wherever reshaping each block reshapes the global tensor. Blocks move between ranks if their edges
+do not permit this, and dimensions are gathered as the last resort.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,17 @@ from distconv.tensor import DistTensor
 
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:
-    """Sizes or dimensions as torch takes them: in a row, or as one sequence."""
+    """Return sizes or dimensions that are passed as separate arguments or as one sequence.
+
+    Parameters
+    ----------
+    given : sequence
+        Positional arguments.
+
+    Returns
+    -------
+    tuple of int
+    """
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
 
 
@@ -30,21 +44,26 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 
 @implements(torch.reshape, torch.Tensor.reshape, kind=OperatorKind.VIEW)
 def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
-    """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
+    """Compute ``torch.reshape``; a split dimension that leads its group of dimensions stays split.
+
+    A group consists of dimensions that are merged or into which a dimension is divided. Parameters as in torch.
+    """
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
     return _reshaped(input, out_shape)
 
 
 @implements(torch.Tensor.view, kind=OperatorKind.VIEW)
 def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
-    """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
+    """Compute ``Tensor.view``, as :func:`reshape` for tensors that torch can view without a copy.
+
+    Parameters as in torch.
 
     Raises
     ------
     NoRule
         For a view as another dtype.
     ShapeError
-        With torch's text, where one process would have to copy.
+        If a single process would have to copy, with torch's message.
     """
     shape = shape or tuple(named.values())
     if isinstance(shape[0], torch.dtype):
@@ -60,7 +79,7 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
 
 @takes_view(lambda changed, input, out_shape: input.copy_(reshape(changed, input.shape)))
 def _reshaped(input: DistTensor, out_shape: torch.Size) -> Taken:
-    """A view where one process has one, else a copy."""
+    """Return a view if a single process returns one; otherwise a copy."""
     source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
     x = input.redistribute(source)
     local = x.local.reshape(target.local_shape(out_shape))
@@ -68,16 +87,18 @@ def _reshaped(input: DistTensor, out_shape: torch.Size) -> Taken:
     if not can_view_as(input, out_shape):
         return DistTensor(local.clone() if shares else local, target, out_shape), None
     result = DistTensor(local, target, out_shape)
-    return result, x if shares or x is not input else result  # of a block that had to be copied: no view of its own
+    # If the block had to be copied, a tensor other than the input marks the result as moved.
+    return result, x if shares or x is not input else result
 
 
 @cached_on_grid
 def _reshaping(
     dist: Distribution, axes: tuple[str | None, ...], old: torch.Size, new: torch.Size
 ) -> tuple[Distribution, Distribution]:
-    """Layout that the input is brought to, and that of the result, so that reshaping blocks reshapes the whole.
+    """Return distributions of the input and the result such that reshaping each block reshapes the global tensor.
 
-    ``axes`` are those of ``dist``: equal distributions may differ in names of axes of one part.
+    ``axes`` are the axes of ``dist``. They are a key of the cache, because equal distributions may differ in the names
+    of axes with one rank.
     """
     if not old.numel():
         return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
@@ -116,10 +137,12 @@ def _reshaping(
 def _periodic(
     dist: Distribution, shapes: tuple[torch.Size, torch.Size], olds: range, news: range
 ) -> tuple[int, int, str, int] | None:
-    """An old dimension that other elements of its group lie around, the new one that it is dealt out in, axis, block.
+    """Return an old dimension that stays split although other elements of its group surround it, or None.
 
-    Of (l, n) with n in equal blocks of b every period of n holds a block of each part: l * n is block-cyclic by b,
-    and can be parted into (l, n) again. None if nothing in the group is dealt out so, or no new dimension holds it.
+    The result is that dimension, the new dimension that is split block-cyclically, the axis and the block size.
+
+    In (l, n) with n in equal blocks of b, every period of n holds a block of each part. So the merged dimension l * n
+    is block-cyclic with blocks of b, and can be divided into (l, n) again.
     """
     old, new = shapes
     for dim in olds:
@@ -139,8 +162,10 @@ def _periodic(
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """Shortest runs of old and new dimensions that hold the same number of elements.
+    """Return the shortest runs of old and new dimensions that hold the same number of elements.
 
+    Examples
+    --------
     >>> _groups((6, 4, 5), (2, 3, 20))
     [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
     """
@@ -159,14 +184,15 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
 
 
 def _leading(shape: Sequence[int], dims: Sequence[int]) -> int | None:
+    """Return the first of ``dims`` with more than one index."""
     return next((d for d in dims if shape[d] > 1), None)
 
 
 def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
-    """Where to cut the elements of a group, given ``edges`` of its leading dimension of ``step`` elements each.
+    """Return the edges of a group's flattened elements, or None if there are too few for the blocks.
 
-    At the edges where they are whole multiples of ``new_step``, else in balanced runs of both steps; None if there
-    are fewer of these than blocks.
+    ``edges`` are those of the leading old dimension, whose indices have ``step`` elements each. They are kept if they
+    are multiples of ``new_step``. Otherwise blocks are balanced in units of both steps.
     """
     flat = tuple(e * step for e in edges)
     if all(e % new_step == 0 for e in flat):
@@ -180,31 +206,37 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
 
 @implements(torch.flatten, torch.Tensor.flatten, kind=OperatorKind.VIEW)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
-    """``torch.flatten``."""
+    """Compute ``torch.flatten`` as :func:`reshape`. Parameters as in torch."""
     return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
 @implements(torch.unflatten, torch.Tensor.unflatten, kind=OperatorKind.VIEW)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
-    """``torch.unflatten``."""
+    """Compute ``torch.unflatten`` as :func:`view`. Parameters as in torch."""
     return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
 
 
 @implements(torch.ravel, torch.Tensor.ravel, kind=OperatorKind.VIEW)
 def ravel(input: DistTensor) -> DistTensor:
-    """``torch.ravel``."""
+    """Compute ``torch.ravel`` as :func:`reshape`."""
     return reshape(input, -1)
 
 
 @implements(torch.Tensor.view_as, kind=OperatorKind.VIEW, tensors="input other")
 def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
+    """Compute ``Tensor.view_as`` with the shape of ``other``, regardless of its distribution.
+
+    Parameters as in torch.
+    """
     return input.view(tuple(other.shape))
 
 
 @implements(torch.Tensor.reshape_as, kind=OperatorKind.VIEW, tensors="input other")
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
+    """Compute ``Tensor.reshape_as`` with the shape of ``other``, regardless of its distribution.
+
+    Parameters as in torch.
+    """
     return input.reshape(tuple(other.shape))
 
 
@@ -214,7 +246,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @implements(torch.squeeze, torch.Tensor.squeeze, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input, *dims, **named: input.copy_(reshape(changed, input.shape)))
 def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> Taken:
-    """``torch.squeeze``."""
+    """Compute ``torch.squeeze``; removed dimensions are gathered. Parameters as in torch."""
     gone = _of_extent_one(input, dim)
     x = input.replicated(gone)
     dist, shape = _without(x, gone)
@@ -235,7 +267,7 @@ def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Si
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=OperatorKind.VIEW)
 @takes_view()
 def unsqueeze(input: DistTensor, dim: int) -> Taken:
-    """``torch.unsqueeze``; the new dimension is replicated."""
+    """Compute ``torch.unsqueeze``; the new dimension is replicated. Parameters as in torch."""
     shape = result_shape(torch.unsqueeze, input, dim)
     dim %= len(shape)
     axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
@@ -244,7 +276,7 @@ def unsqueeze(input: DistTensor, dim: int) -> Taken:
 
 @implements(torch.Tensor.squeeze_, kind=OperatorKind.VIEW)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
-    """``Tensor.squeeze_`` of dimensions that are not split.
+    """Compute ``Tensor.squeeze_`` of dimensions that are not split. Parameters as in torch.
 
     Raises
     ------
@@ -261,19 +293,20 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
 
 @implements(torch.Tensor.unsqueeze_, kind=OperatorKind.VIEW)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
-    """``Tensor.unsqueeze_``."""
+    """Compute ``Tensor.unsqueeze_``; the new dimension is replicated. Parameters as in torch."""
     grown = input.unsqueeze(dim)
     input.local.unsqueeze_(dim % grown.dim())
     return _laid_out_as(input, grown)
 
 
 def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
+    """Give ``input`` the distribution, shape and strides of ``other``, and return it."""
     input._set_layout(other.dist, other.shape, other._strides)
     return input
 
 
 def _atleast(count: int, *tensors: Any) -> Any:
-    """``torch.atleast_1d``, ``2d`` or ``3d`` of one tensor or of several."""
+    """Compute ``torch.atleast_1d``, ``2d`` or ``3d`` of one tensor or of several."""
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         tensors = tuple(tensors[0])
     grown = []
@@ -293,20 +326,31 @@ for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.at
 
 @takes_view()
 def permuted(input: DistTensor, order: Sequence[int]) -> Taken:
-    """``input`` with its dimensions in this order; the axes move with their dimensions."""
+    """Return a tensor with its dimensions in another order; the axes move with their dimensions.
+
+    Parameters
+    ----------
+    input : DistTensor
+    order : sequence of int
+
+    Returns
+    -------
+    DistTensor
+        A view.
+    """
     dist = input.dist.with_axes([input.dist.axes[d] for d in order])
     shape = torch.Size(input.shape[d] for d in order)
     return DistTensor(input.local.permute(*order), dist, shape), input
 
 
 def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
+    """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
 
 
 def _conjugated(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
-    """A function that also takes conjugates."""
+    """Call a function that permutes dimensions, and conjugate the result."""
     return _reordered(function, input).conj()
 
 
@@ -329,7 +373,7 @@ _register_orders()
 
 
 def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``Tensor.transpose_`` and its kind.
+    """Compute ``Tensor.transpose_`` or a variant.
 
     Raises
     ------

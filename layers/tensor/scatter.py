@@ -1,6 +1,7 @@
-"""Writing to positions given by tensors of indices: scatter, as for one-hot labels, and sums of what goes to one place.
+"""Writing and adding to positions given by tensors of indices.
 
-Ranks that share what is summed add up their own, and then their sums.
+Scatter gathers the dimension of the indices. For sums, each rank adds its own values, and partial sums are
+all-reduced over the ranks that share the result.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from distconv.tensor import DistTensor
 
 
 def _written(src: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What is written, a tensor or a number, however the caller passed it; the other options stay in ``named``."""
+    """Return the written values, a tensor or a number, from positional or keyword arguments.
+
+    The other options stay in ``named``.
+    """
     (values, *reduce) = src or [named.pop(name) for name in ("src", "value") if name in named]
     if reduce:
         (named["reduce"],) = reduce
@@ -40,9 +44,9 @@ def _written(src: tuple[Any, ...], named: dict[str, Any]) -> Any:
 def _scatter(
     function: Callable[..., torch.Tensor], input: torch.Tensor, dim: int, index: torch.Tensor, *src: Any, **named: Any
 ) -> DistTensor:
-    """``torch.scatter`` or one of its kin; ``dim`` is gathered and split again.
+    """Compute ``torch.scatter`` or a variant; ``dim`` is gathered and split again.
 
-    If the operands' extents differ in another dimension, too, all of them are gathered.
+    If the sizes of the operands also differ in another dimension, all dimensions are gathered.
     """
     values = _written(src, named)
     result_shape(function, input, dim, index, values, **named)
@@ -63,9 +67,9 @@ def _scatter(
 def _scatter_in_place(
     function: Callable[..., torch.Tensor], input: torch.Tensor, dim: int, index: torch.Tensor, *src: Any, **named: Any
 ) -> Any:
-    """``Tensor.scatter_``; a plain tensor counts as replicated, and what is written to it is gathered."""
+    """Compute ``Tensor.scatter_`` or a variant; values written to a plain tensor are gathered."""
     if isinstance(input, DistTensor):
-        # Backward passes may need the values of before.
+        # Backward may need the previous values.
         before = input.clone() if torch.is_grad_enabled() else input
         return in_place(torch.Tensor.copy_, input, _scatter(function, before, dim, index, *src, **named))
     values = _written(src, named)
@@ -86,7 +90,7 @@ for _name in ("scatter", "scatter_add", "scatter_reduce"):
 
 
 def _add_to(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tensor:
-    """``input`` and ``sums``, which a plain tensor gets whole."""
+    """Return ``input`` plus ``sums``, which are gathered if ``input`` is plain and changed in place."""
     if not inplace:
         return input + sums
     return input.add_(sums if isinstance(input, DistTensor) else sums.gather())
@@ -95,12 +99,12 @@ def _add_to(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tenso
 def _index_add(
     inplace: bool, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
 ) -> torch.Tensor:
-    """``torch.index_add``: of a split dimension of ``source`` each rank adds up what it has.
+    """Compute ``torch.index_add``; along a split dimension of ``source`` each rank adds its own values.
 
     Raises
     ------
     NoRule
-        Where nothing but ``input`` is split, and where torch refuses.
+        If only ``input`` is split, and for arguments that torch rejects.
     """
     result_shape(torch.index_add, input, dim, index, source)
     if not isinstance(source, DistTensor) or not input.dim() or source.dtype is not input.dtype:
@@ -118,12 +122,12 @@ def _index_add(
 def _index_put(
     inplace: bool, input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """``torch.index_put`` that adds one value to places in a plain tensor, as for a confusion matrix.
+    """Compute ``torch.index_put`` that adds one value to positions of a plain tensor, as for a confusion matrix.
 
     Raises
     ------
     NoRule
-        For anything else.
+        For other arguments.
     """
     places = [t for t in indices if isinstance(t, torch.Tensor)]
     counts = accumulate and len(places) == len(indices) == input.dim() and values.numel() == 1

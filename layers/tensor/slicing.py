@@ -1,6 +1,8 @@
-"""Parts of a tensor along its dimensions. A slice is a view: each rank keeps what it owns of it, nothing moves.
+"""Slices and pieces of a tensor along its dimensions.
 
-What remains is balanced again when an operator that needs that, such as a convolution, meets it.
+A slice is a view: each rank keeps what it owns of the slice, and nothing moves. The blocks of the result are balanced
+again by operators that require balanced blocks, such as convolution. Flips, rolls and windows exchange only the indices
+that change their owner.
 """
 
 from __future__ import annotations
@@ -27,11 +29,25 @@ from distconv.layers.tensor.reshaping import reshape, sizes
 from distconv.tensor import DistTensor
 
 ALL = slice(None)
+"""The slice ``:``."""
 
 
 @takes_view(lambda changed, input, slices: input.__setitem__(tuple(slices), changed))
 def cut(input: DistTensor, slices: Sequence[slice]) -> Taken:
-    """``input[slices]``, one slice per dimension: a view in which every rank has what it owned before."""
+    """Return a slice of a tensor as a view, in which every rank keeps the indices that it owns.
+
+    Collective: call on every rank. Only block-cyclic dimensions that are cut are gathered.
+
+    Parameters
+    ----------
+    input : DistTensor
+    slices : sequence of slice
+        One for each dimension.
+
+    Returns
+    -------
+    DistTensor
+    """
     ranges = tuple(range(*s.indices(n)) for s, n in zip(slices, input.shape, strict=True))
     x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
     mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
@@ -42,7 +58,7 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> Taken:
 def _cutting(
     dist: Distribution, axes: tuple[str | None, ...], shape: torch.Size, ranges: tuple[range, ...]
 ) -> tuple[tuple[slice, ...], Distribution]:
-    """What this rank takes of its block, and the layout of the result, for these ranges of a tensor."""
+    """Return the slices of this rank's block, and the distribution of the result, for ranges of the global tensor."""
     edges, cyclic = irregular(dist, axes)
     mine = []
     for dim, wanted in enumerate(ranges):
@@ -53,7 +69,7 @@ def _cutting(
             mine.append(slice(wanted.start, wanted.stop, wanted.step))
         else:
             old = edges_of(dist, dim, shape[dim])
-            # Index o of the result is start + o step of the input: how many of these lie before each edge.
+            # Index o of the result is start + o * step of the input. Count the results before each edge.
             new = tuple(min(max(0, -((wanted.start - e) // wanted.step)), len(wanted)) for e in old)
             edges[axis] = new
             here = dist.coordinate(dim)
@@ -64,7 +80,19 @@ def _cutting(
 
 
 def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
-    """Indices ``start`` to ``stop`` of one dimension."""
+    """Return a range of indices of one dimension as a view.
+
+    Parameters
+    ----------
+    input : DistTensor
+    dim : int
+    start, stop : int
+        Global indices.
+
+    Returns
+    -------
+    DistTensor
+    """
     slices = [ALL] * input.dim()
     slices[dim] = slice(start, stop)
     return cut(input, slices)
@@ -72,7 +100,7 @@ def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
 
 @implements(torch.narrow, torch.Tensor.narrow, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
-    """``torch.narrow``."""
+    """Compute ``torch.narrow`` as a slice. Parameters as in torch."""
     start = int(start)
     result_shape(torch.narrow, input, dim, start, length)
     start += input.shape[dim] if start < 0 else 0
@@ -81,7 +109,7 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
 
 @implements(torch.select, torch.Tensor.select, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def select(input: DistTensor, dim: int, index: int) -> DistTensor:
-    """``torch.select``: one index of ``dim``, replicated over the axis that splits it."""
+    """Compute ``torch.select``; the result is replicated over the axis that splits ``dim``. Parameters as in torch."""
     result_shape(torch.select, input, dim, index)
     selected: DistTensor = input[(ALL,) * (dim % input.dim()) + (index,)]  # type: ignore[assignment]
     return selected
@@ -89,7 +117,7 @@ def select(input: DistTensor, dim: int, index: int) -> DistTensor:
 
 @implements(torch.unbind, torch.Tensor.unbind, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
-    """``torch.unbind``: a split dimension is gathered."""
+    """Compute ``torch.unbind``; a split ``dim`` is gathered. Parameters as in torch."""
     shape = result_shape(_first_of_unbind, input, dim)
     dim %= input.dim()
     x = input.replicated([dim])
@@ -101,7 +129,7 @@ def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
 
 
 def _one_of_unbind(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
-    """``result``, a copy of index ``i`` of ``dim``."""
+    """Record ``result`` as a moved view of index ``i`` of ``dim``."""
     again = partial(select, input, dim, i)
     at = (ALL,) * dim + (i,)
     view = moved(result, input, again, lambda r: input.__setitem__(at, r))
@@ -117,7 +145,7 @@ def _first_of_unbind(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """A function that cuts one dimension into pieces; torch shows where they begin, and their extents."""
+    """Call a function that divides one dimension into pieces; their ranges follow from its result for a meta tensor."""
     args = tuple(a.gather() if isinstance(a, DistTensor) else a for a in args)
     named = {name: a.gather() if isinstance(a, DistTensor) else a for name, a in named.items()}
     if not isinstance(input, DistTensor):
@@ -148,11 +176,11 @@ def diff(
     prepend: torch.Tensor | None = None,
     append: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``torch.diff``."""
+    """Compute ``torch.diff`` from slices. Parameters as in torch."""
     result_shape(torch.diff, input, n, dim, prepend, append)
     x: torch.Tensor = input
     ends = [t for t in (prepend, input, append) if t is not None]
-    if n == 0:  # then torch looks at no ends either
+    if n == 0:  # torch ignores prepend and append in this case.
         return input.clone()
     if len(ends) > 1:
         x = cat(ends, dim)
@@ -167,7 +195,10 @@ def diff(
 
 @implements(torch.flip, torch.Tensor.flip)
 def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
-    """``torch.flip``: blocks of a split dimension move to the ranks on the other side."""
+    """Compute ``torch.flip``; blocks of a split dimension move to the ranks on the opposite side.
+
+    Parameters as in torch.
+    """
     chosen = list(sizes(given or (named["dims"],)))
     result_shape(torch.flip, input, chosen)
     chosen = [d % max(1, input.dim()) for d in chosen]
@@ -185,21 +216,21 @@ def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
 
 @implements(torch.fliplr, torch.Tensor.fliplr)
 def fliplr(input: DistTensor) -> DistTensor:
-    """``torch.fliplr``."""
+    """Compute ``torch.fliplr`` as :func:`flip`."""
     result_shape(torch.fliplr, input)
     return flip(input, 1)
 
 
 @implements(torch.flipud, torch.Tensor.flipud, torch.Tensor.__reversed__)
 def flipud(input: DistTensor) -> DistTensor:
-    """``torch.flipud``, and ``reversed``."""
+    """Compute ``torch.flipud`` and ``reversed`` as :func:`flip`."""
     result_shape(torch.flipud, input)
     return flip(input, 0)
 
 
 @implements(torch.rot90, torch.Tensor.rot90)
 def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor:
-    """``torch.rot90``."""
+    """Compute ``torch.rot90`` by a flip and a transposition. Parameters as in torch."""
     result_shape(torch.rot90, input, k, tuple(dims))
     a, b = dims
     flips: list[list[int]] = [[], [b], [a, b], [a]]
@@ -209,7 +240,7 @@ def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.
 
 @implements(torch.roll, torch.Tensor.roll, order=StridePolicy.OF_INPUT)
 def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> DistTensor:
-    """``torch.roll``."""
+    """Compute ``torch.roll`` as the concatenation of two slices. Parameters as in torch."""
     result_shape(torch.roll, input, shifts, () if dims is None else dims)
     if dims is None or (not isinstance(dims, int) and not dims):
         assert isinstance(shifts, int) or len(shifts) == 1
@@ -221,6 +252,7 @@ def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[in
 
 
 def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
+    """Roll one dimension. Collective."""
     extent = x.shape[dim]
     if x.dist.split[dim] is None or not extent:
         return DistTensor(x.local.roll(shift, dim), x.dist, x.shape)
@@ -234,7 +266,10 @@ def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
 @implements(torch.Tensor.unfold, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 @takes_view()
 def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
-    """``Tensor.unfold``: the windows of a split dimension are split, and ranks fetch what their windows reach."""
+    """Compute ``Tensor.unfold``; windows of a split dimension are split.
+
+    Each rank gathers the input of its windows. Parameters as in torch.
+    """
     shape = result_shape(torch.Tensor.unfold, input, dimension, size, step)
     if not input.dim():
         return DistTensor(input.local.unfold(dimension, size, step), input.dist.with_axes([None]), shape), input
@@ -257,7 +292,7 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
 
 
 def _triangle(function: Any, input: DistTensor, diagonal: int = 0) -> DistTensor:
-    """``torch.tril`` or ``triu``: each rank knows where the diagonal crosses its block."""
+    """Compute ``torch.tril`` or ``triu``: each rank shifts the diagonal by the position of its block."""
     result_shape(function, input, diagonal)
     x = in_blocks(input, range(input.dim() - 2, input.dim()))
     row, column = (x.dist.intervals(d, x.dist.coordinate(d), x.shape[d])[0].start for d in (-2, -1))

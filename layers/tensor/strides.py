@@ -1,4 +1,8 @@
-"""``as_strided`` and its kind: of whole tensors, where it is known how they would lie in the memory of one process."""
+"""``as_strided`` of gathered tensors.
+
+The result depends on memory order. It is defined if the elements of the global tensor have one order in memory; then
+the fallback computes it on gathered, contiguous tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from distconv.tensor import DistTensor
 def _as_strided(
     name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> NoReturn:
-    """Leaves it to the exact fallback, whose whole tensors are contiguous."""
+    """Raise NoRule, so that the fallback gathers, or UnsupportedOperation if the memory order is not defined."""
     _check(name, input, size, stride, storage_offset)
     raise NoRule(f"{name} has no distributed rule: use slices, unfold, reshape or permute")
 
@@ -26,6 +30,7 @@ def _as_strided_scatter(name: str, input: DistTensor, src: torch.Tensor, *place:
 
 
 def _check(name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> None:
+    """Raise UnsupportedOperation if the memory order of ``input`` is not defined, or if the view leaves it."""
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if input._strides is not None or not (input.dist.split_axes or input.local.is_contiguous()):
         reason = "its elements are not in one order in memory"

@@ -1,16 +1,20 @@
-"""Networks for voxelised point clouds, each sparse and as its dense twin on volumes.
+"""Networks for voxelised point clouds, sparse and as their dense equivalents on volumes.
 
-Twins are one class with two sets of layers; they have the same parameters under the same names, so that a state
-dictionary of one fits the other. A sparse one takes a SparseTensor with D = 3, a dense one a volume (B, C, D, H, W).
+A sparse network and its dense equivalent are one class with two sets of layers. They have the same parameters under the
+same names, so a state dictionary of one fits the other. A sparse network takes a SparseTensor with D = 3, a dense one a
+volume (B, C, D, H, W).
 
-They are equal, with all gradients, where each convolution meets the same numbers: if all voxels of a volume are
-active whose extents are multiples of the largest stride; and for any cloud in evaluation, if what the layers of the
-dense twin give is set to zero at inactive voxels. Otherwise the dense twin computes at inactive voxels too: biases and
-shifts make them non-zero, they enter the statistics of batch norm, and the neighbours see them.
+Their results and gradients are equal if each convolution sees the same values:
+
+- if all voxels of a volume are active and its sizes are multiples of the largest stride;
+- for any cloud in evaluation, if the outputs of the dense layers are set to zero at inactive voxels.
+
+Otherwise the dense network also computes at inactive voxels. Biases and shifts make them non-zero, they enter the
+statistics of batch norm, and neighbouring voxels see them.
 
 ::
 
-    layers  The layers that the networks are made of: sparse, and dense
+    layers  Sparse and dense layers of which the networks consist
     resnet  A ResNet-18-like classifier
     unet    A U-Net that labels each site
     vgg     VGG-16 with batch norm, a classifier

@@ -1,4 +1,4 @@
-"""The layers that the networks are made of: sparse, and dense."""
+"""Sparse and dense layers of which the networks consist."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseMaxPool
 
 
 class Layers(NamedTuple):
-    """What makes each kind of layer.
+    """Factories of each kind of layer.
 
-    ``convolution`` and ``transposed`` take input and output channels, kernel size, stride, and whether there is a bias;
-    ``norm`` takes channels, ``max_pool`` a window; ``global_max`` gives (B, C).
+    ``convolution`` and ``transposed`` take input and output channels, kernel size, stride, and True for a bias;
+    ``norm`` takes channels, and ``max_pool`` the size of a window. ``global_max`` returns a module with output (B, C).
     """
 
     convolution: Callable[[int, int, int, int, bool], nn.Module]
@@ -51,13 +51,28 @@ DENSE = Layers(_dense_convolution, _dense_transposed, nn.BatchNorm3d, nn.MaxPool
 def convolution_block(
     layers: Layers, in_channels: int, channels: int, kernel: int = 3, stride: int = 1
 ) -> nn.Sequential:
-    """Convolution, batch norm and ReLU."""
+    """Return a convolution with batch norm and ReLU.
+
+    Parameters
+    ----------
+    layers : Layers
+    in_channels, channels, kernel, stride : int
+
+    Returns
+    -------
+    nn.Sequential
+    """
     convolution = layers.convolution(in_channels, channels, kernel, stride, False)
     return nn.Sequential(convolution, layers.norm(channels), nn.ReLU(inplace=True))
 
 
 def initialise(model: nn.Module) -> None:
-    """Give each kernel of ``model`` normal weights that keep the variance of gradients through layers of ReLU."""
+    """Initialize kernels with normal weights that preserve the variance of gradients through layers of ReLU.
+
+    Parameters
+    ----------
+    model : nn.Module
+    """
     for parameter in model.parameters():
         if parameter.ndim > 2:
             nn.init.kaiming_normal_(parameter, mode="fan_out", nonlinearity="relu")

@@ -1,7 +1,8 @@
 """A ResNet-18-like classifier: four stages of two basic blocks, all but the first with a stride of 2.
 
 Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016, table 1, 18 layers, with kernels
-of 3^3. The first convolution keeps the resolution: that of voxels is low. Global max pooling ends the features.
+of 3^3. The first convolution keeps the resolution, because that of voxels is low. The features end with global max
+pooling.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .layers import DENSE, SPARSE, Layers, convolution_block, initialise
 
 
 class SparseBasicBlock(nn.Module):
-    """Two convolutions and a shortcut, which is projected where channels or resolution change."""
+    """Two convolutions and a shortcut, which is projected if channels or resolution change."""
 
     def __init__(self, layers: Layers, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -32,7 +33,15 @@ class SparseBasicBlock(nn.Module):
 
 
 class VoxelResNet(nn.Module):
-    """A cloud of B samples -> logits (B, classes)."""
+    """A classifier: a cloud of B samples to logits (B, classes).
+
+    Parameters
+    ----------
+    layers : Layers
+    width : int
+        Channels of the first stage.
+    in_channels, classes : int
+    """
 
     def __init__(self, layers: Layers, width: int, in_channels: int, classes: int) -> None:
         super().__init__()
@@ -53,10 +62,30 @@ class VoxelResNet(nn.Module):
 
 
 def sparse_resnet(width: int = 32, in_channels: int = 1, classes: int = 10) -> VoxelResNet:
-    """The sparse one."""
+    """Return the network on sparse tensors.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VoxelResNet`.
+
+    Returns
+    -------
+    VoxelResNet
+    """
     return VoxelResNet(SPARSE, width, in_channels, classes)
 
 
 def dense_resnet(width: int = 32, in_channels: int = 1, classes: int = 10) -> VoxelResNet:
-    """Its dense twin."""
+    """Return the dense equivalent on volumes.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VoxelResNet`.
+
+    Returns
+    -------
+    VoxelResNet
+    """
     return VoxelResNet(DENSE, width, in_channels, classes)

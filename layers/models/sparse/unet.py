@@ -1,7 +1,7 @@
 """A U-Net that labels each site.
 
-Source: Çiçek et al., "3D U-Net: learning dense volumetric segmentation from sparse annotation", MICCAI 2016; here with
-convolutions of stride 2 on the way down and, transposed, back onto the same sites on the way up.
+Source: Çiçek et al., "3D U-Net: learning dense volumetric segmentation from sparse annotation", MICCAI 2016.
+Differences: the encoder has convolutions of stride 2, and the decoder transposed convolutions back to the same sites.
 """
 
 from __future__ import annotations
@@ -16,9 +16,18 @@ from .layers import DENSE, SPARSE, Layers, convolution_block, initialise
 
 
 class VoxelUNet(nn.Module):
-    """A cloud -> logits for each of its sites, ``classes`` channels.
+    """A U-Net: a cloud to logits for each of its sites, with ``classes`` channels.
 
     Level k works at 1/2^k of the resolution with ``width`` 2^k channels.
+
+    Parameters
+    ----------
+    layers : Layers
+    width : int
+        Channels of the first level.
+    in_channels, classes : int
+    depth : int
+        Number of levels below the first.
     """
 
     def __init__(self, layers: Layers, width: int, in_channels: int, classes: int, depth: int) -> None:
@@ -57,10 +66,30 @@ def _up(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
 
 
 def sparse_unet(width: int = 16, in_channels: int = 1, classes: int = 2, depth: int = 3) -> VoxelUNet:
-    """The sparse one."""
+    """Return the network on sparse tensors.
+
+    Parameters
+    ----------
+    width, in_channels, classes, depth : int
+        As in :class:`VoxelUNet`.
+
+    Returns
+    -------
+    VoxelUNet
+    """
     return VoxelUNet(SPARSE, width, in_channels, classes, depth)
 
 
 def dense_unet(width: int = 16, in_channels: int = 1, classes: int = 2, depth: int = 3) -> VoxelUNet:
-    """Its dense twin."""
+    """Return the dense equivalent on volumes.
+
+    Parameters
+    ----------
+    width, in_channels, classes, depth : int
+        As in :class:`VoxelUNet`.
+
+    Returns
+    -------
+    VoxelUNet
+    """
     return VoxelUNet(DENSE, width, in_channels, classes, depth)

@@ -1,8 +1,8 @@
 """VGG-16 with batch norm, a classifier.
 
 Source: Simonyan, Zisserman, "Very deep convolutional networks for large-scale image recognition", ICLR 2015, table 1,
-D, with kernels of 3^3; as Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", IV, train it on
-voxelised point clouds. Global max pooling ends the features, so that any resolution goes.
+D, with kernels of 3^3, as trained on voxelised point clouds in Zhai et al., "SparsePipe: parallel deep learning for 3D
+point clouds", IV. The features end with global max pooling, so that any resolution is possible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ VGG_16 = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 
 
 class VoxelVGG(nn.Module):
-    """A cloud of B samples -> logits (B, classes); linear layers of ``hidden`` features."""
+    """A classifier: a cloud of B samples to logits (B, classes).
+
+    Parameters
+    ----------
+    layers : Layers
+    width : int
+        Filters of the first convolution.
+    in_channels, classes : int
+    hidden : int
+        Features of the linear layers.
+    """
 
     def __init__(self, layers: Layers, width: int, in_channels: int, classes: int, hidden: int) -> None:
         super().__init__()
@@ -48,10 +58,34 @@ class VoxelVGG(nn.Module):
 
 
 def sparse_vgg16_bn(width: int = 64, in_channels: int = 1, classes: int = 10, hidden: int | None = None) -> VoxelVGG:
-    """The sparse one; ``hidden`` is 64 ``width`` if left out, 4096 as in the source."""
+    """Return the network on sparse tensors.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VoxelVGG`.
+    hidden : int, optional
+        Features of the linear layers (default: 64 ``width``, which is 4096 as in the source).
+
+    Returns
+    -------
+    VoxelVGG
+    """
     return VoxelVGG(SPARSE, width, in_channels, classes, hidden or 64 * width)
 
 
 def dense_vgg16_bn(width: int = 64, in_channels: int = 1, classes: int = 10, hidden: int | None = None) -> VoxelVGG:
-    """Its dense twin."""
+    """Return the dense equivalent on volumes.
+
+    Parameters
+    ----------
+    width, in_channels, classes : int
+        As in :class:`VoxelVGG`.
+    hidden : int, optional
+        Features of the linear layers (default: 64 ``width``, which is 4096 as in the source).
+
+    Returns
+    -------
+    VoxelVGG
+    """
     return VoxelVGG(DENSE, width, in_channels, classes, hidden or 64 * width)
