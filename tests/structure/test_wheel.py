@@ -87,7 +87,7 @@ def test_other_commands_say_in_one_line_that_they_need_a_checkout(
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"distconv {' '.join(command[:2])}: ")
-    assert line.endswith(f"checkout of distconv's repository; there: python -m distconv {' '.join(command[:2])}")
+    assert line.endswith(f"checkout of distconv's repository run python -m distconv {' '.join(command[:2])}")
 
 
 def test_all_that_is_left_out_is_there_to_be_left_out() -> None:
