@@ -54,7 +54,8 @@ def check_rounded_once(
         exact, own = (with_gradient(function, t, differentiable) for t in (x.double(), x))
         for axis in "nch":
             split = with_gradient(function, dc.scatter(x, grid_over(comm, **{axis: comm.size})), differentiable)
-            for what, found, alone, wanted in zip(("y", "dx"), split, own, exact, strict=True):
+            values = zip(split, own, exact, strict=True)
+            for what, (found, alone, wanted) in zip(("y", "dx"), values, strict=False):
                 assert found.dtype == dtype
                 off = (found.double() - wanted).abs() - (roundings + (what == "dx")) * bound(wanted, alone)
                 assert (off <= 0).all(), f"{what} in {dtype} over {axis}: {off.max()} too far of {wanted.abs().max()}"
