@@ -15,7 +15,7 @@ MEMORY_MODELS = ("autograd", "keep-all")
 
 
 class SettingsError(DistconvError, ValueError):
-    """Error: an assumption has an invalid value."""
+    """An assumption of a prediction has an invalid value."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from distconv.plan import is_plannable_layer
 
 
 class TraceError(DistconvError, ValueError):
-    """Error: a model does not run on meta tensors, or has no layer that decides a distribution."""
+    """A model does not run on meta tensors, or has no layer that decides a distribution."""
 
 
 def trace(
