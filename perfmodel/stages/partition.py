@@ -53,7 +53,7 @@ def partition(
 
     - ``"pipedream"``: the optimizer of PipeDream. It treats all devices as equal, with the profile's times and the
       least memory among them, and assigns them to stages in the order in which they are listed.
-    - ``"sparsepipe"``: SparsePipe's Algorithms 1 and 2. Stages take successive devices of one order, slowest kind first.
+    - ``"sparsepipe"``: SparsePipe's Algorithms 1 and 2. Stages take successive devices, slowest kind first.
     - ``"bapipe"``: BaPipe's section 3.3. Each stage has one device, in the listed order; there are no replicas.
     - ``"exact"``: the least time by SparsePipe's Eqs. 4 and 5 over all splits of ``profile.layers`` and all ways to
       assign devices of each kind to stages. The search time grows with the product of (count + 1)(count + 2) / 2 over
