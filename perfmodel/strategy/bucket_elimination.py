@@ -121,7 +121,7 @@ class Elimination:
         return tuple(sorted(variables, key=self._position.__getitem__))
 
     def _stacked(self) -> list[tuple[tuple[int, ...], list[int], Array]]:
-        """Return for each scope its terms and their tables (terms, entries), the variable decided last as first axis."""
+        """Return for each scope its terms and their tables (terms, entries), the last variable as first axis."""
         terms_of: dict[tuple[int, ...], list[int]] = {}
         for term, scope in enumerate(self.sums.scopes):
             if scope:
