@@ -204,7 +204,14 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
 
 
 def divides(op: Operation, parts: int) -> bool:
-    """Return True if the channels and groups of a deciding operation divide over ``parts`` ranks."""
+    """Return True if the channels and groups of a deciding operation divide over some ranks.
+
+    Parameters
+    ----------
+    op : Operation
+    parts : int
+        Parts along the grid axis ``c``.
+    """
     try:
         channel_layout(op, parts)
     except ShapeError:

@@ -120,7 +120,7 @@ def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
 
 
 def _inside(op: Operation, call: LocalCall) -> float:
-    """Return the bytes that a convolution takes besides its input and output, on one rank."""
+    """Return the bytes that a convolution takes in addition to its input and output, on one rank."""
     assert op.window is not None
     x, y = (math.prod(shape) * op.y.itemsize for shape in (call.inputs[0], call.outputs[0]))
     if _by_onednn(op, call.inputs[0]):

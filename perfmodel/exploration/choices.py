@@ -175,7 +175,7 @@ class Exploration:
 
 
 def _cut(choice: Choice) -> list[str]:
-    """The layers at which stages begin."""
+    """Return a line with the layers at which stages begin, and the memory of each stage."""
     if len(choice.memory) == 1:
         return []
     begins = [stage[0] for stage in choice.stages.stages[1:]]

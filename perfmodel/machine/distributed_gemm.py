@@ -70,7 +70,7 @@ def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: f
     y_peers = blocks - 1
 
     def moved(peers: int, nbytes: float, passes: int) -> float:
-        """Packed (read and written), sent, and brought to its place with the own part in ``passes`` over memory."""
+        """Return the time to pack (read and write), send, and unpack blocks in ``passes`` over memory."""
         packing, placing = 2.0 * peers * nbytes, float(passes * (peers + 1) * nbytes)
         local = roofline.time(0.0, packing, math.inf) + roofline.time(0.0, placing, math.inf) if peers else 0.0
         return messages(levels, peers, nbytes) + local

@@ -217,7 +217,7 @@ class Profile:
 
 
 def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the layers, by their places, in the first order in which each is behind what it reads."""
+    """Return the indices of the layers in the first order in which each layer follows those that it reads."""
     graph = TopologicalSorter(dict.fromkeys(place.values(), ()))
     for producer, consumer in edges:
         graph.add(place[consumer], place[producer])

@@ -245,7 +245,19 @@ def proven(value: float, bound: float) -> tuple[float, bool]:
 
 
 def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
-    """Return True if ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
+    """Return True if memory is within a limit up to rounding, which is less than a byte.
+
+    Parameters
+    ----------
+    memory : array
+        Bytes.
+    limit : float
+        Bytes.
+
+    Returns
+    -------
+    array of bool
+    """
     return memory <= limit * (1 + ROUNDING)
 
 

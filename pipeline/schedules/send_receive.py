@@ -87,7 +87,7 @@ class _Placing(Replay[int]):
         return None if needed in stage.arrived else needed
 
     def deliver(self, sender: _Stage) -> None:
-        """Let the receiver take the message that a stage is sending."""
+        """Place the send of a stage and the receive of the same message."""
         message = sender.sending
         assert message is not None
         receiver = self.stages[message.part % len(self.stages)]

@@ -106,7 +106,18 @@ def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
 
 
 def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
-    """Return True if ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
+    """Return a function that returns True if a graph can be split at a position.
+
+    Parameters
+    ----------
+    graph : Graph
+    root : Module
+        Owner of the graph's modules and weights.
+
+    Returns
+    -------
+    callable
+    """
     nodes = list(graph.nodes)
     index = {node: number for number, node in enumerate(nodes)}
     uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}

@@ -134,7 +134,7 @@ class WeightVersions:
 
     @contextmanager
     def bound(self, version: int | None) -> Iterator[None]:
-        """Let the parameters hold ``version`` (or the predicted weights) inside the block.
+        """Bind the parameters to ``version`` (or to the predicted weights) inside the block.
 
         Backward passes inside the block read this version as well.
         """
@@ -154,7 +154,7 @@ class WeightVersions:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Let a forward pass inside the block save notes instead of weights."""
+        """Save notes instead of weights in forward passes inside the block."""
         self._places = {tensor.untyped_storage().data_ptr(): i for i, tensor in enumerate(self.parameters)}
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
