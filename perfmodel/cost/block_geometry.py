@@ -66,7 +66,7 @@ class AxisParts(Arrangement):
     def far_neighbours(self, axis: str) -> int:
         """Return how many of a rank's two neighbours along ``axis`` are on another node, for the rank with the most."""
         stride, parts = self.stride(axis), self.along(axis)
-        # Runs of stride * parts ranks hold whole lines along the axis; each lies on one node or some do not.
+        # Blocks of stride * parts ranks hold full lines along the axis. All of them lie within nodes, or some do not.
         if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
             return 0
         return min(2, parts - 1) if stride >= self.per_node else 1
@@ -74,7 +74,7 @@ class AxisParts(Arrangement):
 
 @lru_cache(maxsize=4096)
 def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> AxisParts:
-    # Each once: the caches that it is a key of then find it by identity.
+    # One object for equal arguments: caches with it as a key find it by identity.
     return AxisParts(ranks, per_node, **dict(axes))
 
 
@@ -127,7 +127,7 @@ def local_shape(shape: Sequence[int], parts: AxisParts, axes: Sequence[str | Non
 
 @lru_cache(maxsize=1 << 16)
 def _largest_block(shape: tuple[int, ...], parts: AxisParts, axes: tuple[str | None, ...]) -> tuple[int, ...]:
-    # The longer of balanced blocks come first.
+    # Balanced blocks are sorted by length, the longest first.
     return Distribution(parts, axes).local_shape(shape, rank=0)
 
 

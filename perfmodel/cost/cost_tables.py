@@ -217,7 +217,7 @@ class Sums:
         ends = np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)
         self._flat = np.concatenate([np.zeros(0), *(table.ravel() for table in tables)])
         self._starts = ends[:-1]
-        # Variable and stride of each axis of each term; variable and stride 0 for axes it has not.
+        # Variable and stride of each axis of each term; variable and stride 0 for missing axes.
         self._variables, self._strides = np.zeros((2, 2, len(tables)), np.int64)
         for term, (scope, table) in enumerate(zip(scopes, tables, strict=True)):
             for axis, variable in enumerate(scope):
@@ -290,7 +290,7 @@ def time_rows(kinds: Sequence[CostKind]) -> Array:
     array (all-reduces + 1, steps)
         Zeros and ones. The last row adds all computation.
     """
-    # Allreduce k starts when compute has got to it and its forerunners are done: max over k of T(k) + all from k on.
+    # All-reduce k starts when compute has reached it and earlier ones are done: max over k of T(k) + all from k on.
     computes = np.array([kind is CostKind.COMPUTE for kind in kinds], dtype=bool)
     when = np.arange(len(kinds))
     starts = when[~computes][:, None]

@@ -211,7 +211,7 @@ class OperationCosts:
                 size = elements * op.x.itemsize
                 total += (messages - close) * self.machine.send(size, across=True)
                 total += close * self.machine.send(size, across=False)
-                # Read and written on both sides; the kernels' fixed cost is part of that of an exchange.
+                # Data are read and written on both sides; exchange_s includes the fixed cost of these kernels.
                 total += messages * 4.0 * size / self._here.roofline.bytes_per_s
         return total
 
@@ -327,6 +327,6 @@ class OperationCosts:
         machine = self.machine
         time = moved.near_messages * machine.node.latency_s + near / machine.node.bandwidth_bytes_per_s
         time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
-        # Packed on one side, put in place on the other; what a rank keeps is copied too.
+        # Data are packed on one side and unpacked on the other; what a rank keeps is copied, too.
         copied = 2 * (near + far) + moved.kept * value.itemsize
         return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._here.roofline.exchange_s

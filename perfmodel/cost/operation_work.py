@@ -330,7 +330,7 @@ def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
     elements = sum(math.prod(s) for s in (call.inputs[0], call.outputs[0], *call.constants))
     result = math.prod({"forward": call.outputs[0], "input": call.inputs[0], "weight": call.constants[0]}[phase])
     if phase == "weight":
-        # The sum over samples and positions is split as well: a small weight does not leave the device empty.
+        # Kernels also split the sum over samples and positions, so a small weight does not leave the device idle.
         result = max(result, math.prod(call.outputs[0]))
     return Work(2.0 * macs, float(elements * op.y.itemsize), result)
 
@@ -342,7 +342,7 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     passes = max(1, _passes(op))
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)
-    # Threads share out what is larger: a sum is split over what it sums up, a gradient of few over what they went into.
+    # Kernels parallelize over the largest tensor, such as the input of a reduction.
     elements = max(math.prod(shape) for shape in (*call.inputs, *call.outputs))
     if phase == "forward":
         return Work(bytes=read + written, elements=elements)

@@ -94,7 +94,7 @@ def process_memory(
     """
     calls = [(op, local_call(op, grids[op.layer])) for op in graph.operations if _convolves(op)]
     convolutions = max((_inside(op, call) for op, call in calls), default=0.0)
-    # Columns are larger than what is around them, and tensors that are kept come to lie between those of two layers.
+    # Columns are larger than other tensors, and saved tensors fill the memory between those of two layers.
     columns = sum(_inside(op, call) for op, call in calls if not _by_onednn(op, call.inputs[0]))
     tensors = prediction.memory
     libraries = LIBRARIES_BYTES + packages
@@ -125,7 +125,7 @@ def _inside(op: Operation, call: LocalCall) -> float:
     x, y = (math.prod(shape) * op.y.itemsize for shape in (call.inputs[0], call.outputs[0]))
     if _by_onednn(op, call.inputs[0]):
         return float(x + y)
-    # A column for each output: the values under the kernel, of one sample after the other.
+    # One column for each output holds the values under the kernel. Samples are unfolded one by one.
     extents = (call.inputs if op.window.transposed else call.outputs)[0][2:]
     features = (call.outputs if op.window.transposed else call.inputs)[0][1]
     return float(math.prod(op.window.kernel) * features * math.prod(extents) * op.y.itemsize)

@@ -3,8 +3,8 @@
 There are two models::
 
     autograd   weights, gradients and optimizer state; what autograd saves, until the backward pass of its operation;
-               activation gradients and unsaved results that wait for a later operation; the working set of each
-               operation
+               activation gradients and unsaved results that wait for a later operation; the working set
+               of each operation
     keep-all   every output and every activation gradient, for the full step: the paper's implementation
 
 Both add the halos that a rank receives, copies in another distribution, and the workspace. A function that has no
@@ -141,7 +141,7 @@ def _autograd(graph: LayerGraph) -> Iterator[Term]:
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
-                # Its error signal (or itself, where it is not saved) is there until that last operation.
+                # Its gradient (or the unsaved result itself) stays allocated until that last operation.
                 layers, size = (op.layer,), partial(block_bytes, value)
                 waiting.setdefault(last, []).append(Term(CostKind.RELEASE, layers, size))
                 yield Term(CostKind.KEEP, layers, size)
@@ -182,7 +182,7 @@ class _SavedTensors:
             if maker != op.layer and (value.storage, maker) in self.counted:
                 yield Term(CostKind.KEEP, (maker, op.layer), _copy(value, 1))
             else:
-                # Saved where it is used: as it was made, or as the copy that was moved there.
+                # Saved on the grid where it is used: the original, or the redistributed copy.
                 yield Term(CostKind.KEEP, (op.layer,), partial(self._size, op, value))
 
     @staticmethod

@@ -250,7 +250,7 @@ class Stages:
     ) -> tuple[list[float], list[float], list[float]]:
         of = self.setting.overheads
         taken = transfer if of.blocking else [0.0] * len(transfer)
-        # A stage between others takes and gives one message in each direction.
+        # A stage exchanges one message in each direction with each of its neighbours.
         neighbours = [(index > 0) + (index < len(transfer)) for index in range(len(forward))]
         fixed = [of.pass_s + count * of.message_s for count in neighbours]
         forward = [f + more + into for f, more, into in zip(forward, fixed, [0.0, *taken], strict=True)]

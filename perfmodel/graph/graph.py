@@ -109,7 +109,7 @@ class KernelWindow(Geometry):
         """
         if not self.transposed:
             return super().needed(dim, out)
-        # Output o is touched by inputs i with o = i * stride - padding + k * dilation.
+        # Output o depends on the inputs i with o = i * stride - padding + k * dilation.
         first = out[0] + self.padding[dim] - self.reach(dim) + 1
         last = out[1] - 1 + self.padding[dim]
         return -(-first // self.stride[dim]), last // self.stride[dim] + 1

@@ -132,7 +132,7 @@ class _CallRecorder(FunctionRecorder):
             return func(*args, **kwargs)
         body = None if has_operator(func) else python_body(func)
         if body is not None:
-            with self:  # what it is made of is recorded
+            with self:  # records the functions that it calls instead
                 return body(*args, **kwargs)
         saved: list[torch.Tensor] = []
         described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
@@ -142,7 +142,7 @@ class _CallRecorder(FunctionRecorder):
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
             outputs = [args[0]]
-        if outputs:  # of a property such as .data or .T only __get__ is known
+        if outputs:  # the name of a property such as .data or .T is always __get__
             self._record(
                 func,
                 "view" if name == "__get__" else name,

@@ -3,8 +3,11 @@
 The cost model and the exploration read it; it does not know networks or plans. A YAML file describes a machine, with
 units on all quantities::
 
-    name: lassen ranks_per_node: 4 memory: 16 GB                                          # of one rank on_chip: 43 MB
-    # part of it where weights can stay for good (FPGAs; optional) links:
+    name: lassen
+    ranks_per_node: 4
+    memory: 16 GB                                          # of one rank
+    on_chip: 43 MB                                         # part of it where weights can stay (FPGAs; optional)
+    links:
       node: {latency: 10 us, bandwidth: 75 GB/s}           # between ranks of a node
       network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, fraction of one rank; step: see Link
     overlap: {halo: true, allreduce: true}                 # true if it overlaps with compute
@@ -429,7 +432,7 @@ _NONE: dict[Any, Any] = {kind: kind(0.0) for kind in (Time, Memory, Elements)}
 """Default quantities, one object per class: msgspec omits a default that is identical, not equal."""
 
 
-# Names of fields are those of the classes above, names of keys those of a file.
+# Fields are named as in the classes above, keys as in a file.
 class _Link(File, omit_defaults=True, rename=_KEYS):
     latency_s: Time
     bandwidth_bytes_per_s: Bandwidth

@@ -187,8 +187,8 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     52.0
     """
     n, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    # In units of the shortest time and of the best seconds per byte, so that both unknowns are near 1; noise must not
-    # make either of them negative.
+    # In units of the shortest time and of the best seconds per byte, both unknowns are near 1. The bound keeps noise
+    # from making either of them negative.
     shortest, fastest = t.min(), (t / n).min()
     terms = np.stack([shortest / t, fastest * n / t], axis=1)
     costs = scipy.optimize.lsq_linear(terms, np.ones(len(t)), bounds=(1e-3, np.inf)).x
@@ -234,7 +234,7 @@ def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
         start = time.perf_counter()
         for _ in range(_MEAN_OF):
             action()
-        if torch.cuda.is_initialized():  # copies to the device may still be under way
+        if torch.cuda.is_initialized():  # copies to the device may still be running
             torch.cuda.synchronize()
         means.append((time.perf_counter() - start) / _MEAN_OF)
     return float(comm.allreduce(statistics.median(means[1:]), MPI.MAX))

@@ -51,7 +51,7 @@ class Quantity(float):
         (1.5e-06, 2147483648.0)
         """
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-        # A float has less range than a Decimal, so whatever is finite here is so below.
+        # A float has a smaller range than a Decimal, so the Decimal below is finite, too.
         if match and match[2] in cls.units and 0.0 < float(match[1]) < math.inf:
             amount = float(Decimal(match[1]) * Decimal(cls.units[match[2]]))
             if 0.0 < amount < math.inf:

@@ -88,7 +88,7 @@ class Layer:
                     f"profile: layer {shorten(repr(self.name))}: {key}: found {shorten(repr(value))}, expected a "
                     "finite number >= 0"
                 )
-            # Of Python's own kinds, which JSON knows.
+            # JSON encodes Python's own numbers only.
             object.__setattr__(self, key, int(value) if isinstance(value, Integral) else amount)
 
     @property
@@ -312,7 +312,7 @@ def _from_pipedream(text: str) -> Profile:
         except ProfileError as error:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
-    # Nodes stand in the order of a hash table; their numbers are the order in which they ran.
+    # PipeDream writes nodes in the order of a hash table; their numbers are the order in which they ran.
     layers.sort(key=lambda layer: _place(layer.name))
     return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
 

@@ -209,7 +209,7 @@ class _Graph(FunctionRecorder):
         result = func(*args, **(kwargs or {}))
         ids = {id(tensor) for tensor in given}
         for tensor in self._noted(result):
-            # What only looks at a tensor, such as a property, returns it unchanged.
+            # A call that returns its argument, such as a property, does not make the tensor.
             if id(tensor) not in self.parameters and (id(tensor) not in ids or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
                 self.kept.append(tensor)

@@ -138,7 +138,7 @@ def minibatch_time(
     turns = [2 * seconds for seconds in transfer]
     link = max(transfer, default=0.0)
     if form.hidden:
-        link *= form.copies  # FBP-AS: half of it in each direction
+        link *= form.copies  # FBP-AS gives each direction half of the link
         making = (passes, passes) if form.copies > 1 else (forward, backward)
         turns = [
             max(0.0, form.copies * seconds - making[0][i]) + max(0.0, form.copies * seconds - making[1][i + 1])

@@ -92,7 +92,7 @@ def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
     held = [device for device, count in zip(terms.devices, fullest.counts, strict=True) if count]
     smallest = next(device for device in held if device.memory == room)
     names = [layer.name for layer in terms.profile.layers[int(fullest.first) : int(fullest.last)]]
-    # The next larger number of three decimals: rounded down it would not be enough.
+    # Rounded up to three decimals: a factor that is rounded down would not be enough.
     times = (math.floor(1000 * needed / room) + 1) / 1000
     others = f" (and the others {times:.3f} times theirs)" if len(terms.devices) > 1 else ""
     return PartitionError(

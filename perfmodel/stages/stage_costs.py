@@ -155,7 +155,7 @@ class Terms:
             Seconds per mini-batch.
         """
         m = sum(counts)
-        # Replicas take turns: m of them finish m mini-batches in the time of the slowest one's.
+        # Replicas take mini-batches round-robin: m of them finish m mini-batches in the time of the slowest replica.
         kinds = [self.between(self.seconds[kind], first, last) for kind, count in enumerate(counts) if count]
         sent = self.cost.synchronised(m) * self.between(self.parameters, first, last)
         return np.asarray((np.maximum.reduce(kinds) + sent / self.bandwidth) / m)

@@ -209,7 +209,7 @@ class Relaxation:
             here = tuple(result[v] for v in bucket.scope)
             row = excess[bucket.variable]
             row += self.tables[index][(slice(None), *here)] - self.lows[index][here]
-            # Buckets of one variable follow each other: after the last the choice stands.
+            # Buckets of one variable are consecutive: the last one makes the final choice.
             result[bucket.variable] = row.argmin()
         return result
 

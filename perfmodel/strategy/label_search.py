@@ -179,7 +179,7 @@ class LabelSearch:
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
         for scope, strides, excess in self._excesses[level.variable]:
             bounds += excess[labels.choices[:, scope] @ strides]
-        # Bounds first: they cost a look into a table each, the sums of a label a row.
+        # Bounds first: each takes one table lookup, while the sums of a label take a row.
         which = np.flatnonzero(bounds <= self.threshold)
         which, cut = lowest(which, bounds.ravel()[which], CROWD * width)
         parents, values = which // size, which % size
@@ -195,7 +195,7 @@ class LabelSearch:
 
     def _merged(self, labels: Labels, columns: Columns) -> Labels:
         """Return the labels with candidates merged into columns, and the bounds raised by what the maxima add."""
-        # A sum that cannot reach the floor any more, whatever comes, is as good as one that just does: more labels tie.
+        # A sum that cannot reach the floor any more counts like one that just reaches it, so that more labels tie.
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
         values = np.stack([labels.values[:, members].max(axis=1) for members in columns.members], axis=1)
         values = np.maximum(values, floors)
@@ -274,7 +274,7 @@ def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indic
     coming = sums.rows * future
     objective = np.arange(len(sums.rows)) < sums.objective
     kinds, first, kind_of = alike(np.column_stack([objective, coming]))
-    # Which kinds of sum will grow at least as much as which others.
+    # covered[a, b]: all future terms of kind a are also added to kind b.
     covered = ((kinds[:, 1:] @ (1 - kinds[:, 1:]).T) == 0) & (kinds[:, :1] == kinds[:, 0])
     holds = np.zeros((len(kinds), int(candidate_of.max()) + 1))
     holds[kind_of, candidate_of] = 1
@@ -345,7 +345,7 @@ def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: Sear
     reach = 1
     for variable in level.open_variables:
         if reach * sizes[variable] > KEY_LIMIT:
-            # The next product might not fit into an int64: number the keys that there are.
+            # The next product might overflow an int64, so renumber the present keys.
             keys = np.unique(keys, return_inverse=True)[1].astype(np.int64)
             reach = len(choices)
         keys = keys * sizes[variable] + choices[:, variable]
@@ -374,7 +374,7 @@ def undominated(keys: Indices, values: Array) -> Indices:
     first, second = rounded[:, 0], rounded[:, -1]
     order = np.lexsort((second, first, keys))
     group = np.concatenate([np.zeros(min(1, len(order)), np.int64), np.cumsum(np.diff(keys[order]) != 0)])
-    # Ranks descend from group to group, so that the least so far is one of the same group.
+    # Ranks decrease from group to group, so the running minimum belongs to the same group.
     ranks = np.unique(second, return_inverse=True)[1][order] - group * len(order)
     least = np.minimum.accumulate(ranks)
     better = np.ones(len(order), bool)

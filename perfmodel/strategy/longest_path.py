@@ -56,7 +56,7 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
     waiting = set(graph.deciding)
     while waiting:
         longest: dict[int, tuple[float, list[str]]] = {INPUT: (0.0, [])}
-        for op in graph.operations:  # each behind what it reads
+        for op in graph.operations:  # each after those that it reads
             new = op.decides and op.layer in waiting
             own = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
             length, layers = max((longest[value.producer] for value in op.inputs), key=itemgetter(0), default=(0.0, []))

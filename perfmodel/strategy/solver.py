@@ -152,7 +152,7 @@ def solve(
     scale = _scale(sums, feasible)
     sums = sums.scaled(1 / scale)
     if limit is not None:
-        # A power of two: bytes stay exact.
+        # Scaling by a power of two keeps bytes exact.
         memory_scale = 2.0 ** math.frexp(limit)[1]
         sums = sums.subject_to(problem.memory_sums().scaled(1 / memory_scale), limit / memory_scale)
 
@@ -331,7 +331,7 @@ class Minimum:
         for row in choices:
             self.improve(self._whole(row))
             if not np.isfinite(self.cost(self._whole(row))):
-                # Rounding at the limit decided, and may have ended the label of one that fits.
+                # Rounding at the limit may also have ended the label of a choice that fits, so the bound does not hold.
                 cut = -np.inf
         self._raise(cut)
 

@@ -105,7 +105,7 @@ class SerialPipeline:
         self.losses: list[tuple[int, float]] = []
         self._begun = 0
         self._unreported: deque[tuple[int, Tensor]] = deque()
-        self._gradients: dict[tuple[int, int], Gradients] = {}  # of the outputs of (stage, flight)
+        self._gradients: dict[tuple[int, int], Gradients] = {}  # by (stage, flight), of the outputs
         self._restart()
 
     def step(self, x: Tensor, target: Tensor) -> float | None:

@@ -129,7 +129,7 @@ def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
 
     def pack(tensor: Tensor) -> tuple[Tensor, int | None]:
         is_weight = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in weights
-        # Not the tensor itself: an output that its own step keeps would keep that step for ever.
+        # Not the tensor itself: an output that its own node saves would form a reference cycle and never be freed.
         return tensor.detach(), None if is_weight else tensor._version
 
     def unpack(packed: tuple[Tensor, int | None]) -> Tensor:

@@ -143,7 +143,7 @@ def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> It
         return
     ordered = MPI.Intracomm(comm.Split(0, _place(comm, kind, wanted)))
     yield ordered
-    ordered.Free()  # not behind an error: that may be this rank's alone, and others would be waited for
+    ordered.Free()  # not after an error on this rank alone: Free would wait for the others
 
 
 def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:

@@ -139,7 +139,7 @@ class Executor:
     def _backward(self, action: Action) -> None:
         feed, arrived = self._input(action)
         self._clear_gradients()
-        # Where W comes next nobody waits for the first half.
+        # If W is next, no other stage waits for the first half, so the full backward pass runs at once.
         whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
         gradients = self._passes.backward(action, feed, arrived, whole)
         message = self.schedule.makes(action)
@@ -166,7 +166,7 @@ class Executor:
             self._clean = True
 
     def _update(self, action: Action) -> None:
-        self._clear_gradients()  # of a replica for which there was no micro-batch
+        self._clear_gradients()  # needed on a replica that had no micro-batch
         statistics, weights = self._passes.statistics, self._passes.weights
         records = [statistics.records]
         if self._topology.twins.size > 1:

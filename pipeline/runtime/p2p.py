@@ -49,11 +49,11 @@ class _Outgoing:
 
     def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
         """Send ``payload``, which begins with space for the header."""
-        # Sends that have ended let go of their payloads; nobody waits for the others here.
+        # Drop finished sends, which frees their payloads; do not wait for the others.
         self.under_way = [exchange for exchange in self.under_way if not exchange.is_done()]
         copy_from_host(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
-        # The receiver reads the same number in the header, and lets its standing receive grow just so.
+        # The receiver reads nbytes in the header and enlarges its standing receive in the same way: both must agree.
         if header.nbytes > self.capacity:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
             self.capacity = min(header.nbytes, STANDING_BYTES)
@@ -87,7 +87,7 @@ class _Incoming:
     def take(self, what: str) -> tuple[Header, torch.Tensor]:
         """Return the next header, and the bytes of its tensors."""
         self.standing.wait(what)
-        # As it came by way of the host: what it says is known before the GPU has it.
+        # Read the header from the host buffer, without waiting for the copy to the GPU.
         (received,) = self.standing.received_buffers
         header = Header.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
@@ -137,7 +137,8 @@ class P2P:
         grid: ProcessGrid | None,
         device: torch.device,
     ) -> None:
-        # Two, so that a standing receive of activations cannot take a gradient: MPI matches by communicator and tag.
+        # Two communicators, so that a standing receive of activations cannot take a gradient: MPI matches messages by
+        # communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
         for each in self._comms.values():
             device_transport.choose_mpi(each, device)
@@ -259,7 +260,7 @@ class P2P:
             for piece in peer.boxes:
                 sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
                 if piece.extents == shape:
-                    # In place: the buffer is given up, and the next standing receive has one of its own.
+                    # Used in place: the next standing receive has a new buffer.
                     block = sent
                 else:
                     block = self._empty(tensor.dtype, shape) if block is None else block

@@ -223,7 +223,7 @@ class Pipeline:
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
         stage = self._placement.places[self._comm.rank].stage
         modules = self.modules[stage :: len(self._placement.replicas)]
-        # A stage without parameters computes where the others do.
+        # A stage without parameters uses the device of the other stages.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
         device = next((parameter.device for parameter in everything), torch.get_default_device())
         self._topology = topology = Topology.of(self._comm, self._placement, device)
@@ -339,7 +339,7 @@ class Pipeline:
             shares.append(len(piece) / len(x))
             self._executor.feed(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
         self._executor.perform(order.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
-        total = 0.0  # added up one by one, as a training loop does: sum() rounds otherwise from Python 3.12 on
+        total = 0.0  # added one by one like a training loop: sum() rounds differently from Python 3.12 on
         for number, share in enumerate(shares):
             total += self._executor.losses[number] * share
         self.losses.append((self._begun, total))
@@ -462,7 +462,7 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        # After a failure other ranks may be elsewhere: closing, which all do together, would wait for them.
+        # After a failure other ranks may not get here, and close(), which is collective, would wait for them.
         if kind is None:
             self.close()
 

@@ -63,7 +63,7 @@ def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
 
 
 def _pickled(value: object) -> bytes:
-    # torch writes an archive for each tensor, which takes 0.2 ms: too long for the statistics of every batch norm.
+    # torch pickles each tensor as an archive, which takes 0.2 ms: too long for the statistics of every batch norm.
     text = io.BytesIO()
     pickler = pickle.Pickler(text, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {torch.Tensor: lambda tensor: (_tensor, (tensor.double().cpu().numpy(), tensor.dtype))}

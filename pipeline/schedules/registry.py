@@ -169,7 +169,7 @@ def check_count(name: str, what: str, value: Any, least: int = 1, most: float = 
     ScheduleError
         If it is not an integer in the range.
     """
-    # NumPy's whole numbers are welcome, True is not.
+    # NumPy's integers are accepted, True is not.
     if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
         return int(value)
     limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"

@@ -38,7 +38,7 @@ class SteadyStream:
         self.replicas = self._make(1).replicas
         self._period = lcm(*self.replicas)
         in_flight = max(_forwards_before_backward(actions) for actions in self._make(4 * sum(self.replicas)).stages)
-        # Whole periods, so that mini-batches keep their replicas when they are shifted.
+        # A multiple of the period, so that shifted mini-batches keep their replicas.
         self._filled = -(-2 * in_flight // self._period) * self._period
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
         """A piece of it, long enough to hold every kind of action."""

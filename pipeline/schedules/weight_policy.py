@@ -59,8 +59,8 @@ def many_updates(
     for stage, (steps, count) in enumerate(zip(orders, replicas, strict=True)):
         forward = entry if vertical_sync else newest_at_forward(steps, count)
         if weights is Weights.PREDICT:
-            # Where the gradient will be applied: after B here, while it travels on to stage 0, floor(stage / 2)
-            # updates happen here (Chen et al. 2018, s).
+            # Predict the weights of the time at which the gradient reaches stage 0: floor(stage / 2) updates happen
+            # here between B and that time (Chen et al. 2018, s).
             forward = {m: m // count + stage // 2 for m in forward}
         actions = [*_with_updates(stage, steps, weights, forward, count), *_last_updates(stage, len(forward), count)]
         chosen.append(_with_stashes(actions, count) if weights is Weights.STASH else actions)

@@ -41,7 +41,7 @@ class ScheduleCosts:
         count = len(schedule.stages)
         back = per_stage("backward", backward, count)
         if weight is None:
-            # The whole backward pass: where dL/dw is apart from it, half of it.
+            # ``backward`` is the full backward pass; a separate W takes half of it.
             weights = tuple(cost / 2 if schedule.splits_backward else 0.0 for cost in back)
             back = tuple(cost - part for cost, part in zip(back, weights, strict=True))
         else:

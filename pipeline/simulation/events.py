@@ -152,7 +152,7 @@ class _Simulation:
             for stage, count in enumerate(replicas)
         ]
         self.now = 0.0
-        # The counter decides between events at the same time: first come, first served.
+        # The counter orders events at the same time, first in, first out.
         self.events: list[tuple[float, int, _PassEnd | Message]] = []
         self.counted = 0
         self.arrived: set[Message] = set()
@@ -222,7 +222,7 @@ class _Simulation:
         making, carrying = self.costs.streamed(send, message, self.schedule)
         link = send.stage, message.part, message.microbatch % self.replicas[send.stage]
         before, late = self.links.get(link, (-math.inf, 0.0))
-        # A pass that is alone ends sooner; it is in nobody's way: the link has the time of the whole slot for each.
+        # A pass without a partner ends sooner. It must not shorten the time on the link, which is that of a full slot.
         late = max(late + carrying - max(self.now - before, making), carrying - making, 0.0)
         self.links[link] = self.now, late
         return self.now + late
@@ -276,7 +276,7 @@ def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list
     passed = [0, 0]
     for action in own:
         backward = int(Kind.F not in (action.kind, action.payload))
-        # A B runs beside the F right before it, unless that is its own; an F waits for every B before it.
+        # A B runs concurrently with the F directly before it, unless that is its own F; an F waits for every earlier B.
         last = next((a.microbatch for a in reversed(tracks[0].actions) if a.kind is Kind.F), action.microbatch)
         beside = action.kind is Kind.B and last != action.microbatch
         tracks[backward].actions.append(action)

@@ -115,7 +115,7 @@ def is_layer(module: nn.Module) -> bool:
 
 def is_whole(module: nn.Module) -> bool:
     """Return True if a stage calls ``module`` unchanged: a layer, or a module of torch."""
-    # Sites depend on numbers, which torch.fx has not got. Running statistics are taken out of modules.
+    # Sites depend on values, which torch.fx does not have. Batch norms stay modules: RunningStatistics hooks them.
     return (
         is_layer(module)
         or isinstance(module, _BatchNorm)

@@ -203,7 +203,7 @@ def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] |
         here[node].meta = node.meta
 
     def value(node: fx.Node) -> fx.Node:
-        if node not in here:  # a parameter, a buffer or a constant: of whichever stage uses it
+        if node not in here:  # a parameter, a buffer or a constant of the stage that uses it
             here[node] = graph.create_node("get_attr", node.target)
         return here[node]
 

@@ -45,7 +45,7 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
     now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
     recorded = [(training, now)]
-    with suppress(SplitError):  # then stages can be trained, which is what they are for
+    with suppress(SplitError):  # without it stages can still be trained
         recorded.append((evaluation, blueprint.record(like, evaluation)))
 
     def build(locate: Locate) -> list[nn.Module]:
@@ -167,7 +167,7 @@ class RecordedStage(nn.Module):
         super().__init__()
         self.training = whole.model.training
         self._programs, self._index = programs, index
-        self._containers = whole.containers  # in a list: their weights are not all this stage's
+        self._containers = whole.containers  # in a list, so that their weights are not registered here
         inside = dict.fromkeys(name for program in examples for name in program.inside)
         self._own = [whole.modules[name] for name in inside]
         for name in dict.fromkeys(name for program in examples for name in program.names()):
@@ -220,7 +220,7 @@ def _same(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     if callable(a) and callable(b):
         return getattr(a, "__name__", type(a)) == getattr(b, "__name__", type(b))
-    return repr(a) == repr(b)  # nodes have names, and a number that is none equals itself
+    return repr(a) == repr(b)  # by name for nodes; NaN equals itself
 
 
 def _listed(likes: Sequence[Like]) -> str:

@@ -64,7 +64,7 @@ class Blueprint:
         for name, tensor in _tensors(model):
             if id(tensor) not in copies:
                 copies[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
-                # A function that is no method may go on using the model's own.
+                # A function other than a method may still use the model's own tensors.
                 self.names[id(tensor)] = self.names[id(copies[id(tensor)])] = name
         self._kept = [model, *copies.values()]  # so that no id is used twice
         try:
@@ -98,7 +98,7 @@ class Blueprint:
         for module, mode in zip(containers(self.model), training, strict=True):
             module.training = mode
         try:
-            # A pipeline keeps the weights that its passes save: not these.
+            # Hide saved tensors from the hooks of a pipeline, which would store notes of these weights.
             unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
             with self.fake, torch.random.fork_rng(devices=[]), unpacked:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
@@ -153,7 +153,7 @@ class _ForwardRecorder(TorchFunctionMode):
         self.graph.output([self._argument(leaf) for leaf in leaves]).meta["form"] = form
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__iter__:  # gives its rows one by one, after we have looked
+        if func is torch.Tensor.__iter__:  # a generator: its rows are made after this call
             with self:
                 return iter(args[0].unbind(0))
         return self._record("call_function", func, func, args, kwargs or {})

@@ -145,7 +145,7 @@ def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], com
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     if type(model).forward is not nn.Sequential.forward or is_hooked(model):
         return False
-    children = model._modules  # named_children leaves out a child that comes a second time
+    children = model._modules  # named_children omits a child that occurs a second time
     if all(isinstance(cut, str) for cut in cuts):
         return all(cut in children for cut in cuts)
     inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
@@ -173,7 +173,7 @@ def _position(cut: str | int, calls: list[ModuleCall]) -> int:
         begins = [call.begin for call in calls if call.name == cut]
         if len(begins) > 1:
             raise SplitError(f"cut '{cut}': the module is called {len(begins)} times; name one that is called once")
-        # A list of modules is not called itself.
+        # A ModuleList is not called itself, only its children are.
         begins = begins or [call.begin for call in calls if call.name.startswith(f"{cut}.")][:1]
         if not begins:
             raise SplitError(f"cut '{cut}': no module of that name is called; there are {_names(calls)}")

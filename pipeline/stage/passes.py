@@ -187,7 +187,7 @@ class Passes:
             grid = values.grid if isinstance(values, DistTensor) else self._grid
             target = scatter(target, grid, _target_dims(values, target))
         elif self.schedule.weights is Weights.RECOMPUTE:
-            target = target.clone()  # the loss is computed twice, and may change it in place
+            target = target.clone()  # the loss is computed twice, and may change the target in place
         else:
             target = separate(target)
         loss = self._loss(values, target)
@@ -250,7 +250,7 @@ class Passes:
         if not pairs:
             return
         outputs, gradients = zip(*pairs, strict=True)
-        # Over a grid the sums of gradients run behind the whole backward pass, which is not cut in two.
+        # Over a grid, gradient all-reduces overlap with the full backward pass, so it is not split in two.
         if whole or self._grid is not None:
             torch.autograd.backward(outputs, gradients)
         else:

@@ -65,7 +65,7 @@ def to_boundary(value: torch.Tensor, grid: ProcessGrid | None) -> torch.Tensor:
     if grid is None:
         return value
     if not isinstance(value, DistTensor):
-        # The same on every rank, as after gather(): each keeps its block.
+        # Identical on every rank, as after gather(): each rank keeps its block.
         value = DistTensor(value, Distribution(grid, (None,) * value.dim()), value.shape)
     return value.redistribute(Distribution(grid, default_axes(None, value.dim())))
 

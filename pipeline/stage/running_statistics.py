@@ -75,7 +75,7 @@ class RunningStatistics:
             layer.running_var = torch.zeros_like(layer.running_var)
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked = layer.num_batches_tracked.clone()
-            layer.momentum = 1.0  # what is written is then the statistics of this batch
+            layer.momentum = 1.0  # the layer then writes the statistics of this batch alone
 
         def after(layer: _BatchNorm, inputs: Any, _: Any) -> None:
             assert layer.running_mean is not None and layer.running_var is not None

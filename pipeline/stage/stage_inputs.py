@@ -28,7 +28,7 @@ class StageInput:
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
         self.value = separate(value) if first else value.detach()
-        if not first:  # nobody asks for the gradient of the samples
+        if not first:  # samples need no gradient
             self.value.requires_grad_(value.is_floating_point() or value.is_complex())
         self._found: torch.Tensor | None = None
 

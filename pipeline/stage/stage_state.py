@@ -74,7 +74,7 @@ def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> No
         True if this rank owns the stage or a block of it. Otherwise its tensors are overwritten.
     """
     for tensor in state_of([module]).values():
-        # Where a grid has parts of it, all of them are owners and put it together.
+        # If the stage is split over a grid, all of its ranks own a block and gather the full tensor.
         value = gather(tensor.detach()) if owned else tensor
         with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):
             broadcast_tensor(comm, value, root)

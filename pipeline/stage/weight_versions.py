@@ -162,7 +162,7 @@ class WeightVersions:
     def _pack(self, tensor: torch.Tensor) -> _Note | _SavedActivation:
         index = self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
         if index is None or not tensor.numel():
-            # Not the tensor itself: an output that its own node keeps would never be freed.
+            # Not the tensor itself: an output that its own node saves would form a reference cycle and never be freed.
             return _SavedActivation(tensor.detach(), tensor._version)
         return _Note.of(tensor, index, self.parameters[index])
 
