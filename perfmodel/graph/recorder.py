@@ -64,9 +64,9 @@ class FunctionRecorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.running: list[tuple[str, torch.nn.Module]] = []
-        """The modules that run, with their names; the outermost first."""
+        """Running modules with their names, the outermost first."""
         self.kept: list[Any] = []
-        """What was seen, so that no id is used twice."""
+        """Tensors whose ids are keys. They are kept alive so that no id is used twice."""
 
     @property
     def place(self) -> str:

@@ -193,7 +193,7 @@ class Machine:
     Raises
     ------
     MachineError
-        If the order of ``compute`` is different.
+        If ``compute`` does not start with ``busy=1``, is not increasing, or exceeds ``ranks_per_node``.
 
     Examples
     --------

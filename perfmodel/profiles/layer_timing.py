@@ -36,7 +36,7 @@ WARM_UP = 50
 ITERATIONS = 100
 
 Node = Any
-"""What autograd notes of an operation; its C++ classes have no common type in Python."""
+"""Autograd node. Its C++ classes have no common type in Python."""
 
 
 class TimingError(DistconvError, ValueError):
@@ -187,7 +187,7 @@ class _Graph(FunctionRecorder):
         super().__init__()
         self.parameters, self.sparse = parameters, sparse
         self.coordinates: dict[int, int] = {}
-        """Bytes of those that features travel with."""
+        """Bytes of the coordinates that are sent with features, by the id of the features."""
         self.names: list[str] = []
         self.made: dict[int, int] = {}
         self.edges: dict[tuple[int, int], None] = {}
@@ -196,7 +196,7 @@ class _Graph(FunctionRecorder):
 
     @property
     def current(self) -> int:
-        """The layer that is running; what comes before the first one belongs to it."""
+        """Index of the running layer. Operations before the first layer belong to it."""
         return max(0, len(self.names) - 1)
 
     def begin(self, name: str, module: torch.nn.Module, args: object) -> None:

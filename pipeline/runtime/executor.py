@@ -58,7 +58,7 @@ class Executor:
         self._microbatches: dict[int, Microbatch] = {}
         self._boundary_tensors: dict[Message, list[torch.Tensor | None]] = {}
         self.losses: dict[int, float] = {}
-        """Of the micro-batches whose loss has reached this rank."""
+        """Losses that have reached this rank, by micro-batch."""
 
     def feed(self, microbatch: int, feed: Microbatch) -> None:
         """Store a micro-batch before its first action."""

@@ -41,7 +41,7 @@ class SteadyStream:
         # A multiple of the period, so that shifted mini-batches keep their replicas.
         self._filled = -(-2 * in_flight // self._period) * self._period
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
-        """A piece of it, long enough to hold every kind of action."""
+        """A finite part of the schedule, long enough to contain every kind of action."""
         ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
         self._lists = {rank: self.schedule.of_replica(*rank, self.replicas[rank[0]]) for rank in ranks}
         self._ends = _ends(self.schedule, self._lists, self._filled + self._period)

@@ -157,7 +157,7 @@ class _Simulation:
         self.counted = 0
         self.arrived: set[Message] = set()
         self.links: dict[tuple[int, int, int], tuple[float, float]] = {}
-        """From a replica of a stage to a part: when the last pass ended whose result went there, how late that was."""
+        """From a replica of a stage to a part: end of the last pass whose result was sent there, and its delay."""
         self.spans: list[Span] = []
 
     def run(self) -> Timeline:
