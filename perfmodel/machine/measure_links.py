@@ -66,7 +66,7 @@ def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> 
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
         Ranks that communicate.
     device : device
         Device of the tensors.
@@ -94,7 +94,7 @@ def node_indices(comm: MPI.Intracomm) -> list[int]:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
         Ranks to locate.
 
     Returns

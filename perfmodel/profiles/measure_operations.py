@@ -99,7 +99,7 @@ def measure(
     ----------
     calls : mapping of str to LocalCall
         The same on all ranks, from :func:`calls_of`.
-    comm : Intracomm
+    comm : MPI.Intracomm
     device : device
     rounds : int
         Repetitions, of which the fastest counts.
@@ -137,7 +137,7 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
     device : device
 
     Returns
@@ -163,7 +163,7 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
     device : device
 
     Returns
@@ -199,7 +199,7 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
     device : device
 
     Returns

@@ -71,7 +71,7 @@ def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
     ----------
     kinds : dict or str
         As :func:`kinds_of` returns.
-    comm : Intracomm
+    comm : MPI.Intracomm
     device : device
         Device of this rank.
 
@@ -122,7 +122,7 @@ def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> It
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
     kind : str or None
         Kind of this rank's device.
     wanted : sequence of str
@@ -130,7 +130,7 @@ def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> It
 
     Yields
     ------
-    Intracomm
+    MPI.Intracomm
         Ranks of one kind keep their order.
 
     Raises

@@ -118,7 +118,7 @@ class P2P:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
         All ranks of the pipeline.
     placement : StagePlacement
     place : Place

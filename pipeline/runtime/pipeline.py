@@ -68,7 +68,7 @@ class Pipeline:
         All stages in order, identical on every rank; :func:`distconv.pipeline.split` makes them from a model. Each
         returns a tensor or a tuple of tensors, which are the arguments of the next stage. A tensor that a later stage
         needs is passed on by the stages between.
-    comm : Intracomm
+    comm : MPI.Intracomm
         All ranks of the pipeline.
     schedule : str or Schedule
         Schedule, or its name as in :func:`distconv.pipeline.schedule`.
@@ -177,7 +177,7 @@ class Pipeline:
             Plan, or a file of :meth:`PipelinePlan.save`.
         model : Module or sequence of Module
             Model to split at ``plan.cuts``, or its stages.
-        comm : Intracomm
+        comm : MPI.Intracomm
             All ranks of the pipeline.
         loss, optimizer, batch_norm
             As in :class:`Pipeline`.

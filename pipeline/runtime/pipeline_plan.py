@@ -156,7 +156,7 @@ class PipelinePlan:
         ----------
         path : str or path
             File to read.
-        comm : Intracomm, optional
+        comm : MPI.Intracomm, optional
             Ranks that read it. Default: all ranks.
 
         Returns

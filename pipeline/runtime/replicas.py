@@ -47,7 +47,7 @@ def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
         Replicas of the stage.
     mine : object
         Picklable value of this replica.
@@ -91,7 +91,7 @@ def add_gradients(
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
         Replicas of the stage.
     parameters : sequence of Tensor
     there : sequence of sequence of bool

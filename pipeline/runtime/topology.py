@@ -20,9 +20,9 @@ class Topology:
     Attributes
     ----------
     place : Place
-    group : Intracomm
+    group : MPI.Intracomm
         Ranks of one replica.
-    twins : Intracomm
+    twins : MPI.Intracomm
         Ranks with the same block of the stage in all replicas.
     grid : ProcessGrid or None
         Grid on which tensors enter and leave the stage; None for one rank.
@@ -42,7 +42,7 @@ class Topology:
 
         Parameters
         ----------
-        comm : Intracomm
+        comm : MPI.Intracomm
             All ranks of the pipeline.
         placement : StagePlacement
         device : device

@@ -65,7 +65,7 @@ def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> No
 
     Parameters
     ----------
-    comm : Intracomm
+    comm : MPI.Intracomm
     module : Module
         The stage.
     root : int
