@@ -1,7 +1,7 @@
 """Split points chosen for one schedule: the least time of a mini-batch within its memory, between layers.
 
 1. For several prices of a transfer, find the split points whose slowest stage takes least among those that fit. A stage
-   counts with its two transfers at that price. The dynamic program is exact for this cost. A price of 0 balances
+   counts with its two transfers, weighted by that price. The dynamic program is exact for it. A price of 0 balances
    computation; larger ones prefer small boundaries.
 2. From each of these and from the given split points, move single ones any distance while that makes the mini-batch
    faster.

@@ -222,7 +222,7 @@ def reduce_scatter_pairwise(level: LinkLevel, n: float) -> float:
     return level.steps(level.ranks - 1, level.others * n, level.others * n)
 
 
-# -- the cheapest, over one kind of link and over two -----------------------------------------------------------------
+# -- the fastest algorithm, over one level of links and over two ------------------------------------------------------
 
 
 def _cheapest(*algorithms: Algorithm) -> Algorithm:

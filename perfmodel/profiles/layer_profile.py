@@ -237,7 +237,7 @@ def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[i
     return order
 
 
-# -- our format -------------------------------------------------------------------------------------------------------
+# -- distconv's format ------------------------------------------------------------------------------------------------
 
 
 _Number = Annotated[int | float, msgspec.Meta(description="a number")]

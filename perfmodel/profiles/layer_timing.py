@@ -174,7 +174,7 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
     return childless or (bool(name) and any(True for _ in module.parameters(recurse=False)))
 
 
-# -- what there is to time --------------------------------------------------------------------------------------------
+# -- layers of a network ----------------------------------------------------------------------------------------------
 
 
 class _Graph(FunctionRecorder):

@@ -151,7 +151,7 @@ class DeviceChain:
         small = [cut for cut in cuts if carried[cut] <= self.ideal()]
         return sorted(small if len(small) >= needed else cuts[:needed])
 
-    # -- 3. inside of layers ------------------------------------------------------------------------------------------
+    # -- 3. within layers ---------------------------------------------------------------------------------------------
 
     def shared(self, cuts: list[int]) -> tuple[list[int], Sequence[float]]:
         """Return split points, and positions at most one layer from ``cuts`` with the least time of the slowest stage.

@@ -241,7 +241,7 @@ class Pipeline:
         self._origin = self._reported = self._begun
         self._executor.begin(self._source.begins)
 
-    # -- what it is on this rank --------------------------------------------------------------------------------------
+    # -- this rank ----------------------------------------------------------------------------------------------------
 
     @property
     def stage(self) -> int:
@@ -390,7 +390,7 @@ class Pipeline:
         self._source = source
         self._restart()
 
-    # -- the whole model ----------------------------------------------------------------------------------------------
+    # -- the full model -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Copy the parameters and buffers of all stages to every rank, so that ``stages`` is the trained model.

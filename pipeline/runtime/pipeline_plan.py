@@ -202,7 +202,7 @@ class PipelinePlan:
         content = {**vars(self), "format": FORMAT, "version": VERSION, "stages": len(plans), "plans": plans}
         return json.dumps(msgspec.to_builtins(msgspec.convert(content, _PipelinePlanFile)), indent=1)
 
-    # -- whom it is for -----------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     def check_for(self, **given: object) -> None:
         """Check that the plan was made for these values.

@@ -239,7 +239,7 @@ class _Simulation:
         self._begin(rank.stage)
 
     def _foresee(self, rank: _Rank) -> None:
-        """Schedule the next end on a rank, from the present shares of its passes."""
+        """Schedule the next end on a rank, from the current rates of its passes."""
         rank.epoch += 1
         total = sum(run.work for run in rank.running.values())
         for index, run in rank.running.items():

@@ -95,7 +95,7 @@ class WeightVersions:
                 "weights that share memory cannot be kept in versions; give each its own, or use weights='newest'"
             )
 
-    # -- what the schedule asks for ---------------------------------------------------------------------------------
+    # -- actions of the schedule ------------------------------------------------------------------------------------
 
     def stash(self, version: int, microbatch: int | None) -> None:
         """Keep a copy of the newest weights, which are ``version``, until :meth:`release` of ``microbatch``."""
