@@ -255,7 +255,7 @@ class Pipeline:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Optimizer of this rank's stage, such as for learning-rate schedules; None if the stage has no parameters."""
+        """Optimizer of this rank's stage, such as for learning-rate schedules; None without parameters or optimizer."""
         return self._executor.optimizer
 
     @property
