@@ -1,17 +1,21 @@
 """Part of the ``distconv`` package; import it as ``distconv.perfmodel``.
 
-What a training step costs, and which plan costs least: machines, traced graphs, predictions, strategies.
+Performance model: it predicts what a training step costs, and finds the best plan.
+
+:func:`trace` records a network, :class:`Machine` describes the hardware, :func:`evaluate` predicts time and memory of a
+plan, and :func:`select` finds the best one. :func:`partition` and :func:`explore` do so for pipelines. Users and the
+command line call these functions. The layers of distconv do not depend on this package.
 
 ::
 
-    cost         What a training step costs under a plan: time of each operation, and memory
-    exploration  Parallelisations searched together: cuts, replicas, distributions within stages, schedules
-    graph        A network as the planner sees it
-    machine      What a machine can do: its links, its collectives, its compute; read from YAML or measured
-    profiles     What each layer of a network takes: measured, predicted, or read from a file
-    sparse       What sparse networks cost over grids, from the sites of an example: pairs count, not voxels
-    stages       Cuts of a network into pipeline stages, and what stages cost
-    strategy     Which plan is the fastest that fits: candidates, and the searches among them
+    cost         Cost of a training step under a plan: time of each operation, and memory
+    exploration  Joint search over split points, replicas, distributions within stages, and schedules
+    graph        Layer graph of a network, recorded from one run
+    machine      Machine models: links, collectives and compute, read from YAML or measured
+    profiles     Layer profiles: times and sizes, measured, predicted or read from a file
+    sparse       Cost of sparse networks over process grids, counted from the sites of an example
+    stages       Partition of a network into pipeline stages, and the cost of stages
+    strategy     Search for the fastest plan that fits into memory
 """
 
 if __name__ != "distconv.perfmodel":

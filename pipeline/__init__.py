@@ -1,13 +1,16 @@
 """Part of the ``distconv`` package; import it as ``distconv.pipeline``.
 
+Pipeline parallelism: :func:`split` divides a model into stages, :func:`schedule` orders their passes, :class:`Pipeline`
+trains over MPI ranks, and :func:`simulate` predicts the time of a schedule. Users and the command line call them.
+
 ::
 
-    reference   Pipelined training without ranks, which the runtime equals bit for bit
-    runtime     Pipelines over MPI ranks: who runs what, and the messages between stages
+    reference   Pipelined training without ranks, whose results the runtime reproduces bit for bit
+    runtime     Pipelines over MPI ranks: placement of stages, execution of schedules, messages between stages
     schedules   Schedules as lists of actions: generators, messages, weight policies, checks
-    simulation  Runs of a schedule against costs, and their pictures
-    splitting   Cuts of an unmodified model into stages
-    stage       What one rank does for its stage: passes, weight versions, statistics, random numbers
+    simulation  Simulation of a schedule with given costs, timelines and Gantt charts
+    splitting   Splitting of an unmodified model into stages
+    stage       One rank's stage: passes, weight versions, statistics, random numbers
 """
 
 if __name__ != "distconv.pipeline":

@@ -1,4 +1,7 @@
-"""What a prediction assumes about training, beyond the network and the machine."""
+"""Assumptions of a prediction about training, beyond the network and the machine.
+
+The cost model reads them; :func:`evaluate` and :func:`select` take them as keyword arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,34 @@ MEMORY_MODELS = ("autograd", "keep-all")
 
 
 class SettingsError(DistconvError, ValueError):
-    """An assumption that cannot be."""
+    """An assumption of a prediction has an invalid value."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Assumptions of a prediction.
 
-    ``memory_model``: "autograd" keeps what torch's autograd saves, "keep-all" every output and error signal (the
-    paper's). ``workspace``: bytes each rank sets aside for its convolution algorithms. ``optimizer_slots``: tensors of
-    optimizer state per parameter (SGD 0, with momentum 1, Adam 2); ``shard_optimizer``: each rank has a share of
-    those of weights that all hold (``distconv.shard_optimizer``). ``batch_norm``: whether statistics are "global"
-    (exact), "spatial" (of a sample's ranks) or "local". ``overlap``: whether communication is hidden behind
-    computation; None means as the machine's transport does.
+    Attributes
+    ----------
+    memory_model : {"autograd", "keep-all"}
+        Tensors that are kept: those that torch's autograd saves, or all outputs and activation gradients for the full
+        step, as in the implementation of Dryden et al. 2019.
+    workspace : float
+        Bytes that each rank reserves for its convolution algorithms.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter: SGD 0, SGD with momentum 1, Adam 2.
+    shard_optimizer : bool
+        True if replicated parameters have their optimizer state sharded over the ranks (``distconv.shard_optimizer``).
+        Otherwise each rank holds the full state.
+    batch_norm : {"global", "spatial", "local"}
+        Batch statistics: exact over all ranks, over the ranks of one sample, or of each rank alone.
+    overlap : bool or None
+        True if communication overlaps with computation. None uses ``Machine.overlap``.
 
     Raises
     ------
     SettingsError
-        If one of them is none of that.
+        If a value is invalid.
     """
 
     memory_model: str = "autograd"

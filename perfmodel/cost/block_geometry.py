@@ -1,7 +1,8 @@
-"""Where blocks lie: local extents, halos, groups of ranks and what a redistribution moves. Pure arithmetic.
+"""Local shapes, halos, groups of ranks and redistributions. Pure arithmetic, without MPI.
 
-All of it is for a process grid given by its parts along each axis, with ranks in the order of
-:class:`distconv.ProcessGrid`, so that what shares a node here shares it there.
+A process grid is given by its parts along each axis, with ranks in the order of :class:`distconv.ProcessGrid`. Ranks
+that share a node here therefore share it there. The cost model calls the functions for every candidate, so results are
+cached.
 
 Source: Dryden et al. 2019, II-C (index sets), III-A (halos), III-C (redistribution).
 """
@@ -24,7 +25,17 @@ from distconv.perfmodel.machine.machine import RankGroup
 
 
 class AxisParts(Arrangement):
-    """``ranks`` ranks along ``axes``, ``per_node`` of them on each node; what the axes leave over are replicas."""
+    """Process grid without communicator.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    per_node : int
+        Ranks of each node.
+    **axes : int
+        Parts along each axis. Ranks that the axes leave over are replicas (axis ``r``).
+    """
 
     def __init__(self, ranks: int, per_node: int, **axes: int) -> None:
         split = {axis: parts for axis, parts in axes.items() if axis != "r"}
@@ -33,26 +44,29 @@ class AxisParts(Arrangement):
 
     @staticmethod
     def of(axes: Mapping[str, int], ranks: int, per_node: int) -> AxisParts:
-        """The grid that a plan means by ``axes``; ``r`` is what is left over anyway."""
+        """Return the grid of a candidate. A value of ``r`` in ``axes`` is ignored, because it follows from ``ranks``.
+
+        Equal arguments return the same object, so that caches find it by identity.
+        """
         return _made(ranks, per_node, tuple(axes.items()))
 
     @cached_property
     def key(self) -> Any:
-        """What makes two of them equal: their extents and their nodes."""
+        """Parts and nodes, by which grids are compared."""
         return super().key, self.ranks, self.per_node
 
     def along(self, axis: str | None) -> int:
-        """Parts along ``axis``."""
+        """Return the number of parts along ``axis``; 1 for None."""
         return 1 if axis is None else self.shape[axis]
 
     def group(self, axes: Iterable[str]) -> RankGroup:
-        """The ranks that differ from one another along ``axes`` alone."""
+        """Return the group of ranks that differ along ``axes`` alone."""
         return _group(self, tuple(axes))
 
     def far_neighbours(self, axis: str) -> int:
-        """How many of the two neighbours of a rank along ``axis`` are on another node, where most are."""
+        """Return how many of a rank's two neighbours along ``axis`` are on another node, for the rank with the most."""
         stride, parts = self.stride(axis), self.along(axis)
-        # Runs of stride * parts ranks hold whole lines along the axis; each lies on one node or some do not.
+        # Blocks of stride * parts ranks hold full lines along the axis. All of them lie within nodes, or some do not.
         if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
             return 0
         return min(2, parts - 1) if stride >= self.per_node else 1
@@ -60,7 +74,7 @@ class AxisParts(Arrangement):
 
 @lru_cache(maxsize=4096)
 def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> AxisParts:
-    # Each once: the caches that it is a key of then find it by identity.
+    # One object for equal arguments: caches with it as a key find it by identity.
     return AxisParts(ranks, per_node, **dict(axes))
 
 
@@ -75,7 +89,18 @@ def _group(parts: AxisParts, axes: tuple[str, ...]) -> RankGroup:
 
 
 def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
-    """Grid axis of each dimension of a tensor of ``shape``; dimensions of one index are replicated."""
+    """Return the default grid axis of each dimension of a tensor.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Global shape (N, C, ...).
+
+    Returns
+    -------
+    tuple of str or None
+        None for dimensions of size 1 and for tensors of more than five dimensions, which are replicated.
+    """
     if not shape:
         return ()
     axes: tuple[str | None, ...] = default_axes(None, len(shape)) if len(shape) <= 5 else (None,) * len(shape)
@@ -83,19 +108,49 @@ def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
 
 
 def local_shape(shape: Sequence[int], parts: AxisParts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
-    """Extents of the largest block of a tensor of ``shape``: that rank's time is everybody's."""
+    """Return the shape of the largest block of a tensor. The rank that owns it determines the time of all.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Global shape.
+    parts : AxisParts
+    axes : sequence of str or None, optional
+        Axis of each dimension. Default: :func:`axes_of`.
+
+    Returns
+    -------
+    tuple of int
+    """
     return _largest_block(tuple(shape), parts, axes_of(shape) if axes is None else tuple(axes))
 
 
 @lru_cache(maxsize=1 << 16)
 def _largest_block(shape: tuple[int, ...], parts: AxisParts, axes: tuple[str | None, ...]) -> tuple[int, ...]:
-    # The longer of balanced blocks come first.
+    # Balanced blocks are sorted by length, the longest first.
     return Distribution(parts, axes).local_shape(shape, rank=0)
 
 
 @lru_cache(maxsize=65536)
 def halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
-    """Input rows below and above its own block of the rank that needs most, along spatial dimension ``dim``."""
+    """Return the rows that the rank with the widest halo receives, below and above its own block.
+
+    Source: Dryden et al. 2019, III-A.
+
+    Parameters
+    ----------
+    window : KernelWindow
+    extent, out_extent : int
+        Size of the input and of the output along the dimension.
+    parts : int
+        Number of blocks.
+    dim : int
+        Spatial dimension.
+
+    Returns
+    -------
+    tuple of int
+    """
     return _ghosts(
         window, extent, out_extent, parts=parts, dim=dim, index=halo_index(window, extent, out_extent, parts, dim)
     )
@@ -103,7 +158,18 @@ def halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: in
 
 @lru_cache(maxsize=65536)
 def halo_index(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> int:
-    """The block along spatial dimension ``dim`` that needs most rows of others; the first of several."""
+    """Return the first block along a spatial dimension that receives the most rows.
+
+    Parameters
+    ----------
+    window, extent, out_extent, parts, dim
+        As in :func:`halo`.
+
+    Returns
+    -------
+    int
+        Block index.
+    """
     return max(
         range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts=parts, dim=dim, index=index))
     )
@@ -118,7 +184,17 @@ def _ghosts(window: KernelWindow, extent: int, out_extent: int, *, parts: int, d
 
 
 class Moved(NamedTuple):
-    """Elements and messages that the busiest rank of a redistribution receives, near and far, and what it keeps."""
+    """Elements and messages that the slowest rank of a redistribution receives, and the elements that it keeps.
+
+    Attributes
+    ----------
+    near, far : int
+        Elements received from the same node and from other nodes.
+    near_messages, far_messages : int
+        Messages that carry them.
+    kept : int
+        Elements that the rank owns under both distributions.
+    """
 
     near: int
     far: int
@@ -131,17 +207,32 @@ NOTHING = Moved(0, 0, 0, 0, 0)
 
 
 MOST_RANKS = 128
-"""Ranks that are looked at for the busiest one: of more, as many on nodes spread evenly over the machine."""
+"""Ranks that are examined to find the slowest one. Of more ranks, some nodes spread evenly are examined."""
 
 FAR = 4
-"""An element from another node counts as so many from the same one when the busiest rank is looked for."""
+"""Weight of an element from another node, relative to one from the same node, in the choice of the slowest rank."""
 
 
 @lru_cache(maxsize=1 << 18)
 def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts) -> Moved:
-    """What moves when a tensor of ``shape`` goes from one grid to another over the same ranks (III-C).
+    """Return the elements that the slowest rank receives when a tensor changes from one grid to another.
 
-    A rank keeps what it owns under both and receives the rest of its new block, from a rank on its node if one has it.
+    A rank keeps what it owns under both distributions. It receives the rest of its new block, from a rank of its node
+    where one owns it.
+
+    Source: Dryden et al. 2019, III-C.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Global shape.
+    source, target : AxisParts
+        Grids over the same ranks.
+
+    Returns
+    -------
+    Moved
+        Elements and messages.
     """
     axes = axes_of(shape)
     if all(source.along(a) == target.along(a) and source.stride(a) == target.stride(a) for a in axes if a):
@@ -166,7 +257,7 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
 
 @lru_cache(maxsize=64)
 def _looked_at(ranks: int, per_node: int) -> Indices:
-    """All ranks, or all those of some of the nodes."""
+    """Return the examined ranks: all, or all ranks of some nodes."""
     nodes = -(-ranks // per_node)
     some = np.unique(np.linspace(0, nodes - 1, max(1, min(nodes, MOST_RANKS // per_node))).astype(np.int64))
     looked_at = (some[:, None] * per_node + np.arange(per_node)).reshape(-1)
@@ -175,7 +266,7 @@ def _looked_at(ranks: int, per_node: int) -> Indices:
 
 @lru_cache(maxsize=1 << 14)
 def _boxes(shape: tuple[int, ...], parts: AxisParts) -> Indices:
-    """Start and stop of the blocks of the ranks looked at: (dimensions, 2, ranks)."""
+    """Return start and stop of the blocks of the examined ranks: (dimensions, 2, ranks)."""
     return _boxes_of(shape, parts, _looked_at(parts.ranks, parts.per_node))
 
 
@@ -190,7 +281,7 @@ def _boxes_of(shape: tuple[int, ...], parts: AxisParts, ranks: Indices) -> Indic
 
 @lru_cache(maxsize=1 << 14)
 def _starts(extent: int, parts: int) -> tuple[int, ...]:
-    """Where ``parts`` balanced blocks begin."""
+    """Return the start of each of ``parts`` balanced blocks."""
     return tuple(block_range(extent, parts, index).start for index in range(parts))
 
 
@@ -200,7 +291,7 @@ def _edges(extent: int, parts: int) -> Indices:
 
 
 def _mates(parts: AxisParts) -> Indices:
-    """The ranks on the node of each rank that is looked at: (ranks, ranks of a node)."""
+    """Return the ranks on the node of each examined rank: (ranks, ranks of a node)."""
     ranks = _looked_at(parts.ranks, parts.per_node)
     mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
     return np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64)
@@ -208,13 +299,13 @@ def _mates(parts: AxisParts) -> Indices:
 
 @lru_cache(maxsize=1 << 12)
 def _held(shape: tuple[int, ...], parts: AxisParts) -> Indices:
-    """Start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
+    """Return start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
     return _boxes_of(shape, parts, _mates(parts))
 
 
 @lru_cache(maxsize=1 << 12)
 def _fresh(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.bool_]:
-    """Which ranks of the node have a block that neither the rank itself nor one before them has."""
+    """Return which ranks of the node own a block that neither the rank itself nor an earlier one owns."""
     held = _held(shape, parts)
     same = (held[..., :, None] == held[..., None, :]).all(axis=(0, 1))
     earlier = np.triu(same, 1).any(axis=1)
@@ -223,6 +314,6 @@ def _fresh(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.bool_]:
 
 
 def _partners(extent: int, parts: int, start: int, stop: int) -> int:
-    """Blocks, of ``parts`` balanced ones, that meet an interval."""
+    """Return how many of ``parts`` balanced blocks overlap an interval."""
     starts = _starts(extent, parts)
     return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)

@@ -1,4 +1,9 @@
-"""Which distribution a plan gives each deciding layer of a graph, and which ones it could."""
+"""Candidate distributions of each deciding layer, and the distribution that a plan gives it.
+
+:func:`.select` searches among the candidates; :func:`.evaluate` resolves a plan. Times are computed elsewhere.
+
+Source: Dryden et al. 2019, V-C (candidate distributions).
+"""
 
 from __future__ import annotations
 
@@ -16,22 +21,38 @@ from distconv.plan import Plan, check_axes, check_parts, check_product, match_pa
 Candidate = Mapping[str, int]
 
 FEWEST_CANDIDATES = 3
-"""With fewer ways of using all ranks, those that leave replicas count too."""
+"""With fewer candidates that use all ranks, candidates that use fewer ranks and hold replicas are added."""
 
 MOST_CANDIDATES = 32
-"""Distributions of a layer that a search looks at: its time grows with their square."""
+"""Maximum number of candidates per layer. The time of a search grows with its square."""
 
 IMBALANCE = 4.0
-"""Distributions with so many times the least burden are not looked at, unless they are pure."""
+"""Candidates with more than this multiple of the least burden are dropped, except pure parallelism."""
 
 
 def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int) -> dict[str, dict[str, int]]:
-    """Parts along each axis of every deciding layer. One that ``plan`` does not name stays on its input's grid.
+    """Return the parts along each axis of every deciding layer.
+
+    A layer that the plan does not name inherits the grid of its input.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    plan : Plan or mapping of str to mapping
+        Parts by layer name or pattern.
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    dict of str to dict
+        Parts by axis, for each deciding layer in the order of the graph.
 
     Raises
     ------
     PlanError
-        If a pattern matches no layer, the first layer has no distribution, or one does not fit the layer or ``ranks``.
+        If the plan is for another number of ranks, a pattern matches no layer, the first layer has no distribution, or
+        a distribution does not fit its layer or ``ranks``.
     """
     if isinstance(plan, Plan) and plan.ranks not in (None, ranks):
         raise PlanError(f"plan: made for {plan.ranks} ranks, not for {ranks}; plan for {ranks} ranks")
@@ -70,15 +91,28 @@ def _check(op: Operation, parts: Candidate, ranks: int) -> None:
 
 
 def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]:
-    """Distributions that each deciding layer may have on ``ranks`` ranks, cheaper ways of splitting first (V-C).
+    """Return the distributions that each deciding layer may have, those with the smallest estimated burden first.
 
-    Each is load balanced as far as the extents allow. Pure sample and pure spatial parallelism are among them where
-    they exist; parts with a product below ``ranks`` leave replicas, and are there where nothing else is.
+    Candidates are balanced as far as the shapes allow. Pure sample and pure spatial parallelism are among them where
+    they exist. Candidates with fewer parts than ``ranks`` leave replicas; they appear only where few others exist.
+
+    Source: Dryden et al. 2019, V-C.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    dict of str to list of dict
+        Parts by axis of each candidate, for each deciding layer.
 
     Raises
     ------
     PlanError
-        If ``ranks`` is no positive whole number.
+        If ``ranks`` is not a positive integer.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise PlanError(f"candidates: ranks={ranks!r} must be a positive whole number")
@@ -94,7 +128,7 @@ def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]
 
 
 def _chosen(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
-    """The most promising ways of using all of ``ranks``, or as many of them as can be used."""
+    """Return the candidates of a layer that use all of ``ranks``, or as many as possible."""
     limits = tuple(_limits(calls).items())
     options: list[dict[str, int]] = []
     for used in reversed(divisors(ranks)):
@@ -115,7 +149,7 @@ def _key(parts: Candidate) -> tuple[tuple[str, int], ...]:
 
 
 def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
-    """Most parts along each axis that leave no rank without work, in all calls of the layer."""
+    """Return the most parts along each axis that leave no rank without work in any call of a layer."""
     limits: dict[str, int] = {}
     for op in calls:
         for axis, extent, out_extent in zip(axes_in(op, op.x), op.x.shape, op.y.shape, strict=True):
@@ -125,7 +159,7 @@ def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
 
 
 def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
-    """All ways of writing ``product`` as parts along axes, none above its limit."""
+    """Yield all ways to write ``product`` as parts along axes, none above its limit."""
     if not limits:
         if product == 1:
             yield {}
@@ -147,9 +181,9 @@ def _pure(parts: Candidate, ranks: int) -> bool:
 
 
 def _burden(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float:
-    """FLOPs of the busiest rank, and more for each position on the surface of its block and each split of channels.
+    """Return a heuristic cost: FLOPs of the slowest rank, plus a surcharge for halos and for each split of channels.
 
-    Samples are the cheapest to split: that needs nothing but the allreduce (V-A).
+    Splitting samples has no surcharge, since it needs nothing but the gradient all-reduce (V-A).
     """
     grid = AxisParts.of(parts, ranks, 1)
     flops = sum(work(local_call(op, grid), "forward").flops for op in calls)

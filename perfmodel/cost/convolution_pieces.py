@@ -1,7 +1,7 @@
-"""What a convolution really computes from on a rank: the block that it owns, and what comes from others around it.
+"""Owned and received ranges of a convolution's input on a rank.
 
-distconv convolves the pieces one by one (:mod:`distconv.kernels.convolution`), so a table of measured times keeps
-blocks with ghosts apart from blocks without.
+distconv convolves the owned block and the ghosts one by one (:mod:`distconv.kernels.convolution`). A table of measured
+times therefore distinguishes blocks with ghosts from blocks without.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from distconv.perfmodel.graph.graph import Operation
 
 @dataclass(frozen=True)
 class Pieces:
-    """Global ranges, channels first and then the spatial dimensions: what a rank owns, what it needs; and its outputs.
+    """Global ranges of a convolution on one rank, without padding: channels first, then the spatial dimensions.
 
-    What it needs is without the padding.
+    Attributes
+    ----------
+    own : tuple of (int, int)
+        Owned input.
+    needed : tuple of (int, int)
+        Needed input; contains the owned input.
+    out : tuple of (int, int)
+        Computed output, spatial dimensions only.
     """
 
     own: tuple[Range, ...]
@@ -30,12 +37,12 @@ class Pieces:
 
     @property
     def name(self) -> str:
-        """Extents below, in, and above the owned block of each dimension."""
+        """Rows below, in and above the owned block of each dimension; part of the key of a measured time."""
         pairs = zip(self.own, self.needed, strict=True)
         return "x".join(f"{own[0] - need[0]}+{own[1] - own[0]}+{need[1] - own[1]}" for own, need in pairs)
 
     def ghosts(self) -> Iterator[tuple[Range, ...]]:
-        """The boxes that come from others."""
+        """Yield the boxes that are received."""
         intervals = [
             [own, *(r for r in ((need[0], own[0]), (own[1], need[1])) if r[1] > r[0])]
             for own, need in zip(self.own, self.needed, strict=True)
@@ -44,7 +51,20 @@ class Pieces:
 
 
 def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pieces | None:
-    """The pieces of a convolution on the rank with most ghosts; None if a rank has all that it needs, or of others."""
+    """Return the ranges of a convolution on the rank that receives the most.
+
+    Parameters
+    ----------
+    op : Operation
+    parts : AxisParts
+    split : ChannelSplit or None
+        Split of the channels.
+
+    Returns
+    -------
+    Pieces or None
+        None if nothing is received, and for other operations and transposed convolutions.
+    """
     if op.window is None or op.window.transposed or not op.kind.startswith("conv"):
         return None
     channels = (0, op.x.shape[1])

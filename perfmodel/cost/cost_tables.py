@@ -1,15 +1,18 @@
-"""A strategy's cost as tables: what the planner evaluates and what the search minimises.
+"""Cost of a strategy as tables, which the planner evaluates and the search minimizes.
 
-One variable per deciding layer, its value the index of a candidate. Time passes in steps, forward and then backward:
+There is one variable per deciding layer; its value is the index of a candidate. Time passes in steps, forward and then
+backward::
 
     COMPUTE    the compute stream is busy for the term's time: T += term
-    ALLREDUCE  queued where compute has got to, one at a time, hidden behind what follows: E = max(E, T) + term
+    ALLREDUCE  queued when compute reaches it, one at a time, overlapped with what follows: E = max(E, T) + term
 
-and a step takes max(T, E). Unrolled, that is the largest of sums of terms: for each allreduce k, all that computes
-before it is queued plus all allreduces from it on. Memory is a largest of sums too: resident terms, plus what has been
-kept up to a point (and not released), plus what is needed at that point alone.
+A training step takes max(T, E). Unrolled, this is the largest of several sums of terms: for each all-reduce k, all
+computation before k is queued plus all all-reduces from k on. Memory is a largest of sums as well: resident terms, plus
+what has been kept up to a point and not released, plus what is needed at that point alone.
 
-Source: Dryden et al. 2019, V-B (greedy overlap, one allreduce at a time), V-C.
+The searches of :mod:`distconv.perfmodel.strategy` work on these tables and do not know layers or grids.
+
+Source: Dryden et al. 2019, V-B (greedy overlap, one all-reduce at a time), V-C.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ Choices = npt.NDArray[np.int64]
 
 
 class CostKind(Enum):
-    """What a step adds to."""
+    """Quantity to which a step adds: time (COMPUTE, ALLREDUCE) or memory.
+
+    RESIDENT bytes stay for the full step, KEEP bytes until their RELEASE, TRANSIENT bytes during one operation.
+    """
 
     COMPUTE = "compute"
     ALLREDUCE = "allreduce"
@@ -39,7 +45,22 @@ class CostKind(Enum):
 
 
 def makespan(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
-    """Time that steps take; terms are numbers or arrays of them, ``largest`` is ``max`` or ``np.maximum``."""
+    """Return the time that steps take together.
+
+    Source: Dryden et al. 2019, V-B.
+
+    Parameters
+    ----------
+    terms : iterable of (CostKind, number or array)
+        COMPUTE and ALLREDUCE steps in order, in seconds.
+    largest : callable
+        ``max`` or ``np.maximum``.
+
+    Returns
+    -------
+    number or array
+        Seconds.
+    """
     clock = reduced = 0.0
     for kind, term in terms:
         if kind is CostKind.COMPUTE:
@@ -50,7 +71,20 @@ def makespan(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any]
 
 
 def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
-    """Most memory at any point of the forward or the backward pass; terms as in :func:`makespan`."""
+    """Return the most memory at any point of the forward or backward pass.
+
+    Parameters
+    ----------
+    terms : iterable of (CostKind, number or array)
+        Steps of memory in the order of the forward pass, in bytes.
+    largest : callable
+        ``max`` or ``np.maximum``.
+
+    Returns
+    -------
+    number or array
+        Bytes.
+    """
     resident = kept = most = 0.0
     for kind, term in terms:
         if kind is CostKind.RESIDENT:
@@ -66,9 +100,16 @@ def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], An
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Seconds or bytes that depend on the distribution of no layer, one or two: ``of`` takes as many.
+    """Seconds or bytes that depend on the distribution of no layer, one or two.
 
-    A RELEASE has the very ``of`` of the KEEP that it ends.
+    Attributes
+    ----------
+    kind : CostKind
+    layers : tuple of str
+        Layers on whose grids the term depends.
+    of : callable
+        Function of these grids. A RELEASE has the identical ``of`` of the KEEP that it ends: they are paired by
+        identity.
     """
 
     kind: CostKind
@@ -78,14 +119,23 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class CostTerm:
-    """A term of time (seconds) or memory (bytes): ``table[choices of variables]``, of none, one or two variables."""
+    """Term as a table over candidates.
+
+    Attributes
+    ----------
+    kind : CostKind
+    variables : tuple of int
+        No, one or two variables.
+    table : array
+        Seconds or bytes by the values of the variables.
+    """
 
     kind: CostKind
     variables: tuple[int, ...]
     table: Array
 
     def of(self, choices: Choices) -> Array:
-        """The term for ``choices`` of shape (..., number of variables of the problem); shape (...)."""
+        """Return the term for ``choices`` (..., variables of the problem); the result has shape (...)."""
         return self.table[tuple(choices[..., v] for v in self.variables)]
 
 
@@ -93,9 +143,15 @@ class CostTerm:
 class AssignmentProblem:
     """Time and memory of every choice of one candidate per variable.
 
-    ``sizes`` are the numbers of candidates; ``time`` holds COMPUTE and ALLREDUCE steps in the order in which they
-    happen; ``memory`` holds RESIDENT, KEEP, RELEASE and TRANSIENT steps in the order of the forward pass; a
-    RELEASE has the very table of the KEEP that it ends.
+    Attributes
+    ----------
+    sizes : tuple of int
+        Number of candidates of each variable.
+    time : tuple of CostTerm
+        COMPUTE and ALLREDUCE steps, in order.
+    memory : tuple of CostTerm
+        RESIDENT, KEEP, RELEASE and TRANSIENT steps, in the order of the forward pass. A RELEASE has the identical table
+        of the KEEP that it ends: they are paired by identity.
     """
 
     sizes: tuple[int, ...]
@@ -103,19 +159,19 @@ class AssignmentProblem:
     memory: tuple[CostTerm, ...]
 
     def times(self, choices: Choices) -> Array:
-        """Seconds per training step; ``choices`` has shape (..., variables), the result (...)."""
+        """Return the seconds per step for ``choices`` (..., variables); the result has shape (...)."""
         return np.asarray(makespan(((step.kind, step.of(choices)) for step in self.time), np.maximum))
 
     def memories(self, choices: Choices) -> Array:
-        """Bytes on the fullest rank; shapes as in :meth:`times`."""
+        """Return the bytes on the rank with the most memory; shapes as in :meth:`times`."""
         return np.asarray(peak(((step.kind, step.of(choices)) for step in self.memory), np.maximum))
 
     def time_sums(self) -> Sums:
-        """The sums whose largest is :meth:`times`."""
+        """Return the sums whose largest is :meth:`times`."""
         return unrolled(self.sizes, self.time, time_rows([step.kind for step in self.time]))
 
     def memory_sums(self) -> Sums:
-        """The sums whose largest is :meth:`memories`."""
+        """Return the sums whose largest is :meth:`memories`."""
         return unrolled(self.sizes, self.memory, memory_rows(self.memory))
 
     @property
@@ -125,11 +181,24 @@ class AssignmentProblem:
 
 
 class Sums:
-    """The largest of sums of terms: row ``r`` adds ``offsets[r]`` and the terms ``t`` with ``rows[r, t]`` = 1.
+    """Sums of tables, the largest of which is minimized subject to the others being at most zero.
 
-    The first ``objective`` rows are to be minimised (their maximum), the others have to be at most zero. Term ``t`` is
-    ``tables[t]`` of the variables ``scopes[t]`` (none, one or two; no two terms are alike in both scope and rows).
-    Tables are finite and never negative.
+    Row ``r`` is ``offsets[r]`` plus all terms ``t`` with ``rows[r, t] = 1``. Tables are finite and not negative.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Number of values of each variable.
+    scopes : list of tuple of int
+        No, one or two variables of each term. No two terms agree in both scope and rows.
+    tables : list of array
+        Value of each term by its variables.
+    rows : array (rows, terms)
+        Zeros and ones.
+    offsets : array (rows)
+        Constant of each sum.
+    objective : int
+        The first ``objective`` rows are minimized (their maximum). The others must be at most zero.
     """
 
     def __init__(
@@ -148,7 +217,7 @@ class Sums:
         ends = np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)
         self._flat = np.concatenate([np.zeros(0), *(table.ravel() for table in tables)])
         self._starts = ends[:-1]
-        # Variable and stride of each axis of each term; variable and stride 0 for axes it has not.
+        # Variable and stride of each axis of each term; variable and stride 0 for missing axes.
         self._variables, self._strides = np.zeros((2, 2, len(tables)), np.int64)
         for term, (scope, table) in enumerate(zip(scopes, tables, strict=True)):
             for axis, variable in enumerate(scope):
@@ -157,12 +226,12 @@ class Sums:
         self._terms_of = [np.flatnonzero([v in scope for scope in scopes]) for v in range(len(sizes))]
 
     def values(self, choices: Choices) -> Array:
-        """All sums; ``choices`` has shape (..., variables), the result (..., rows)."""
+        """Return all sums for ``choices`` (..., variables); the result has shape (..., rows)."""
         result: Array = self._terms(choices, np.arange(len(self.tables))) @ self.rows.T + self.offsets
         return result
 
     def changes(self, choices: Choices, variable: int) -> Array:
-        """What every value of ``variable`` adds to the sums of ``choices`` (variables); shape (values, rows)."""
+        """Return what every value of ``variable`` adds to the sums of ``choices`` (variables); shape (values, rows)."""
         tried = np.repeat(choices[None], self.sizes[variable], axis=0)
         tried[:, variable] = np.arange(self.sizes[variable])
         terms = self._terms_of[variable]
@@ -177,14 +246,14 @@ class Sums:
         return terms_of
 
     def scaled(self, factor: float) -> Sums:
-        """All sums times ``factor``."""
+        """Return the sums multiplied by ``factor``."""
         tables = [np.asarray(table * factor) for table in self.tables]
         return Sums(
             self.sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets * factor, objective=self.objective
         )
 
     def restricted(self, kept: list[Choices]) -> Sums:
-        """The same with only the values ``kept`` of each variable, renumbered."""
+        """Return the sums with only the values ``kept`` of each variable, renumbered."""
         tables = [
             np.ascontiguousarray(table[np.ix_(*(kept[v] for v in scope))]) if scope else table
             for scope, table in zip(self.scopes, self.tables, strict=True)
@@ -193,7 +262,7 @@ class Sums:
         return Sums(sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets, objective=self.objective)
 
     def subject_to(self, other: Sums, limit: float) -> Sums:
-        """These sums to be minimised while those of ``other`` are at most ``limit``."""
+        """Return these sums as the objective, with those of ``other`` constrained to at most ``limit``."""
         rows = np.zeros((len(self.rows) + len(other.rows), len(self.tables) + len(other.tables)))
         rows[: len(self.rows), : len(self.tables)] = self.rows
         rows[len(self.rows) :, len(self.tables) :] = other.rows
@@ -209,8 +278,19 @@ class Sums:
 
 
 def time_rows(kinds: Sequence[CostKind]) -> Array:
-    """Which steps each sum of time adds: computing before an allreduce and all allreduces from it on, or computing."""
-    # Allreduce k starts when compute has got to it and its forerunners are done: max over k of T(k) + all from k on.
+    """Return which steps each sum of time adds, as unrolled in the module's description.
+
+    Parameters
+    ----------
+    kinds : sequence of CostKind
+        COMPUTE and ALLREDUCE steps in order.
+
+    Returns
+    -------
+    array (all-reduces + 1, steps)
+        Zeros and ones. The last row adds all computation.
+    """
+    # All-reduce k starts when compute has reached it and earlier ones are done: max over k of T(k) + all from k on.
     computes = np.array([kind is CostKind.COMPUTE for kind in kinds], dtype=bool)
     when = np.arange(len(kinds))
     starts = when[~computes][:, None]
@@ -219,7 +299,19 @@ def time_rows(kinds: Sequence[CostKind]) -> Array:
 
 
 def memory_rows(steps: Sequence[CostTerm]) -> Array:
-    """Which steps each sum of memory adds: residents, all kept at a transient, and it; or residents and what stays."""
+    """Return which steps each sum of memory adds.
+
+    Parameters
+    ----------
+    steps : sequence of CostTerm
+        Steps of memory in order.
+
+    Returns
+    -------
+    array (transients + 1, steps)
+        Zeros and ones. Each row adds the resident steps, all that is kept at a transient, and the transient; the last
+        row adds what stays until the end.
+    """
     residents, keeps, transients = (
         np.array([step.kind is which for step in steps], dtype=bool)
         for which in (CostKind.RESIDENT, CostKind.KEEP, CostKind.TRANSIENT)
@@ -237,7 +329,20 @@ def memory_rows(steps: Sequence[CostTerm]) -> Array:
 
 
 def unrolled(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> Sums:
-    """Sums of ``steps``: without zero terms, without rows that others contain, and with equal terms added up."""
+    """Return the sums of some steps, without zero terms and redundant rows, and with equal terms added up.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Number of values of each variable.
+    steps : sequence of CostTerm
+    rows : array (rows, steps)
+        Zeros and ones.
+
+    Returns
+    -------
+    Sums
+    """
     alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not CostKind.RELEASE]
     rows = largest(rows[:, alive])
     merged: dict[tuple[tuple[int, ...], bytes], Array] = {}
@@ -254,7 +359,7 @@ def unrolled(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> 
 
 
 def largest(rows: Array) -> Array:
-    """``rows`` without those whose terms are all in another one; of equal ones the last stays."""
+    """Return the rows without those whose terms are all in another row; of equal rows, the last stays."""
     # Terms are never negative, so a sum of some of another's terms is never the largest.
     inside = (rows @ (1 - rows).T) == 0
     equal = inside & inside.T
@@ -264,7 +369,7 @@ def largest(rows: Array) -> Array:
 
 
 def in_order(step: CostTerm) -> tuple[tuple[int, ...], Array]:
-    """Variables of a term, each once and ascending, and its table in that order."""
+    """Return the variables of a term, each once and ascending, and its table in that order."""
     if len(step.variables) < 2:
         return step.variables, step.table
     first, second = step.variables
@@ -274,5 +379,5 @@ def in_order(step: CostTerm) -> tuple[tuple[int, ...], Array]:
 
 
 def one(choices: Sequence[int]) -> Choices:
-    """Indices of one strategy as an array that :meth:`AssignmentProblem.times` takes."""
+    """Return the indices of one strategy as an array for :meth:`AssignmentProblem.times`."""
     return np.asarray(choices, dtype=np.int64)

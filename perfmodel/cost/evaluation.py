@@ -1,8 +1,10 @@
 """``evaluate``: time and memory of a training step under a plan.
 
-    [1] update    [2] forward: shuffles and FP of each operation in turn
-    [3] backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
-      is queued, then the shuffles of error signals; allreduces run one at a time behind what follows
+Order of the modelled step::
+
+    [1] update    [2] forward: redistributions and FP of each operation in turn
+    [3] backward, from the last operation to the first: its reductions, BPx and BPw, then the gradient all-reduce is
+      queued, then the activation gradients are redistributed; all-reduces run one at a time, overlapped with the rest
 
 Source: Dryden et al. 2019, V-A and V-B.
 """
@@ -29,14 +31,35 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import Plan
 
 Assignment = Mapping[str, Candidate]
-"""A distribution for each deciding layer, by its name."""
+"""Distribution of each deciding layer, by its name."""
 
 
 @dataclass(frozen=True)
 class LayerPrediction:
-    """Seconds of a deciding layer and of the operations that inherit its distribution, before anything is hidden.
+    """Seconds per step of a deciding layer and of the operations that inherit its distribution, before any overlap.
 
-    ``sync`` are reductions that computation waits for, ``update`` is the optimizer's.
+    Source: Dryden et al. 2019, V-A (FP, BPx, BPw, BPa) and V-B (redistribution).
+
+    Attributes
+    ----------
+    parts : dict
+        Number of parts along each grid axis.
+    fp : float
+        Forward computation.
+    bpx : float
+        Backward-data computation.
+    bpw : float
+        Backward-weights computation.
+    bpa : float
+        Gradient all-reduce.
+    halo : float
+        Exchanges of halos and channels, forward and backward.
+    sync : float
+        Reductions that the computation waits for, such as those of batch norm.
+    shuffle : float
+        Redistribution of inputs and of their gradients.
+    update : float
+        Optimizer.
     """
 
     parts: dict[str, int]
@@ -51,7 +74,7 @@ class LayerPrediction:
 
     @property
     def spent(self) -> float:
-        """The sum of all."""
+        """Sum of all times in seconds."""
         return math.fsum(getattr(self, figure) for figure in _FIGURES)
 
 
@@ -60,10 +83,22 @@ _FIGURES = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A training step under a plan: ``time`` in seconds, ``memory`` in bytes on the fullest rank, and each layer.
+    """Predicted training step under a plan.
 
-    ``lasting`` is what stays of the memory from step to step. ``hidden`` is communication that passes behind
-    computation, ``unknown`` the functions without a cost of their own.
+    Attributes
+    ----------
+    time : float
+        Seconds per step.
+    memory : float
+        Peak bytes on the rank with the most memory.
+    layers : dict of LayerPrediction
+        Times of each deciding layer, before overlap.
+    hidden : float
+        Seconds of communication that overlap with computation.
+    lasting : float
+        Bytes of ``memory`` that stay allocated between steps: parameters and optimizer state.
+    unknown : tuple of str
+        Functions that the model estimates by the memory that they touch; see :func:`register_cost`.
     """
 
     time: float
@@ -75,7 +110,21 @@ class Prediction:
 
 
 class Model:
-    """The cost of a graph on ``ranks`` ranks of a machine: terms in the order in which they happen."""
+    """Cost of a graph on the ranks of a machine, as terms in the order in which they happen.
+
+    Use :meth:`of`, which caches the model with the graph. Terms depend on grids, not on a plan: one model serves all
+    plans.
+
+    Attributes
+    ----------
+    graph : LayerGraph
+    ranks : int
+    costs : OperationCosts
+    per_node : int
+        Ranks per node.
+    time : tuple of Term
+        COMPUTE and ALLREDUCE terms in seconds.
+    """
 
     def __init__(self, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> None:
         self.graph = graph
@@ -86,12 +135,15 @@ class Model:
 
     @cached_property
     def memory(self) -> tuple[Term, ...]:
-        """Terms of memory in the order of the forward pass."""
+        """Terms in bytes, in the order of the forward pass."""
         return tuple(memory_terms(self.graph, self.costs))
 
     @classmethod
     def of(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> Model:
-        """The model of these; kept with the graph, because costs are worked out once."""
+        """Return the model of these arguments, cached in ``graph.caches``.
+
+        The registered costs are part of the key, because :func:`register_cost` changes the terms.
+        """
         key = (machine, ranks, settings, registered())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
@@ -99,16 +151,16 @@ class Model:
         return model
 
     def is_estimated(self, strategy: Mapping[str, Candidate]) -> bool:
-        """Return True if the machine has measured times, but not those of all layers with weights under ``strategy``.
+        """Return True if the machine has measured times, but not of all layers with weights under ``strategy``.
 
-        A roofline is often less than half of a measured time, so that an estimate must not be ranked against a
+        A roofline often gives less than half of a measured time. An estimate must therefore not be ranked against a
         prediction from measured times.
         """
         operations = (op for op in self.graph.operations if not op.view)
         return any(self.costs.is_estimated(op, self.parts(strategy[op.layer])) for op in operations)
 
     def parts(self, candidate: Candidate) -> AxisParts:
-        """The grid that a candidate stands for."""
+        """Return the grid of a candidate."""
         return AxisParts.of(candidate, self.ranks, self.per_node)
 
     def _steps(self) -> Iterator[Term]:
@@ -141,7 +193,18 @@ class Model:
                 yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
 
     def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> AssignmentProblem:
-        """Tables over ``candidates``, with a variable for each layer in the order of the mapping."""
+        """Return the cost tables over some candidates.
+
+        Parameters
+        ----------
+        candidates : mapping of str to sequence
+            Candidates of each deciding layer.
+
+        Returns
+        -------
+        AssignmentProblem
+            With one variable for each layer, in the order of the mapping.
+        """
         grids = {name: [self.parts(c) for c in options] for name, options in candidates.items()}
         index = {name: variable for variable, name in enumerate(grids)}
         return AssignmentProblem(
@@ -151,7 +214,7 @@ class Model:
         )
 
     def _shared_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
-        """Steps of memory; what is released has the table with which it was kept."""
+        """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
             shared = kept.get(id(term.of))
@@ -171,7 +234,18 @@ class Model:
         return CostTerm(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
 
     def value(self, strategy: Assignment) -> tuple[float, float]:
-        """Seconds and bytes of one strategy."""
+        """Return seconds and bytes of one strategy.
+
+        Parameters
+        ----------
+        strategy : mapping
+            Parts of each deciding layer.
+
+        Returns
+        -------
+        tuple of float
+            Seconds per step and peak bytes.
+        """
         grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
 
         def terms(steps: tuple[Term, ...]) -> Iterator[tuple[CostKind, float]]:
@@ -181,7 +255,7 @@ class Model:
 
 
 def _merged(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
-    """Computation between two allreduces has no order: terms of the same layers become one."""
+    """Yield the steps with all COMPUTE tables of the same layers between two all-reduces added up."""
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
         if step.kind is CostKind.COMPUTE:
@@ -197,17 +271,34 @@ def _merged(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
 def evaluate(
     graph: LayerGraph, plan: Plan | Assignment, machine: Machine, ranks: int, **assumptions: Any
 ) -> Prediction:
-    """Predict a training step of ``graph`` under ``plan`` (a Plan, or the parts of each deciding layer by its name).
+    """Predict time and memory of a training step under a plan.
 
-    ``assumptions`` are those of :class:`Settings`: ``memory_model``, ``workspace``, ``optimizer_slots``, ...;
-    ``batch_norm`` is the Plan's where nothing else is said.
+    Source: Dryden et al. 2019, V-A and V-B.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        Network, from :func:`trace`.
+    plan : Plan or mapping
+        Plan, or the parts of each deciding layer by its name. Patterns such as ``"*"`` are allowed.
+    machine : Machine
+        Hardware model.
+    ranks : int
+        Number of ranks.
+    **assumptions
+        Fields of :class:`Settings`. ``batch_norm`` defaults to the Plan's.
+
+    Returns
+    -------
+    Prediction
+        Seconds, bytes and the times of each layer.
 
     Raises
     ------
     PlanError
-        If the plan names a layer or an axis that is not there, leaves one out, or does not fit ``ranks``.
+        If the plan names an unknown layer or axis, omits the first layer, or does not fit ``ranks``.
     SettingsError
-        If an assumption is none.
+        If an assumption is invalid.
     """
     strategy = resolve(graph, plan, ranks)
     if isinstance(plan, Plan):
@@ -221,7 +312,7 @@ def evaluate(
 
 
 def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:
-    """What the operations of each layer cost, and the shuffles of what they read."""
+    """Return the summed times of each deciding layer: its operations and the redistribution of their inputs."""
     sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_FIGURES, 0.0) for name in strategy}
     grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     for op in model.graph.operations:

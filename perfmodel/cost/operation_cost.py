@@ -1,4 +1,7 @@
-"""What one operation costs under one distribution, and what it costs to get a tensor from one to another.
+"""Time of one operation under one distribution, and of redistributions.
+
+:class:`.Model` calls :class:`OperationCosts` for every candidate of a layer. The order of operations and the overlap of
+all-reduces are its concern, not that of this module.
 
 Source: Dryden et al. 2019, V-A (FP, BPx, BPw, BPa and halo exchanges) and V-B (all-to-all redistribution).
 """
@@ -20,11 +23,11 @@ from distconv.perfmodel.machine.machine import Machine
 SPATIAL = ("d", "h", "w")
 
 STRIDED = 2.0
-"""A copy between blocks takes so many times as long as one of contiguous memory (measured on CPUs: 1.5 to 3)."""
+"""Time of a copy between blocks relative to one of contiguous memory (measured on CPUs: 1.5 to 3)."""
 
 
 def _interior(strips: list[list[float]]) -> tuple[float, int]:
-    """The share of a block that waits for no halo, and along how many sides the rest lies."""
+    """Return the fraction of a block that needs no halo, and the number of sides with a halo."""
     return math.prod(max(0.0, 1 - sum(shares)) for shares in strips), sum(len(shares) for shares in strips)
 
 
@@ -32,11 +35,25 @@ def _interior(strips: list[list[float]]) -> tuple[float, int]:
 class OperationCost:
     """Seconds of one operation in one training step.
 
-    ``fp``, ``bpx``, ``bpw`` are computation; ``bpa`` is the allreduce of its parameters' gradients; ``halo_forward``
-    and ``halo_backward`` what is exchanged of its input's surface and channels; ``sync_forward`` and ``sync_backward``
-    reductions that computation waits for, such as those of batch norm. What is hidden is still in those figures:
-    ``forward`` and ``backward`` are the time that passes. The allreduce is queued when ``backward`` is over, as
-    gradients are complete when an operator returns them.
+    Overlapped communication is included in each field except ``forward`` and ``backward``.
+
+    Source: Dryden et al. 2019, V-A.
+
+    Attributes
+    ----------
+    fp, bpx, bpw : float
+        Forward, backward-data and backward-weights computation.
+    bpa : float
+        Gradient all-reduce. It is queued after ``backward``, because gradients are complete when an operator returns
+        them.
+    halo_forward, halo_backward : float
+        Exchanges of halos and channels.
+    sync_forward, sync_backward : float
+        Reductions that the computation waits for, such as those of batch norm.
+    update : float
+        Optimizer.
+    forward, backward : float
+        Elapsed time of the forward and the backward pass, without ``bpa``.
     """
 
     fp: float
@@ -53,7 +70,15 @@ class OperationCost:
 
 
 class OperationCosts:
-    """Costs of operations on ``ranks`` ranks of a machine, each worked out once."""
+    """Costs of operations on the ranks of a machine, each computed once.
+
+    Parameters
+    ----------
+    machine : Machine
+    ranks : int
+        Number of ranks.
+    settings : Settings
+    """
 
     def __init__(self, machine: Machine, ranks: int, settings: Settings) -> None:
         self.machine = machine
@@ -66,9 +91,24 @@ class OperationCosts:
         self._shuffles: dict[tuple[tuple[int, ...], int, AxisParts, AxisParts], float] = {}
 
     def compute(self, call: LocalCall, phase: str, share: float = 1.0, pieces: int = 1) -> float:
-        """Seconds of a ``share`` of an operation, as so many kernels side by side.
+        """Return the time of a fraction of an operation.
 
-        Measured if the machine has the operation in its table, else by the roofline.
+        The time is measured if it is in the machine's table, otherwise it follows from the roofline.
+
+        Parameters
+        ----------
+        call : LocalCall
+        phase : str
+            One of ``PHASES``.
+        share : float
+            Fraction of the work.
+        pieces : int
+            Number of kernels that compute it.
+
+        Returns
+        -------
+        float
+            Seconds.
         """
         amount = work(call, phase)
         if not amount.kernels or share <= 0:
@@ -81,7 +121,7 @@ class OperationCosts:
         return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
 
     def is_estimated(self, op: Operation, parts: AxisParts) -> bool:
-        """Return True if the machine has measured times, but none of ``op``, a layer with weights, on this grid."""
+        """Return True if the machine has measured times, but not of ``op``, a layer with weights, on this grid."""
         table = self._here.table
         if not table or not op.parameters:
             return False
@@ -90,13 +130,13 @@ class OperationCosts:
         return any(f"{call.key} {phase}" not in table for phase in phases)
 
     def roofline(self, amount: Work) -> float:
-        """A fixed cost per kernel, and the slower of computing and of moving bytes."""
+        """Return the time of some work: a fixed cost per kernel, and the slower of arithmetic and memory traffic."""
         roofline = self._here.roofline
         once = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
         return once + (amount.kernels - 1) * roofline.kernel_s
 
     def operation(self, op: Operation, parts: AxisParts) -> OperationCost:
-        """What ``op`` costs on the grid ``parts``."""
+        """Return the cost of an operation on a grid."""
         cost = self._operations.get((op, parts))
         if cost is None:
             cost = self._operations[op, parts] = self._operation(op, parts)
@@ -127,9 +167,10 @@ class OperationCosts:
         )
 
     def _forward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
-        """FP and its exchange: the interior meanwhile and the strips after it, or all at once after it (IV-A).
+        """Return the time of FP and its exchange: overlapped with the interior, or one after the other (IV-A).
 
-        Strips are kernels of their own and may take longer than is hidden: what takes less is done.
+        With overlap the strips at the boundary are kernels of their own and may take longer than what is hidden.
+        distconv uses the faster of the two.
         """
         whole = exchange + self.compute(call, "forward")
         if not self._in_pieces(call):
@@ -139,7 +180,10 @@ class OperationCosts:
         return min(whole, pieces + self.compute(call, "forward", 1 - inside, sides))
 
     def _backward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
-        """BPx, BPw and what of dL/dx goes to its owners meanwhile: behind BPw, or behind the interior's BPx as well."""
+        """Return the time of BPx, BPw and the exchange of dL/dx.
+
+        The exchange overlaps with BPw, or also with BPx of the interior if that is faster.
+        """
         weight, whole = self.compute(call, "weight"), self.compute(call, "input")
         if not self._in_pieces(call):
             return whole + weight + exchange
@@ -149,13 +193,13 @@ class OperationCosts:
         return min(whole + max(weight, exchange), pieces)
 
     def _in_pieces(self, call: LocalCall) -> bool:
-        """Return True if an exchange is hidden: only convolutions compute before all of their input has arrived."""
+        """Return True if the exchange overlaps: only convolutions compute before all of their input has arrived."""
         return self.overlap_halo and call.pieces is not None
 
     # -- communication of one operation -------------------------------------------------------------------------------
 
     def _halo(self, op: Operation, call: LocalCall, parts: AxisParts) -> float:
-        """Seconds of a halo exchange: SR for each neighbour (V-A), with packing and putting in place."""
+        """Return the time of a halo exchange: SR for each neighbour (V-A), with packing and unpacking."""
         widths = dict(self._widths(op, parts))
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
@@ -167,12 +211,12 @@ class OperationCosts:
                 size = elements * op.x.itemsize
                 total += (messages - close) * self.machine.send(size, across=True)
                 total += close * self.machine.send(size, across=False)
-                # Read and written on both sides; the kernels' fixed cost is part of that of an exchange.
+                # Data are read and written on both sides; exchange_s includes the fixed cost of these kernels.
                 total += messages * 4.0 * size / self._here.roofline.bytes_per_s
         return total
 
     def _strips(self, op: Operation, call: LocalCall, parts: AxisParts) -> list[list[float]]:
-        """The share of the block that waits for the halo of each side, for each split dimension."""
+        """Return the fraction of the block that waits for the halo of each side, for each split dimension."""
         strips = []
         for dim, widths in self._widths(op, parts):
             rows, out = call.inputs[0][dim], call.outputs[0][dim]
@@ -180,7 +224,7 @@ class OperationCosts:
         return strips
 
     def _widths(self, op: Operation, parts: AxisParts) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Split spatial dimensions with the rows needed below and above a block, where there are any."""
+        """Yield the split spatial dimensions that need a halo, with the rows needed below and above a block."""
         if op.kind in ("interpolate", "upsample"):
             window_free = (1, 1) if op.kwargs.get("mode", "nearest") != "nearest" else (0, 0)
         elif op.window is None:
@@ -197,7 +241,7 @@ class OperationCosts:
                 yield dim, widths
 
     def _channels(self, op: Operation, call: LocalCall, parts: AxisParts) -> GemmTime:
-        """Gathering the channels that are needed, and summing shares at their owners (III-D)."""
+        """Return the time to gather the needed channels, and to reduce-scatter partial sums (III-D)."""
         own = local_shape(op.x.shape, parts)
         if call.split is None or (call.split.blocks == 1 and math.prod(call.inputs[0]) <= math.prod(own)):
             return GemmTime(0.0, 0.0, 0.0, 0.0)
@@ -208,7 +252,7 @@ class OperationCosts:
         return GemmTime(*(time + more if time else 0.0 for time in astuple(gemm)))
 
     def _sync(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
-        """Reductions that computation waits for, forward and backward."""
+        """Return the time of the reductions that the computation waits for, forward and backward."""
         split = [axis for axis in axes_of(op.x.shape) if axis and parts.along(axis) > 1]
         if op.kind == "batch_norm":
             over = {"global": ("n", *SPATIAL), "spatial": SPATIAL, "local": ()}[self.settings.batch_norm]
@@ -232,7 +276,7 @@ class OperationCosts:
         return self.machine.allreduce(parts.group(axes), size) if axes else 0.0
 
     def _parameters(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
-        """BPa, the sum of the gradients over the ranks that split the work, and the optimizer's update."""
+        """Return the time of BPa, the gradient all-reduce over the ranks that split the work, and of the optimizer."""
         size = self.parameter_bytes(op, call)
         if not size:
             return 0.0, 0.0
@@ -247,11 +291,11 @@ class OperationCosts:
         return self._allreduce(parts, axes, size) + summed * self._here.roofline.gradient_s, update
 
     def updaters(self, call: LocalCall, parts: AxisParts) -> int:
-        """Ranks that share the optimizer's work on the same parameters, and their state."""
+        """Return the number of ranks over which the optimizer's work and state of the same parameters are sharded."""
         return parts.ranks if self.settings.shard_optimizer and call.split is None else 1
 
     def parameter_bytes(self, op: Operation, call: LocalCall) -> float:
-        """Bytes of the parameters of ``op`` on one rank."""
+        """Return the bytes of the parameters of an operation on one rank."""
         return float(
             sum(
                 math.prod(shape) * constant.itemsize
@@ -263,7 +307,10 @@ class OperationCosts:
     # -- redistribution -----------------------------------------------------------------------------------------------
 
     def shuffle(self, value: Value, source: AxisParts, target: AxisParts) -> float:
-        """Seconds to bring a tensor from one grid to another (III-C, V-B)."""
+        """Return the time to redistribute a tensor from one grid to another, in seconds.
+
+        Source: Dryden et al. 2019, III-C and V-B.
+        """
         if source == target:
             return 0.0
         key = (value.shape, value.itemsize, source, target)
@@ -280,6 +327,6 @@ class OperationCosts:
         machine = self.machine
         time = moved.near_messages * machine.node.latency_s + near / machine.node.bandwidth_bytes_per_s
         time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
-        # Packed on one side, put in place on the other; what a rank keeps is copied too.
+        # Data are packed on one side and unpacked on the other; what a rank keeps is copied, too.
         copied = 2 * (near + far) + moved.kept * value.itemsize
         return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._here.roofline.exchange_s

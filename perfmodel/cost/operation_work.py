@@ -1,7 +1,8 @@
-"""What one rank computes in one operation: local shapes, FLOPs and bytes, and the name under which it is measured.
+"""Work of one rank in one operation: local shapes, FLOPs, bytes, and the key of its measured time.
 
-Convolutions and linear layers count FLOPs; everything else is priced by the memory it reads and writes, which for
-what autograd saves is known from the trace. ``register_cost`` adds what neither describes.
+Convolutions and linear layers count FLOPs. All other functions are estimated by the memory that they read and write;
+the trace records what autograd saves. Users add other costs with :func:`register_cost`. The module does not know how
+long the work takes; :mod:`.operation_cost` does.
 
 Source: Dryden et al. 2019, V-A (local runtimes C, Cx, Cw of the blocks I^(p)).
 """
@@ -23,12 +24,24 @@ from distconv.perfmodel.graph.graph import LayerGraph, Operation, Value
 Shape = tuple[int, ...]
 
 PHASES = ("forward", "input", "weight")
-"""FP, BPx (the gradient of the input, or the whole backward pass of what has no weights) and BPw."""
+"""FP, BPx (gradient of the input, or the full backward pass of a function without weights) and BPw."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs, bytes read and written, elements that kernels run in parallel over, and kernels."""
+    """Amount of work of one rank.
+
+    Attributes
+    ----------
+    flops : float
+        Floating-point operations.
+    bytes : float
+        Bytes read and written.
+    elements : float
+        Elements over which kernels run in parallel; 0 if unknown.
+    kernels : int
+        Number of kernels.
+    """
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -41,10 +54,24 @@ NONE = Work(kernels=0)
 
 @dataclass(frozen=True)
 class LocalCall:
-    """An operation on one rank: the shapes of its blocks, with the channels that it needs and computes.
+    """Operation on one rank, with the shapes of its blocks.
 
-    ``split`` says how channels and filters are split, where they are; ``pieces`` what of a convolution's input comes
-    from others.
+    A cost of :func:`register_cost` receives a LocalCall.
+
+    Attributes
+    ----------
+    operation : Operation
+        The global operation.
+    inputs, outputs : tuple of tuple of int
+        Local shapes, with the channels that the rank needs and the filters that it computes.
+    constants : tuple of tuple of int
+        Local shapes of parameters and buffers.
+    groups : int
+        Local number of groups.
+    split : ChannelSplit or None
+        Split of channels and filters; None if the channels are not split.
+    pieces : Pieces or None
+        Owned and received ranges of a convolution's input; None if nothing is received.
     """
 
     operation: Operation
@@ -57,7 +84,7 @@ class LocalCall:
 
     @property
     def key(self) -> str:
-        """The name of this piece of work in a table of measured times, without the phase."""
+        """Key in a table of measured times, without the phase."""
         op = self.operation
         written = [op.kind, *(_x(s) for s in self.inputs), *(_x(s) for s in self.constants), "->", _x(self.outputs[0])]
         if op.window is not None:
@@ -76,7 +103,20 @@ def _x(shape: Shape) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def local_call(op: Operation, parts: AxisParts) -> LocalCall:
-    """The largest piece of ``op`` that a rank of the grid ``parts`` computes."""
+    """Return the largest part of an operation that a rank computes.
+
+    Parameters
+    ----------
+    op : Operation
+        Operation of a graph.
+    parts : AxisParts
+        Grid of its layer.
+
+    Returns
+    -------
+    LocalCall
+        Local shapes of the rank with the largest blocks.
+    """
     inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
     outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
     constants = tuple(constant.shape for constant in op.constants)
@@ -111,12 +151,24 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
 
 
 def axes_in(op: Operation, value: Value) -> tuple[str | None, ...]:
-    """The grid axis of each dimension of what goes into and comes out of ``op``."""
+    """Return the grid axis of each dimension of an input or output of an operation.
+
+    Parameters
+    ----------
+    op : Operation
+    value : Value
+        Input or output of ``op``.
+
+    Returns
+    -------
+    tuple of str or None
+        Axis of each dimension; None where it is replicated.
+    """
     return linear_axes(len(value.shape)) if op.kind == "linear" else axes_of(value.shape)
 
 
 def _local_constants(op: Operation, constants: tuple[Shape, ...], inputs: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """Vectors with an entry per channel go with their channels."""
+    """Return the local shapes of constants: vectors with one entry per channel are split with the channels."""
     if op.decides or len(op.x.shape) < 2:
         return constants
     whole, here = op.x.shape[1], inputs[0][1]
@@ -124,12 +176,23 @@ def _local_constants(op: Operation, constants: tuple[Shape, ...], inputs: tuple[
 
 
 def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
-    """How a deciding operation splits its channels over ``parts`` ranks; None if it does not.
+    """Return the split of a deciding operation's channels over some ranks.
+
+    Parameters
+    ----------
+    op : Operation
+    parts : int
+        Parts along the grid axis ``c``.
+
+    Returns
+    -------
+    ChannelSplit or None
+        None if ``parts`` is 1 or the operation is not a deciding layer.
 
     Raises
     ------
     ShapeError
-        If its groups do not divide.
+        If the channels or groups do not divide.
     """
     if parts == 1 or not op.decides:
         return None
@@ -141,7 +204,14 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
 
 
 def divides(op: Operation, parts: int) -> bool:
-    """Return True if the groups of a deciding operation divide over ``parts`` ranks."""
+    """Return True if the channels and groups of a deciding operation divide over some ranks.
+
+    Parameters
+    ----------
+    op : Operation
+    parts : int
+        Parts along the grid axis ``c``.
+    """
     try:
         channel_layout(op, parts)
     except ShapeError:
@@ -165,21 +235,39 @@ _registered: dict[str, Cost] = {}
 
 
 def register_cost(kind: str, cost: Cost) -> None:
-    """Price the function called ``kind`` by ``cost(call)``: forward and backward :class:`Work` of one rank.
+    """Set the cost of a torch function.
 
-    Without it a function that the model does not know is priced by the memory it touches, and listed.
+    Without it, a function that the model does not know is estimated by the memory that it touches and listed in
+    ``Prediction.unknown``.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the function, as in ``Operation.kind``.
+    cost : callable
+        ``cost(call)`` receives a :class:`LocalCall` and returns the forward and backward :class:`Work` of one rank.
     """
     _registered[kind] = cost
     work.cache_clear()
 
 
 def registered() -> tuple[tuple[str, Cost], ...]:
-    """What has been registered: costs that were worked out under other registrations are stale."""
+    """Return the registered costs, as part of the key under which models are cached."""
     return tuple(_registered.items())
 
 
 def unknown(graph: LayerGraph) -> tuple[str, ...]:
-    """Functions of ``graph`` that have no cost of their own, each with where it is first called."""
+    """Return the functions of a graph that the model estimates by the memory that they touch.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+
+    Returns
+    -------
+    tuple of str
+        Function, and in parentheses the first operation that calls it.
+    """
     first: dict[str, str] = {}
     for op in graph.operations:
         if not op.view and op.kind not in _registered and not _passes(op):
@@ -188,14 +276,27 @@ def unknown(graph: LayerGraph) -> tuple[str, ...]:
 
 
 def _passes(op: Operation) -> int:
-    """How often it reads its input; 0 if memory traffic does not describe it, or nothing is known of it."""
+    """Return how often a function reads its input; 0 if unknown or not described by memory traffic."""
     rule = rule_of(op.function)
     return 0 if rule is None else rule.passes or 0
 
 
 @lru_cache(maxsize=1 << 17)
 def work(call: LocalCall, phase: str) -> Work:
-    """What a rank computes of an operation in FP, BPx or BPw (one of PHASES)."""
+    """Return the work of one rank in one phase of an operation.
+
+    Parameters
+    ----------
+    call : LocalCall
+        Local shapes.
+    phase : {"forward", "input", "weight"}
+        FP, BPx or BPw.
+
+    Returns
+    -------
+    Work
+        No kernels if there is nothing to compute, as for views and tensors without a gradient.
+    """
     op = call.operation
     if op.view or (phase != "forward" and not op.y.requires_grad):
         return NONE
@@ -210,7 +311,7 @@ def work(call: LocalCall, phase: str) -> Work:
 
 
 def _convolution_macs(call: LocalCall) -> float:
-    """Multiply-adds: each filter tap of each output, or of each input of a transposed convolution."""
+    """Return the multiply-adds: one per kernel element, feature and output (input if transposed)."""
     window = call.operation.window
     assert window is not None
     kernel = math.prod(window.kernel)
@@ -229,7 +330,7 @@ def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
     elements = sum(math.prod(s) for s in (call.inputs[0], call.outputs[0], *call.constants))
     result = math.prod({"forward": call.outputs[0], "input": call.inputs[0], "weight": call.constants[0]}[phase])
     if phase == "weight":
-        # The sum over samples and positions is split as well: a small weight does not leave the device empty.
+        # Kernels also split the sum over samples and positions, so a small weight does not leave the device idle.
         result = max(result, math.prod(call.outputs[0]))
     return Work(2.0 * macs, float(elements * op.y.itemsize), result)
 
@@ -241,7 +342,7 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     passes = max(1, _passes(op))
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)
-    # Threads share out what is larger: a sum is split over what it sums up, a gradient of few over what they went into.
+    # Kernels parallelize over the largest tensor, such as the input of a reduction.
     elements = max(math.prod(shape) for shape in (*call.inputs, *call.outputs))
     if phase == "forward":
         return Work(bytes=read + written, elements=elements)

@@ -1,13 +1,15 @@
-"""What a process on a CPU has resident at most, beyond the tensors of a training step.
+"""Resident memory of a process on a CPU, beyond the tensors of a training step.
+
+It consists of four parts::
 
     libraries    the interpreter, torch, MPI, and the packages of the model
-    columns      what a convolution unfolds its input into where torch does not leave it to oneDNN
-    rearranged   the input and the output of a convolution in oneDNN's order, channels in blocks: elsewhere
-    holes        what an allocator may hold free: a tenth and 128 MiB; at most what a step takes and frees, all
-                 columns among it
+    columns      the unfolded input of a convolution where torch does not use oneDNN
+    rearranged   copies of a convolution's input and output in oneDNN's blocked layout
+    holes        free memory that an allocator holds: a tenth and 128 MiB, but not more than a step allocates and frees,
+                 all columns included
 
-None of the four is fitted to measured steps: the libraries are weighed, the others counted. On a GPU torch's allocator
-and cuDNN stand for the last three, of which nothing is said here.
+None of the four is fitted to measured steps: the libraries are measured, the others counted. On a GPU, torch's
+allocator and cuDNN replace the last three, which this module does not model.
 """
 
 from __future__ import annotations
@@ -22,26 +24,39 @@ from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 
 FREE_FRACTION, FREE_BYTES = 0.10, 128 << 20
-"""Memory that an allocator may hold free: this fraction of what is in use at most, and so many bytes."""
+"""Most free memory that an allocator may hold: this fraction of the memory in use, plus this many bytes."""
 
 START_BYTES = 260 << 20
-"""Of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
+"""Bytes of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
 
 LIBRARIES_BYTES = START_BYTES + (80 << 20)
-"""Of one that has trained a tiny model: with torch's compiler and sympy, which the first optimizer imports (70 MiB).
+"""Bytes of a rank that has trained a tiny model.
 
-What a model's own packages take is beyond it."""
+They include torch's compiler and sympy, which the first optimizer imports (70 MiB). The packages of a model are extra.
+"""
 
 SMALL = 20480
-"""Elements up to which torch convolves one sample by itself."""
+"""Largest number of elements of a single sample that torch convolves without oneDNN."""
 
 MARGIN = 0.2
-"""What is to be left free of a limit, as a share of the prediction: all of 28 measured steps were less above it."""
+"""Fraction of the prediction that must stay free. All of 28 measured steps exceeded the prediction by less."""
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes resident at the peak of a step on the fullest rank."""
+    """Bytes resident at the peak of a step on the rank with the most.
+
+    Attributes
+    ----------
+    tensors : float
+        Memory of the step, from :func:`.evaluate`.
+    libraries : float
+        Interpreter and packages.
+    convolutions : float
+        Temporary buffers of the largest convolution.
+    holes : float
+        Free memory that the allocator holds.
+    """
 
     tensors: float
     libraries: float
@@ -50,7 +65,7 @@ class ProcessMemory:
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of all parts."""
         return self.tensors + self.libraries + self.convolutions + self.holes
 
     def fits(self, limit: float) -> bool:
@@ -61,13 +76,25 @@ class ProcessMemory:
 def process_memory(
     graph: LayerGraph, grids: Mapping[str, AxisParts], prediction: Prediction, packages: float = 0.0
 ) -> ProcessMemory:
-    """Of the process of a rank for which :func:`.evaluate` predicts this over the ``grids``.
+    """Return the resident memory of a rank's process for a predicted step.
 
-    ``packages`` are the bytes that the model's own packages take.
+    Parameters
+    ----------
+    graph : LayerGraph
+    grids : mapping of str to AxisParts
+        Grid of each deciding layer.
+    prediction : Prediction
+        Result of :func:`.evaluate` for these grids.
+    packages : float
+        Bytes that the model's own packages take.
+
+    Returns
+    -------
+    ProcessMemory
     """
     calls = [(op, local_call(op, grids[op.layer])) for op in graph.operations if _convolves(op)]
     convolutions = max((_inside(op, call) for op, call in calls), default=0.0)
-    # Columns are larger than what is around them, and tensors that are kept come to lie between those of two layers.
+    # Columns are larger than other tensors, and saved tensors fill the memory between those of two layers.
     columns = sum(_inside(op, call) for op, call in calls if not _by_onednn(op, call.inputs[0]))
     tensors = prediction.memory
     libraries = LIBRARIES_BYTES + packages
@@ -81,10 +108,9 @@ def _convolves(op: Operation) -> bool:
 
 
 def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
-    """Return True if torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
+    """Return True if torch uses oneDNN to convolve this block (``use_mkldnn`` in torch's Convolution.cpp).
 
-    One sample of few elements is not, nor float64; of volumes torch counts all extents but the last, so that
-    few can be many.
+    It does not for float64 and for one sample of few elements. For volumes, torch counts all dimensions but the last.
     """
     assert op.window is not None
     if op.y.dtype != "float32":
@@ -94,12 +120,12 @@ def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
 
 
 def _inside(op: Operation, call: LocalCall) -> float:
-    """What a convolution takes besides its input and its output, on one rank."""
+    """Return the bytes that a convolution takes in addition to its input and output, on one rank."""
     assert op.window is not None
     x, y = (math.prod(shape) * op.y.itemsize for shape in (call.inputs[0], call.outputs[0]))
     if _by_onednn(op, call.inputs[0]):
         return float(x + y)
-    # A column for each output: the values under the kernel, of one sample after the other.
+    # One column for each output holds the values under the kernel. Samples are unfolded one by one.
     extents = (call.inputs if op.window.transposed else call.outputs)[0][2:]
     features = (call.outputs if op.window.transposed else call.inputs)[0][1]
     return float(math.prod(op.window.kernel) * features * math.prod(extents) * op.y.itemsize)

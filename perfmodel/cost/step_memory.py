@@ -1,13 +1,16 @@
-"""Memory of a training step on the fullest rank, as terms of a strategy's problem.
+"""Memory of a training step on the rank with the most, as terms of a strategy's problem.
 
-    autograd   weights, gradients and optimizer state; what autograd saves, until its operation's backward pass; error
-               signals and unsaved results that wait for a later operation; at each operation what it works on
-    keep-all   every output and every error signal, for the whole step: the paper's implementation
+There are two models::
 
-A function that has no distributed operator is computed whole on every rank, which saves whole tensors.
-Both add the halos that a rank receives, copies in another distribution, and the workspace.
+    autograd   weights, gradients and optimizer state; what autograd saves, until the backward pass of its operation;
+               activation gradients and unsaved results that wait for a later operation; the working set
+               of each operation
+    keep-all   every output and every activation gradient, for the full step: the paper's implementation
 
-Source: Dryden et al. 2019, V and VI-B1 (what fits a GPU); the terms are ours.
+Both add the halos that a rank receives, copies in another distribution, and the workspace. A function that has no
+distributed operator is computed replicated and saves full tensors.
+
+Source: Dryden et al. 2019, V and VI-B1 (which samples fit a GPU). The paper does not give these terms.
 """
 
 from __future__ import annotations
@@ -25,7 +28,19 @@ from distconv.perfmodel.graph.graph import INPUT, LayerGraph, Operation, Value
 
 
 def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
-    """The terms of ``graph``, in the order of its forward pass."""
+    """Yield the memory terms of a graph in the order of its forward pass.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    costs : OperationCosts
+        Costs whose settings select the model.
+
+    Yields
+    ------
+    Term
+        Bytes.
+    """
     for op in graph.operations:
         yield Term(CostKind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
     workspace = costs.settings.workspace
@@ -37,23 +52,45 @@ def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
 
 
 def block_bytes(value: Value, parts: AxisParts) -> float:
-    """Bytes of the largest block of ``value``."""
+    """Return the bytes of the largest block of a value.
+
+    Parameters
+    ----------
+    value : Value
+    parts : AxisParts
+
+    Returns
+    -------
+    float
+    """
     return float(math.prod(local_shape(value.shape, parts)) * value.itemsize)
 
 
 def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
-    """Weights and the optimizer's state: what is never freed."""
+    """Return the bytes of an operation's weights and optimizer state, which stay allocated between steps.
+
+    Parameters
+    ----------
+    op : Operation
+    costs : OperationCosts
+    parts : AxisParts
+        Grid of its layer.
+
+    Returns
+    -------
+    float
+    """
     call = local_call(op, parts)
     return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.updaters(call, parts))
 
 
 def _state(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
-    """What lasts, and gradients."""
+    """Return the bytes of weights, optimizer state and gradients."""
     return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
 
 
 def _received(op: Operation, parts: AxisParts) -> float:
-    """Ghosts and channels that come with the input: what it computes from beyond what it owns."""
+    """Return the bytes of ghosts and channels that are received with the input."""
     extents = list(local_call(op, parts).inputs[0])
     own = math.prod(local_shape(op.x.shape, parts))
     if op.window is not None:
@@ -65,7 +102,7 @@ def _received(op: Operation, parts: AxisParts) -> float:
 
 
 def _moved(graph: LayerGraph, op: Operation) -> Iterator[tuple[str, Value]]:
-    """Inputs of ``op`` that have another layer's distribution, with that layer."""
+    """Yield the inputs of ``op`` that have another layer's distribution, with that layer."""
     for value in op.inputs:
         layer = graph.layer_of(value)
         if layer != op.layer:
@@ -104,19 +141,19 @@ def _autograd(graph: LayerGraph) -> Iterator[Term]:
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
-                # Its error signal (or itself, where it is not saved) is there until that last operation.
+                # Its gradient (or the unsaved result itself) stays allocated until that last operation.
                 layers, size = (op.layer,), partial(block_bytes, value)
                 waiting.setdefault(last, []).append(Term(CostKind.RELEASE, layers, size))
                 yield Term(CostKind.KEEP, layers, size)
 
 
 def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """The last operation that reads each result, by its producer and storage."""
+    """Return the last operation that reads each result, by its producer and storage."""
     return {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
 
 
 def _working(op: Operation, parts: AxisParts) -> float:
-    """What is there while ``op`` runs: its inputs and outputs, or in the backward pass their error signals."""
+    """Return the bytes in use while ``op`` runs: inputs and outputs, or in backward their gradients."""
     call = local_call(op, parts)
     inputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.inputs, op.inputs, strict=True))
     outputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.outputs, op.outputs, strict=True))
@@ -124,7 +161,7 @@ def _working(op: Operation, parts: AxisParts) -> float:
 
 
 class _SavedTensors:
-    """Which operation's distribution each saved tensor has; each is counted once."""
+    """Assigns each saved tensor to the layer whose distribution it has, and counts it once."""
 
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
@@ -135,7 +172,7 @@ class _SavedTensors:
         self.counted: set[tuple[int, str]] = set()
 
     def terms(self, op: Operation) -> Iterator[Term]:
-        """What ``op`` is the first to save."""
+        """Yield terms for the tensors that ``op`` is the first to save."""
         yield Term(CostKind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
         for value in op.saved:
             maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
@@ -145,7 +182,7 @@ class _SavedTensors:
             if maker != op.layer and (value.storage, maker) in self.counted:
                 yield Term(CostKind.KEEP, (maker, op.layer), _copy(value, 1))
             else:
-                # Saved where it is used: as it was made, or as the copy that was moved there.
+                # Saved on the grid where it is used: the original, or the redistributed copy.
                 yield Term(CostKind.KEEP, (op.layer,), partial(self._size, op, value))
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Parallelisations searched together: cuts, replicas, distributions within stages, schedules.
+"""Joint search over split points, replicas, distributions within stages, and schedules.
 
 ::
 
-    candidate_stages  What stages of a pipeline cost for any cuts
-    choices           What an exploration looked at, and what came out
-    cuts              Cuts chosen for one schedule
-    explore           ``explore``: data parallelism or a pipeline, with which schedule
+    candidate_stages  Cost of the stages of a pipeline for any split points
+    choices           Results of an exploration
+    cuts              Split points chosen for one schedule
+    explore           ``explore``: data parallelism or a pipeline, and the schedule
 """

@@ -1,8 +1,9 @@
-"""What stages of a pipeline cost for any cuts: time of a mini-batch by a schedule's closed form, and memory.
+"""Cost of the stages of a pipeline for any split points: time of a mini-batch by a closed form, and memory.
 
-Stage i of replica r is on device r N + i, so that a pipeline's stages are neighbours. ``hidden``: what of a stage's
-allreduce no device waits for: the backward passes of the stages before it, and its own last one where the machine
-overlaps.
+Stage i of replica r is on device r N + i, so that a pipeline's stages are neighbours. A part of each stage's gradient
+all-reduce is hidden, because no device waits for it: it overlaps with the backward passes of earlier stages, and with
+the last one of its own stage if the machine overlaps. :func:`.explore` makes the objects, :mod:`.cuts` searches among
+split points.
 
 Source: Zhao et al. 2020 (BaPipe), Tables I and II.
 """
@@ -26,17 +27,26 @@ from distconv.perfmodel.stages.stage_costs import COSTS, Array, Terms
 from distconv.plan import Plan
 
 PARALLEL = "dp"
-"""One stage: data parallelism."""
+"""Schedule with one stage: data parallelism."""
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a step takes beside its layers and links, in seconds: nothing, unless told otherwise.
+    """Time of a step beyond its layers and links. All are zero by default.
 
-    ``pass_s``: of each forward or backward pass of a stage. ``message_s``: of each message, on both of its sides.
-    ``update_s_per_byte``: of the optimizer, for each byte of parameters. ``blocking``: a message occupies the rank that
-    takes it, which cannot compute meanwhile. ``join_s``: of bringing replicas of the whole network together, beside the
-    sums of their gradients; a stage has the share of its layers.
+    Attributes
+    ----------
+    pass_s : float
+        Seconds of each forward or backward pass of a stage.
+    message_s : float
+        Seconds of each message, on both of its sides.
+    update_s_per_byte : float
+        Seconds of the optimizer per byte of parameters.
+    blocking : bool
+        True if a message occupies the rank that receives it, which cannot compute meanwhile. Otherwise it overlaps.
+    join_s : float
+        Seconds to synchronize replicas of the full network, beyond their gradient all-reduce. A stage has the fraction
+        of its layers.
     """
 
     pass_s: float = 0.0
@@ -54,7 +64,19 @@ class Overheads:
 
 
 def whole(positions: Sequence[float], size: int) -> list[int]:
-    """Cuts between whole layers at or beside ``positions``: each stage keeps at least one of ``size`` layers."""
+    """Return split points between layers that are close to some positions. Each stage keeps at least one layer.
+
+    Parameters
+    ----------
+    positions : sequence of float
+        Split points in layers.
+    size : int
+        Number of layers.
+
+    Returns
+    -------
+    list of int
+    """
     cuts: list[int] = []
     for index, position in enumerate(positions):
         least, most = (cuts[-1] if cuts else 0) + 1, size - (len(positions) - index)
@@ -64,10 +86,23 @@ def whole(positions: Sequence[float], size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ExplorationContext:
-    """A micro-batch's ``profile`` on ``devices`` of a machine, each with its memory.
+    """A micro-batch's profile on the devices of a machine.
 
-    With a ``width`` above 1 what is called a device is so many ranks, among which ``plan`` distributes the layers.
-    ``estimated``: the profile is an estimate on a machine that has measured times of other layers.
+    Attributes
+    ----------
+    profile : Profile
+    machine : Machine
+    devices : sequence of Device
+        Each with its memory. If ``width`` is above 1, a device stands for that many ranks.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter.
+    width : int
+        Ranks of each device.
+    plan : Plan or None
+        Distribution of the layers over the ranks of a device.
+    overheads : Overheads
+    estimated : bool
+        True if the profile is an estimate on a machine that has measured times of other layers. Otherwise False.
     """
 
     profile: Profile
@@ -81,48 +116,60 @@ class ExplorationContext:
 
     @property
     def ranks(self) -> int:
-        """Of all devices."""
+        """Ranks of all devices."""
         return self.width * sum(device.count for device in self.devices)
 
     def stages(self, schedule: str, replicas: int, microbatches: int) -> Stages | None:
-        """All devices as ``replicas`` pipelines; None if there are more stages than layers."""
+        """Return all devices as ``replicas`` pipelines; None if there are more stages than layers."""
         count = sum(device.count for device in self.devices) // replicas
         return None if count > len(self.profile.layers) else Stages(self, schedule, count, replicas, microbatches)
 
     @cached_property
     def kinds(self) -> list[int]:
-        """The kind of each device."""
+        """Kind of each device."""
         return kinds_in_order(self.devices)
 
     @cached_property
     def terms(self) -> Terms:
-        """Sums over layers; its bandwidth is that of the slowest link between neighbours."""
+        """Sums over layers, with the bandwidth of the slowest link between neighbours."""
         near = self.ranks <= self.machine.ranks_per_node
         link = self.machine.node if near else self.machine.network
         return Terms(self.profile, self.devices, link.bandwidth_bytes_per_s, COSTS["bapipe"])
 
     @cached_property
     def forward_share(self) -> Array:
-        """The share of each layer's time that is forward."""
+        """Forward fraction of each layer's time."""
         return np.array([layer.forward_s / layer.time_s if layer.time_s else 0.5 for layer in self.profile.layers])
 
     @cached_property
     def forward(self) -> list[Array]:
-        """Seconds forward of the layers before each position, for each kind of device."""
+        """Forward seconds of the layers before each position, for each kind of device."""
         return [
             np.concatenate([[0.0], np.cumsum(np.diff(seconds) * self.forward_share)]) for seconds in self.terms.seconds
         ]
 
     @cached_property
     def balanced(self) -> StagePartition:
-        """BaPipe's partition without a limit of memory, which is the same for all schedules."""
+        """BaPipe's partition without a memory limit, which is the same for all schedules."""
         unlimited = [Device(device.name, device.count, device.times) for device in self.devices]
         return partition(self.profile, unlimited, self.terms.bandwidth, "bapipe")
 
 
 @dataclass(frozen=True)
 class Stages:
-    """``replicas`` pipelines of ``count`` stages that share ``microbatches`` micro-batches."""
+    """Replicated pipelines of ``count`` stages that divide the micro-batches among them.
+
+    Attributes
+    ----------
+    setting : ExplorationContext
+    schedule : str
+    count : int
+        Stages of each pipeline.
+    replicas : int
+        Number of pipelines.
+    microbatches : int
+        Micro-batches of the full mini-batch.
+    """
 
     setting: ExplorationContext
     schedule: str
@@ -132,22 +179,25 @@ class Stages:
 
     @property
     def form(self) -> str:
-        """The schedule whose closed form applies; without a boundary all of them are the same."""
+        """Schedule whose closed form applies. Without a boundary all of them are the same."""
         return "1f1b-as" if self.schedule == PARALLEL else self.schedule
 
     @property
     def size(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return len(self.setting.profile.layers)
 
     def edges(self, positions: Sequence[float]) -> list[float]:
-        """The positions with both ends."""
+        """Return the positions with both ends."""
         return [0, *positions, self.size]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def time(self, positions: Sequence[float]) -> float:
-        """Seconds of a mini-batch cut at ``positions``: the slowest of the replicas, and the allreduce behind it."""
+        """Return the seconds of a mini-batch split at ``positions``.
+
+        They are those of the slowest replica, and of the part of the gradient all-reduce that does not overlap.
+        """
         slowest = 0.0
         for kinds in self.pipelines:
             forward, backward, transfer = self.costs(positions, kinds)
@@ -160,7 +210,7 @@ class Stages:
         return slowest
 
     def updates(self, positions: Sequence[float]) -> list[float]:
-        """Seconds of the optimizer on each stage, and of bringing its replicas together."""
+        """Return the seconds of the optimizer and of the synchronization of replicas, for each stage."""
         terms, of = self.setting.terms, self.setting.overheads
         join_s = of.join_s / self.size if self.replicas > 1 else 0.0
         return [
@@ -170,12 +220,24 @@ class Stages:
 
     @cached_property
     def pipelines(self) -> set[tuple[int, ...]]:
-        """The kinds of devices of each pipeline, each order once."""
+        """Kinds of devices of each pipeline, each order once."""
         kinds = self.setting.kinds
         return {tuple(kinds[first : first + self.count]) for first in range(0, len(kinds), self.count)}
 
     def costs(self, positions: Sequence[float], kinds: Sequence[int]) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of a micro-batch forward and backward on each stage and between stages, on devices of ``kinds``."""
+        """Return the seconds of a micro-batch: forward and backward of each stage, and transfers between stages.
+
+        Parameters
+        ----------
+        positions : sequence of float
+            Split points in layers.
+        kinds : sequence of int
+            Kind of device of each stage.
+
+        Returns
+        -------
+        tuple of list of float
+        """
         spans = list(zip(kinds, pairwise(self.edges(positions)), strict=True))
         forward = [self._between(self.setting.forward[kind], first, last) for kind, (first, last) in spans]
         both = [self._between(self.setting.terms.seconds[kind], first, last) for kind, (first, last) in spans]
@@ -188,7 +250,7 @@ class Stages:
     ) -> tuple[list[float], list[float], list[float]]:
         of = self.setting.overheads
         taken = transfer if of.blocking else [0.0] * len(transfer)
-        # A stage between others takes and gives one message in each direction.
+        # A stage exchanges one message in each direction with each of its neighbours.
         neighbours = [(index > 0) + (index < len(transfer)) for index in range(len(forward))]
         fixed = [of.pass_s + count * of.message_s for count in neighbours]
         forward = [f + more + into for f, more, into in zip(forward, fixed, [0.0, *taken], strict=True)]
@@ -196,7 +258,7 @@ class Stages:
         return forward, backward, [0.0] * len(transfer) if of.blocking else transfer
 
     def _transfer(self, index: int, position: float) -> float:
-        """Seconds between stages ``index`` and the next, of the pipeline where that is slowest."""
+        """Return the seconds between stage ``index`` and the next, for the pipeline in which that is slowest."""
         machine = self.setting.machine
         ranks = [self.setting.width * (replica * self.count + index + 1) for replica in range(self.replicas)]
         across = any(rank % machine.ranks_per_node == 0 for rank in ranks)
@@ -206,7 +268,10 @@ class Stages:
         return machine.send(float(terms.boundary(position, 1)) * terms.bandwidth, across)
 
     def _between(self, sums: Array, first: float, last: float) -> float:
-        """Part of a sum over layers; between whole ones, of which a search asks for many, without interpolation."""
+        """Return the part of a sum over layers between two positions.
+
+        Between integers no interpolation is needed, which is faster: a search evaluates many of them.
+        """
         if isinstance(first, int) and isinstance(last, int):
             return float(sums[last] - sums[first])
         return float(self.setting.terms.between(sums, first, last))
@@ -229,7 +294,7 @@ class Stages:
 
     @cached_property
     def weight_copies(self) -> list[int]:
-        """Weights, gradients and what the optimizer keeps on each stage, and versions that are stashed."""
+        """Copies of the weights on each stage: weights, gradients, optimizer state, and stashed versions."""
         stashed = SCHEDULES[self.form].stashed
         return [2 + self.setting.optimizer_slots + (flying - 1 if stashed else 0) for flying in self.flying]
 
@@ -248,7 +313,7 @@ class Stages:
         ]
 
     def memory(self, positions: Sequence[float]) -> tuple[float, ...]:
-        """Bytes on each device of each stage."""
+        """Return the bytes on each device of each stage."""
         outputs, weights = self.setting.terms.outputs, self.setting.terms.parameters
         return tuple(
             flying * self._between(outputs, first, last) + copies * self._between(weights, first, last)
@@ -258,7 +323,7 @@ class Stages:
         )
 
     def needed(self, index: int, first: float | Array, last: float | Array) -> Array:
-        """Bytes of stage ``index`` between two positions."""
+        """Return the bytes of stage ``index`` between two positions."""
         terms = self.setting.terms
         outputs, weights = terms.between(terms.outputs, first, last), terms.between(terms.parameters, first, last)
         return self.flying[index] * outputs + self.weight_copies[index] * weights
@@ -266,7 +331,7 @@ class Stages:
     # -- as partitions ------------------------------------------------------------------------------------------------
 
     def partition(self, positions: Sequence[float]) -> StagePartition:
-        """The cuts as a partition; its ``time`` is that of a mini-batch."""
+        """Return the split points as a partition; its ``time`` is that of a mini-batch."""
         names = [layer.name for layer in self.setting.profile.layers]
         cuts = whole(positions, self.size)
         held = []

@@ -1,4 +1,7 @@
-"""What an exploration looked at, and what came out."""
+"""Results of an exploration.
+
+:func:`.explore` makes them. Users and the command line read them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,23 @@ from distconv.plan import Plan
 
 
 class ExplorationError(DistconvError, ValueError):
-    """A question that has no answer: impossible numbers, or no combination fits the memory."""
+    """An exploration has no result: invalid arguments, or no combination fits the memory."""
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Seconds of a micro-batch forward and backward on each stage, between stages, and of each stage's update.
+    """Seconds of a micro-batch, as arguments of ``distconv.pipeline.simulate``.
 
-    Of the first pipeline where there are several; what ``distconv.pipeline.simulate`` takes.
+    If there are several replicas of the pipeline, they are those of the first.
+
+    Attributes
+    ----------
+    forward, backward : tuple of float
+        Passes of each stage.
+    transfer : tuple of float
+        Messages between each stage and the next.
+    update : tuple of float
+        Optimizer of each stage, once per mini-batch.
     """
 
     forward: tuple[float, ...]
@@ -28,12 +40,33 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Choice:
-    """One combination: ``time`` in seconds of a mini-batch, ``memory`` in bytes on a device of each stage.
+    """One combination of schedule, stages and micro-batches, with its time and memory.
 
-    ``microbatches`` are those of the whole mini-batch; each of the ``replicas`` gets its share of them. A stage has
-    ``width`` ranks, among which ``plan`` distributes its layers (None: one rank). ``time`` is made of ``costs``.
-    ``estimated``: the machine has measured times, but not of all layers of this combination. Its times are those of the
-    roofline. Otherwise they rest on measured times, or the machine has none.
+    Attributes
+    ----------
+    schedule : str
+        ``"dp"`` or the name of a schedule.
+    stages : StagePartition
+        Split points and devices.
+    microbatches : int
+        Micro-batches of the full mini-batch, divided among the replicas.
+    replicas : int
+        Number of pipelines.
+    time : float
+        Seconds per mini-batch.
+    memory : tuple of float
+        Bytes on a device of each stage.
+    fits : bool
+        True if each stage fits its devices. Otherwise False.
+    costs : StageCosts
+        Times from which ``time`` is computed.
+    width : int
+        Ranks of each stage.
+    plan : Plan or None
+        Distribution of the layers over the ranks of a stage; None for one rank.
+    estimated : bool
+        True if the machine has measured times, but not of all layers of this combination: its times are those of the
+        roofline. Otherwise all are measured, or the machine has no measured times.
     """
 
     schedule: str
@@ -59,11 +92,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Exploration:
-    """The fastest choice that fits, and all that were considered, fastest first and those that do not fit last.
+    """Fastest choice that fits, and all choices that were considered.
 
-    Estimates are not ranked against choices whose layers were measured: they come after them.
+    Estimates are not ranked against choices whose layers were measured; they come after them.
 
-    ``stages`` is its partition, ``time`` in seconds of a mini-batch, ``memory`` in bytes on the fullest device.
+    Attributes
+    ----------
+    best : Choice
+        First entry of ``table``.
+    table : tuple of Choice
+        Fastest first; choices that do not fit last.
+    room : float
+        Bytes of the smallest device.
+    question : str
+        Title of the report.
     """
 
     best: Choice
@@ -73,36 +115,42 @@ class Exploration:
 
     @property
     def schedule(self) -> str:
-        """``dp`` (data parallelism), or the schedule's name for ``distconv.pipeline.schedule``."""
+        """``"dp"`` (data parallelism), or a name for :func:`distconv.pipeline.schedule`."""
         return self.best.schedule
 
     @property
     def stages(self) -> StagePartition:
-        """Where the network is cut and which devices have what."""
+        """Split points, and the devices of each stage."""
         return self.best.stages
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches that the mini-batch is divided into."""
+        """Number of micro-batches of the mini-batch."""
         return self.best.microbatches
 
     @property
     def time(self) -> float:
-        """Seconds of a mini-batch."""
+        """Seconds per mini-batch."""
         return self.best.time
 
     @property
     def estimated(self) -> bool:
-        """True if the machine has measured times, but not of all layers of the choice. Otherwise they are measured."""
+        """True if the machine has measured times, but not of all layers of the choice. Otherwise of all, or of none."""
         return self.best.estimated
 
     @property
     def memory(self) -> float:
-        """Bytes on the fullest device."""
+        """Bytes on the device with the most memory."""
         return max(self.best.memory)
 
     def explain(self) -> str:
-        """Why: the choice, the best of each schedule beside it, and what did not fit."""
+        """Return a report: the choice, the best choice of each schedule, and the number of choices that do not fit.
+
+        Returns
+        -------
+        str
+            Several lines; times in seconds, memory in GB.
+        """
         fitting = [choice for choice in self.table if choice.fits]
         leaders: dict[str, Choice] = {}
         for choice in fitting:
@@ -127,7 +175,7 @@ class Exploration:
 
 
 def _cut(choice: Choice) -> list[str]:
-    """The layers at which stages begin."""
+    """Return a line with the layers at which stages begin, and the memory of each stage."""
     if len(choice.memory) == 1:
         return []
     begins = [stage[0] for stage in choice.stages.stages[1:]]

@@ -1,14 +1,14 @@
-"""Cuts chosen for one schedule: the least time of a mini-batch within its memory, over cuts between whole layers.
+"""Split points chosen for one schedule: the least time of a mini-batch within its memory, between layers.
 
-1. For each of some prices of a transfer: the cuts whose slowest stage, with its two transfers at that price, takes
-   least among those that fit (a dynamic program, exact for that cost). A price of 0 balances computation; larger ones
-   look for small boundaries.
-2. From each of these and from the cuts given: single cuts move, as far as they like, while that makes the mini-batch
+1. For several prices of a transfer, find the split points whose slowest stage takes least among those that fit. A stage
+   counts with its two transfers, weighted by that price. The dynamic program is exact for it. A price of 0 balances
+   computation; larger ones prefer small boundaries.
+2. From each of these and from the given split points, move single ones any distance while that makes the mini-batch
    faster.
 
-Step 1 is exact for another cost than the time of the mini-batch, step 2 stops where no single cut helps. Of the 300
-random networks of 9 layers on 2 to 4 devices in tests/perfmodel/exploration/test_cuts.py 216 fit their memory;
-for 212 of them this finds the best of all cuts, for the other four cuts up to 1.9 % slower.
+Step 1 is exact for another cost than the time of the mini-batch, and step 2 stops where no single move helps. Of the
+300 random networks of 9 layers on 2 to 4 devices in ``tests/perfmodel/exploration/test_cuts.py``, 216 fit their memory.
+For 212 of them the result is the best of all split points; for the other four it is up to 1.9 % slower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,19 @@ PRICES = (0.0, 0.5, 1.0, 2.0)
 
 
 def best_cuts(stages: Stages, given: Sequence[Sequence[float]] = ()) -> list[int]:
-    """Cuts between whole layers; where none fits the memory, those that come nearest to it."""
+    """Return the best split points found; if none fit the memory, those that come closest.
+
+    Parameters
+    ----------
+    stages : Stages
+        Pipelines to split.
+    given : sequence of sequence of float
+        Split points to start from.
+
+    Returns
+    -------
+    list of int
+    """
     starts = {tuple(whole(positions, stages.size)) for positions in given}
     starts |= {tuple(balanced) for price in PRICES if (balanced := balanced_cuts(stages, price)) is not None}
     starts = starts or {tuple(emptiest_cuts(stages))}
@@ -33,13 +45,35 @@ def best_cuts(stages: Stages, given: Sequence[Sequence[float]] = ()) -> list[int
 
 
 def key(stages: Stages, cuts: Sequence[int]) -> tuple[float, float]:
-    """Bytes too many in all, then seconds."""
+    """Return the bytes beyond the memory, summed over stages, then the seconds. The search minimizes this pair.
+
+    Parameters
+    ----------
+    stages : Stages
+    cuts : sequence of int
+
+    Returns
+    -------
+    tuple of float
+    """
     over = sum(max(0.0, a - b) for a, b in zip(stages.memory(cuts), stages.rooms, strict=True))
     return over, stages.time(cuts)
 
 
 def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
-    """The cuts whose slowest stage takes least among those that fit; each of its transfers counts ``price`` times."""
+    """Return the split points whose slowest stage takes least among those that fit.
+
+    Parameters
+    ----------
+    stages : Stages
+    price : float
+        Weight of the two transfers of each stage.
+
+    Returns
+    -------
+    list of int or None
+        None if none fit.
+    """
     terms = stages.setting.terms
     sent = price * terms.boundary(terms.edges, 1)
     first, last = terms.edges[:, None], terms.edges[None, :]
@@ -55,7 +89,7 @@ def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
 
 
 def emptiest_cuts(stages: Stages) -> list[int]:
-    """The cuts whose fullest stage fills its devices least: where these do not fit, none do."""
+    """Return the split points whose fullest stage fills its devices least: if these do not fit, none do."""
     edges = stages.setting.terms.edges
     emptiest = cheapest(
         stages.size,

@@ -1,15 +1,18 @@
-"""``explore``: data parallelism or a pipeline, with which schedule, cuts and number of micro-batches.
+"""``explore``: data parallelism or a pipeline, and the schedule, split points and number of micro-batches.
 
-    devices:  R pipelines side by side, each of N stages: stage i of all of them has the same layers
+::
+
+    devices:  R pipelines of N stages each: stage i of all of them has the same layers
               R = 1: BaPipe's daisy chain;  N = 1: data parallelism ("dp")
 
-Every combination that fits the memory is priced by the closed forms of
-:mod:`distconv.perfmodel.stages.closed_forms`, plus what of the gradients' allreduce over the R replicas is not hidden;
-the fastest one is the result. BaPipe looks at R = 1 and at data parallelism; ``joint`` at every R that divides
-the devices, and its cuts are chosen for the time and the memory of the very schedule
-(:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it also looks at stages of g ranks (R N g in all),
-among which every layer has the distribution that ``select`` finds for g ranks. Replicas or g that differ from stage to
-stage are not looked at: the closed forms do not know them.
+The time of a combination is the closed form of :mod:`distconv.perfmodel.stages.closed_forms`, plus the part of the
+gradient all-reduce over the R replicas that does not overlap. The fastest combination that fits the memory is the
+result.
+
+BaPipe considers R = 1 and data parallelism. ``joint`` considers every R that divides the devices, and chooses the split
+points for the time and memory of each schedule (:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it
+also considers stages of g ranks (R N g in total), over which each layer has the distribution that ``select`` finds for
+g ranks. R and g are the same for all stages, because the closed forms require it.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 """
@@ -35,10 +38,10 @@ from distconv.plan import Plan
 from distconv.text_files import shorten
 
 SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
-"""What accelerators can do that compute and communicate in turn, such as GPUs."""
+"""Schedules for accelerators that alternate between computation and communication, such as GPUs."""
 
 ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
-"""What accelerators can do that pass results on while they compute them, such as FPGAs."""
+"""Schedules for accelerators that pass results on while they compute them, such as FPGAs."""
 
 
 def explore(
@@ -58,26 +61,56 @@ def explore(
     overheads: Overheads | None = None,
     measured: Mapping[int, Profile] | None = None,
 ) -> Exploration:
-    """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
+    """Find the fastest way to train a mini-batch on all devices: data parallelism or a pipeline.
 
-    ``profile``: what a micro-batch of so many samples costs, as a Profile or as the graph that ``trace`` gives; or a
-    Profile of ``samples`` samples (default: ``batch``) that others are in proportion to, as are ``times`` of devices.
-    Links and memory are those of ``machine`` (or the one of this name or file); ``memory`` (bytes of a device) takes
-    the latter's place. ``microbatches``: the number, or those to look at; None: all divisors of ``batch``.
-    ``schedules``: ``dp`` and names from ``closed_forms.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
-    ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2), which FPGAs can do and
-    ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
-    them). ``cuts``: names of the layers at which a stage may begin (``distconv.pipeline.possible_cuts``; None: any).
-    ``overheads``: what a step takes beside its layers and links, the optimizer's time with it; by default nothing.
-    ``measured``: profiles of micro-batches of so many samples on one rank, where graphs alone would be priced by the
-    machine's tables or roofline.
+    Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
+
+    Parameters
+    ----------
+    profile : Profile, or callable
+        Profile of ``samples`` samples, from which others are scaled in proportion, ``times`` of devices included. Or a
+        function that returns, for a number of samples, the Profile or the :class:`LayerGraph` of such a micro-batch.
+    machine : Machine, str or path
+        Links and memory; a name or file is loaded.
+    devices : int or sequence of Device
+        Number of equal devices, or kinds in the order of the pipeline.
+    batch : int
+        Samples of the mini-batch.
+    samples : int, optional
+        Samples of ``profile``. Default: ``batch``.
+    microbatches : int or sequence of int, optional
+        Numbers of micro-batches to consider. Default: all divisors of ``batch``.
+    schedules : str or sequence of str
+        ``"dp"`` and names from ``closed_forms.SCHEDULES``.
+    joint : bool
+        True to consider replicated pipelines, stages of several ranks, and split points for each schedule. Otherwise
+        the search is BaPipe's.
+    share_layers : bool
+        True if a layer at a split point may be divided between two stages (BaPipe, 3.3.2), which FPGAs support and
+        ``distconv.pipeline.Pipeline`` does not. Otherwise layers stay intact.
+    memory : float, optional
+        Bytes of a device. Default: the machine's.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter. BaPipe's memory of 2w corresponds to 0.
+    cuts : sequence of str, optional
+        Layers at which a stage may begin, such as ``distconv.pipeline.possible_cuts`` returns. Default: any.
+    overheads : Overheads, optional
+        Time of a step beyond its layers and links, the optimizer's included. Default: none.
+    measured : mapping of int to Profile, optional
+        Measured profiles of micro-batches on one rank, by their number of samples. They replace predictions from
+        graphs.
+
+    Returns
+    -------
+    Exploration
+        The fastest choice, and all others.
 
     Raises
     ------
     ExplorationError
-        If a number or name cannot be, or nothing fits the memory: names what needs least, and how much.
+        If an argument is invalid, or no combination fits the memory; the message names the one that needs the least.
     PartitionError
-        If the devices cannot be.
+        If the devices are invalid.
     """
     if not callable(profile) and not isinstance(profile, Profile):
         raise ExplorationError(
@@ -116,7 +149,7 @@ def explore(
 
 
 def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
-    """Numbers of ranks that a stage can have: only a graph can be distributed, and only over equal devices."""
+    """Return the numbers of ranks that a stage can have: more than one for graphs on equal devices only."""
     if not isinstance(profiled, LayerGraph) or not is_whole(devices) or devices < 1:
         return [1]
     return divisors(int(devices))
@@ -125,9 +158,9 @@ def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> 
 def _on_ranks(
     profiled: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
 ) -> tuple[Profile, Plan | None, bool]:
-    """Return the costs of a micro-batch on ``width`` ranks with all devices at work, its plan, and if it is estimated.
+    """Return the profile of a micro-batch on ``width`` ranks, its plan, and if it is estimated. All devices compute.
 
-    Where the machine has measured some layers and not others, all of them are estimated by its roofline.
+    If the machine has measured some of the layers only, its roofline estimates all of them.
     """
     if isinstance(profiled, Profile):
         return profiled, None, False
@@ -160,7 +193,7 @@ def _explored(choices: Sequence[Choice], setting: ExplorationContext, batch: int
 
 
 def _order(choice: Choice) -> tuple[bool, bool, float, float]:
-    """Return the key by which choices are sorted: those that fit, and of these the measured ones, first."""
+    """Return the sort key of a choice: those that fit first, of these the measured ones first."""
     return not choice.fits, choice.estimated, choice.time, max(choice.memory)
 
 
@@ -183,7 +216,7 @@ def _choices(
 
 
 def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]:
-    """What BaPipe cuts, and for ``joint`` what the search does."""
+    """Yield BaPipe's choice, and with ``joint`` the result of the search."""
     tried: list[Sequence[float]] = []
     if stages.count == 1:
         tried.append(())
@@ -197,7 +230,20 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
 
 
 def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
-    """The stages between these cuts, with their time and memory."""
+    """Return the choice with these split points.
+
+    Parameters
+    ----------
+    stages : Stages
+        Pipelines to split.
+    positions : sequence of float
+        Split points in layers.
+
+    Returns
+    -------
+    Choice
+        With its time and memory.
+    """
     setting, memory = stages.setting, stages.memory(positions)
     return Choice(
         stages.schedule,
@@ -220,7 +266,10 @@ def _costs(stages: Stages, positions: Sequence[float]) -> StageCosts:
 
 
 def _balanced(stages: Stages) -> Sequence[float]:
-    """BaPipe's partition; where that is too much for a stage, the most balanced one that fits, or else fits nearly."""
+    """Return BaPipe's split points, or others if a stage exceeds its memory.
+
+    These are the most balanced ones that fit, or else those that come closest to fitting.
+    """
     free = stages.setting.balanced
     if all(needed <= room for needed, room in zip(stages.memory(free.positions), stages.rooms, strict=True)):
         return free.positions

@@ -1,4 +1,7 @@
-"""The layers of a network and what flows between them, as recorded by :func:`distconv.perfmodel.trace`."""
+"""Layers of a network and the values between them, as recorded by :func:`distconv.perfmodel.trace`.
+
+The cost model reads these classes. They hold global shapes and are independent of plan, grid and machine.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,27 @@ from typing import Any
 from distconv.kernels.convolution import Geometry, Range
 
 INPUT = -1
-"""Producer of what the network is given."""
+"""``Value.producer`` of the network's inputs."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that an operation reads or makes.
+    """Tensor that an operation reads or returns.
 
-    ``shape`` is global, ``storage`` equal for tensors that share memory, ``producer`` the index of the operation that
-    made it last, or INPUT.
+    Attributes
+    ----------
+    shape : tuple of int
+        Global shape.
+    itemsize : int
+        Bytes per element.
+    dtype : str
+        Name without the prefix ``torch.``.
+    storage : int
+        Number of the storage; equal for tensors that share memory.
+    producer : int
+        Index of the last operation that returned the tensor, or :data:`INPUT`.
+    requires_grad : bool
+        True if autograd computes a gradient of the tensor. Otherwise False.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +52,21 @@ class Value:
 
 @dataclass(frozen=True)
 class GraphConstant:
-    """A parameter or buffer of the model; ``trained`` if it has a gradient, ``name`` empty if it is neither."""
+    """Parameter, buffer or other tensor that does not depend on the network's inputs.
+
+    Attributes
+    ----------
+    name : str
+        Name of the parameter or buffer; empty for any other tensor.
+    shape : tuple of int
+        Global shape.
+    itemsize : int
+        Bytes per element.
+    dtype : str
+        Name without the prefix ``torch.``.
+    trained : bool
+        True for a parameter that requires a gradient. Otherwise False.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -53,15 +82,34 @@ class GraphConstant:
 
 @dataclass(frozen=True)
 class KernelWindow(Geometry):
-    """What a convolution or pooling looks at; ``transposed`` if its outputs look at it."""
+    """Window of a convolution or pooling: kernel, stride, padding and dilation of each spatial dimension.
+
+    Attributes
+    ----------
+    transposed : bool
+        True for a transposed convolution. Otherwise False.
+    """
 
     transposed: bool = False
 
     def needed(self, dim: int, out: Range) -> Range:
-        """Input range that the outputs ``out`` (not empty) of dimension ``dim`` need; may leave the input."""
+        """Return the input range that a range of outputs needs.
+
+        Parameters
+        ----------
+        dim : int
+            Spatial dimension.
+        out : tuple of int
+            Half-open output range, not empty.
+
+        Returns
+        -------
+        tuple of int
+            Half-open input range. It includes padding, so it may exceed the input.
+        """
         if not self.transposed:
             return super().needed(dim, out)
-        # Output o is touched by inputs i with o = i * stride - padding + k * dilation.
+        # Output o depends on the inputs i with o = i * stride - padding + k * dilation.
         first = out[0] + self.padding[dim] - self.reach(dim) + 1
         last = out[1] - 1 + self.padding[dim]
         return -(-first // self.stride[dim]), last // self.stride[dim] + 1
@@ -71,10 +119,38 @@ class KernelWindow(Geometry):
 class Operation:
     """One call of a torch function in the forward pass.
 
-    ``kind`` is the function's name; ``layer`` the deciding layer whose distribution it has; ``decides`` says that it is
-    that layer. ``args`` and ``kwargs`` are the call's, with a :class:`Value` or :class:`GraphConstant` for each tensor.
-    ``saved`` are the tensors that autograd keeps for its backward pass. ``in_place`` and ``view`` say that its result
-    is its input, or shares its memory.
+    Attributes
+    ----------
+    index : int
+        Position in the graph's ``operations``.
+    name : str
+        Unique name: the deciding layer or the module that called, ``#2`` and so on appended for later calls.
+    kind : str
+        Name of the torch function, such as ``"conv2d"``; ``"view"`` for a property.
+    layer : str
+        Deciding layer whose distribution the operation has.
+    decides : bool
+        True if the operation is a call of that layer itself. Otherwise it inherits the distribution.
+    function : callable
+        The torch function.
+    args, kwargs
+        Arguments of the call, with a :class:`Value` or :class:`GraphConstant` in place of each tensor.
+    inputs : tuple of Value
+        Arguments that depend on the network's inputs.
+    constants : tuple of GraphConstant
+        All other tensor arguments, each once.
+    outputs : tuple of Value
+        Results.
+    saved : tuple of Value
+        Tensors that autograd keeps for backward, without parameters and buffers.
+    in_place : bool
+        True if the result is one of the arguments. Otherwise False.
+    view : bool
+        True if the results share memory with the inputs. Otherwise False.
+    window : KernelWindow or None
+        Window of a convolution or pooling.
+    groups : int
+        Groups of a convolution.
     """
 
     index: int
@@ -96,26 +172,43 @@ class Operation:
 
     @property
     def parameters(self) -> tuple[GraphConstant, ...]:
-        """What it is trained on."""
+        """Constants that are trained."""
         return tuple(constant for constant in self.constants if constant.trained)
 
     @property
     def x(self) -> Value:
-        """Its first input."""
+        """First input."""
         return self.inputs[0]
 
     @property
     def y(self) -> Value:
-        """Its first output."""
+        """First output."""
         return self.outputs[0]
 
 
 @dataclass(eq=False)
 class LayerGraph:
-    """Operations in the order of the forward pass.
+    """Operations of a network in the order of the forward pass.
 
-    ``deciding`` are the names of the convolution and linear layers, in the order in which they run: a plan gives each
-    of them a distribution (V-C); every other operation has its first argument's.
+    A plan gives each deciding layer a distribution. Every other operation inherits the distribution of its first input.
+
+    Source: Dryden et al. 2019, V-C.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model's class.
+    input_shapes : tuple of tuple of int
+        Global shapes (N, C, ...) of the network's inputs.
+    input_layer : str
+        Deciding layer whose distribution the network's inputs have: of the layers that ran, the first in
+        ``named_modules()``.
+    operations : tuple of Operation
+        All recorded calls.
+    deciding : tuple of str
+        Names of the convolution and linear layers, in the order in which they first run.
+    caches : dict
+        Costs and models that the cost model computed for this graph.
     """
 
     model: str
@@ -127,16 +220,27 @@ class LayerGraph:
 
     @cached_property
     def by_layer(self) -> dict[str, tuple[Operation, ...]]:
-        """The calls of each deciding layer: more than one where it is used more than once."""
+        """Calls of each deciding layer, by its name; several if the layer is used more than once."""
         return {name: tuple(op for op in self.operations if op.decides and op.layer == name) for name in self.deciding}
 
     @property
     def batch(self) -> int:
-        """Samples in the mini-batch."""
+        """Number of samples in the mini-batch."""
         return self.input_shapes[0][0]
 
     def layer_of(self, value: Value) -> str:
-        """The deciding layer whose distribution ``value`` has."""
+        """Return the name of the deciding layer whose distribution a value has.
+
+        Parameters
+        ----------
+        value : Value
+            Value of this graph.
+
+        Returns
+        -------
+        str
+            Name of the layer.
+        """
         return self.input_layer if value.producer == INPUT else self.operations[value.producer].layer
 
     def __repr__(self) -> str:

@@ -1,4 +1,8 @@
-"""What a model calls while it runs: its modules, and the torch functions inside."""
+"""Recording of a running model: calls of its modules and of torch functions.
+
+:mod:`.tracing`, the layer timing, the memory of stale weights and the sparse cost model derive recorders from it. The
+module does not know what they record.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,24 @@ def module_calls(
     after: Callable[[Any], None],
     among: Callable[[str, torch.nn.Module], bool] = lambda name, module: True,
 ) -> Iterator[None]:
-    """Call ``before(name, module, arguments)`` and ``after(result)`` where modules ``among`` those of the model run."""
+    """Call functions before and after each forward pass of some of a model's modules.
+
+    Parameters
+    ----------
+    model : Module
+        Model that runs inside the ``with`` block.
+    before : callable
+        Called as ``before(name, module, (args, kwargs))``.
+    after : callable
+        Called as ``after(result)``.
+    among : callable, optional
+        ``among(name, module)`` returns True for modules to observe. Default: all.
+
+    Yields
+    ------
+    None
+        The hooks are removed when the block ends.
+    """
     hooks = []
     for name, module in model.named_modules():
         if among(name, module):
@@ -35,23 +56,26 @@ def module_calls(
 
 
 class FunctionRecorder(TorchFunctionMode):
-    """A mode that sees the calls of torch functions, and knows in which module they are."""
+    """Mode that intercepts calls of torch functions and keeps track of the running modules.
+
+    Subclasses override ``__torch_function__``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.running: list[tuple[str, torch.nn.Module]] = []
-        """The modules that run, with their names; the outermost first."""
+        """Running modules with their names, the outermost first."""
         self.kept: list[Any] = []
-        """What was seen, so that no id is used twice."""
+        """Tensors whose ids are keys. They are kept alive so that no id is used twice."""
 
     @property
     def place(self) -> str:
-        """The name of the innermost module that is running."""
+        """Name of the innermost running module; empty outside of all modules."""
         return self.running[-1][0] if self.running else ""
 
     @contextmanager
     def inside(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record what ``model`` does."""
+        """Record the forward passes of ``model`` that run inside the ``with`` block."""
         with (
             module_calls(
                 model,

@@ -1,4 +1,8 @@
-"""``trace``: the graph of a network from one run on meta tensors, which have shapes but no elements."""
+"""``trace``: the graph of a network from one run on meta tensors, which have shapes but no elements.
+
+A recorder intercepts each torch function, so that Python control flow that depends on shapes works. Distribution,
+machine and cost are unknown here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from distconv.plan import is_plannable_layer
 
 
 class TraceError(DistconvError, ValueError):
-    """A model that does not run on tensors without elements, or none of whose layers decides a distribution."""
+    """A model does not run on meta tensors, or has no layer that decides a distribution."""
 
 
 def trace(
@@ -26,16 +30,30 @@ def trace(
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> LayerGraph:
-    """The graph of ``model`` in training, for an input of shape (N, C, ...), or one shape for each of its inputs.
+    """Record the graph of a model in training mode.
 
-    The model runs once on meta tensors: nothing is computed, the model itself does not change. Functions are recorded
-    as ``__torch_function__`` gets them, so Python that depends on shapes is no hindrance. With a ``loss`` of what the
-    model gives, its operations are part of the graph, too.
+    The model runs once on meta tensors, without any computation. Its parameters, buffers and training modes are
+    unchanged afterwards.
+
+    Parameters
+    ----------
+    model : Module
+        Model whose ``forward`` does not read elements of tensors.
+    input_shape : sequence of int, or sequence of sequences of int
+        Shape (N, C, ...) of the input with the mini-batch, or one shape for each input.
+    loss : callable, optional
+        ``loss(output)`` returns a tensor. Its operations become part of the graph.
+
+    Returns
+    -------
+    LayerGraph
+        Operations in the order of the forward pass.
 
     Raises
     ------
     TraceError
-        If the model cannot take such input, needs values of tensors, or has no convolution or linear layer.
+        If ``input_shape`` is invalid, the model does not run on such inputs or reads elements of tensors, or it has no
+        convolution or linear layer.
     """
     shapes = _shapes(input_shape)
     state = _parameters(model)
@@ -82,7 +100,7 @@ def _meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A meta tensor for each parameter, the same one for all names of one parameter."""
+    """Return a meta tensor for each parameter name; names of one shared parameter get the same tensor."""
     metas: dict[int, torch.Tensor] = {}
     parameters = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -91,7 +109,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _CallRecorder(FunctionRecorder):
-    """Notes each call of a torch function that makes a tensor from the network's input."""
+    """Records each call of a torch function that computes a tensor from the network's inputs."""
 
     def __init__(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -114,7 +132,7 @@ class _CallRecorder(FunctionRecorder):
             return func(*args, **kwargs)
         body = None if has_operator(func) else python_body(func)
         if body is not None:
-            with self:  # what it is made of is recorded
+            with self:  # records the functions that it calls instead
                 return body(*args, **kwargs)
         saved: list[torch.Tensor] = []
         described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
@@ -124,7 +142,7 @@ class _CallRecorder(FunctionRecorder):
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
             outputs = [args[0]]
-        if outputs:  # of a property such as .data or .T only __get__ is known
+        if outputs:  # the name of a property such as .data or .T is always __get__
             self._record(
                 func,
                 "view" if name == "__get__" else name,
@@ -203,7 +221,7 @@ class _CallRecorder(FunctionRecorder):
         )
 
     def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, KernelWindow | None, int]:
-        """The layer that this call is, if it is one that decides; what it looks at; its groups."""
+        """Return the name of the deciding layer that this call is (or empty), its window and its groups."""
         window, groups = _window(kind, *described)
         inner = self.running[-1] if self.running else ("", None)
         deciding = inner[1] is not None and is_plannable_layer(inner[1]) and kind in _DECIDING
@@ -289,7 +307,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _CallRecorder) -> LayerGraph:
-    """What was recorded, with the layer whose distribution each operation has: for the input the first by modules."""
+    """Return the recorded operations, each with the deciding layer whose distribution it has."""
     ran = set(recorder.deciding)
     first = next(name for name, _ in model.named_modules() if name in ran)
     operations: list[Operation] = []

@@ -1,7 +1,7 @@
-"""Seconds that collective communication takes: of several algorithms, the one that is cheapest for the size.
+"""Time of collective communication: the fastest of several algorithms for the size.
 
 The model has alpha (seconds per message), beta (seconds per byte sent) and gamma (seconds per byte added to another).
-p is the number of ranks, n the number of bytes.
+p is the number of ranks, n the number of bytes. :class:`.Machine` calls the functions with its own links.
 
 Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in MPICH"; Dryden et al.
 2019, II-B.
@@ -20,19 +20,44 @@ SUM_PASSES = 3
 
 @dataclass(frozen=True)
 class LinkLevel:
-    """``ranks`` ranks, any two of which are joined by ``link``; ``gamma`` in seconds per byte that a rank sums up."""
+    """Ranks of which any two are connected by the same link.
+
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks p.
+    link : Link
+        Link between any two ranks.
+    gamma : float
+        Seconds per byte that a rank adds.
+    """
 
     ranks: int
     link: Link
     gamma: float
 
     def steps(self, messages: float, nbytes: float, summed: float = 0.0) -> float:
-        """Seconds for a rank that sends ``messages``, of ``nbytes`` bytes in all, and sums up ``summed`` bytes."""
+        """Return the time of a rank that sends messages and adds bytes.
+
+        Parameters
+        ----------
+        messages : float
+            Number of messages.
+        nbytes : float
+            Bytes of all messages.
+        summed : float
+            Bytes that the rank adds.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return messages * self.link.collective_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
 
     @property
     def power(self) -> int:
-        """Logarithm of the largest power of two that is not above p."""
+        """Logarithm (base 2) of the largest power of two that is at most p."""
         return self.ranks.bit_length() - 1
 
     @property
@@ -42,7 +67,7 @@ class LinkLevel:
 
     @property
     def others(self) -> float:
-        """(p - 1) / p: the share of the bytes that is another rank's."""
+        """(p - 1) / p: the fraction of the bytes that other ranks own."""
         return (self.ranks - 1) / self.ranks
 
 
@@ -50,7 +75,10 @@ Algorithm = Callable[[LinkLevel, float], float]
 
 
 def _folded(algorithm: Algorithm) -> Algorithm:
-    """``algorithm`` for any p: ranks above a power of two hand in all they have first and receive all last."""
+    """Extend ``algorithm`` to any p.
+
+    Ranks above the largest power of two send all their data first and receive the result last.
+    """
 
     def any_ranks(level: LinkLevel, n: float) -> float:
         if level.is_power:
@@ -65,18 +93,52 @@ def _folded(algorithm: Algorithm) -> Algorithm:
 
 @_folded
 def allreduce_recursive_doubling(level: LinkLevel, n: float) -> float:
-    """Everything is exchanged with a partner lg p times: the fewest messages."""
+    """Return the time of recursive doubling, which exchanges all bytes lg p times: the fewest messages.
+
+    Parameters
+    ----------
+    level : LinkLevel
+    n : float
+        Bytes on each rank.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return level.steps(level.power, level.power * n, level.power * n)
 
 
 @_folded
 def allreduce_rabenseifner(level: LinkLevel, n: float) -> float:
-    """Reduce-scatter by recursive halving, then allgather by recursive doubling."""
+    """Return the time of a reduce-scatter by recursive halving and an allgather by recursive doubling.
+
+    Parameters
+    ----------
+    level, n
+        As in :func:`allreduce_recursive_doubling`.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return level.steps(2 * level.power, 2 * level.others * n, level.others * n)
 
 
 def allreduce_ring(level: LinkLevel, n: float) -> float:
-    """Reduce-scatter and allgather around a ring: the fewest bytes for any p."""
+    """Return the time of a reduce-scatter and an allgather around a ring: the fewest bytes for any p.
+
+    Parameters
+    ----------
+    level, n
+        As in :func:`allreduce_recursive_doubling`.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return level.steps(2 * (level.ranks - 1), 2 * level.others * n, level.others * n)
 
 
@@ -84,14 +146,39 @@ def allreduce_ring(level: LinkLevel, n: float) -> float:
 
 
 def allgather_doubling(level: LinkLevel, n: float) -> float:
-    """Recursive doubling; Bruck's algorithm where p is no power of two, which has to put the blocks in order."""
+    """Return the time of recursive doubling, or of Bruck's algorithm if p is not a power of two.
+
+    Bruck's algorithm reorders the blocks at the end.
+
+    Parameters
+    ----------
+    level : LinkLevel
+    n : float
+        Bytes on each rank afterwards.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     if level.is_power:
         return level.steps(level.power, level.others * n)
     return level.steps(level.power + 1, level.others * n, n)
 
 
 def allgather_ring(level: LinkLevel, n: float) -> float:
-    """Blocks travel around a ring, straight to their places."""
+    """Return the time of an allgather around a ring, which needs no reordering.
+
+    Parameters
+    ----------
+    level, n
+        As in :func:`allgather_doubling`.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return level.steps(level.ranks - 1, level.others * n)
 
 
@@ -99,18 +186,43 @@ def allgather_ring(level: LinkLevel, n: float) -> float:
 
 
 def reduce_scatter_halving(level: LinkLevel, n: float) -> float:
-    """Recursive halving; ranks above a power of two hand in all they have first and receive their block last."""
+    """Return the time of recursive halving.
+
+    If p is not a power of two, the surplus ranks send their data first and receive their block last.
+
+    Parameters
+    ----------
+    level : LinkLevel
+    n : float
+        Bytes on each rank before.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     if level.is_power:
         return level.steps(level.power, level.others * n, level.others * n)
     return level.steps(level.power + 2, 2 * n, (1 + level.others) * n)
 
 
 def reduce_scatter_pairwise(level: LinkLevel, n: float) -> float:
-    """Each rank sends each other one its block."""
+    """Return the time in which each rank sends every other rank its block.
+
+    Parameters
+    ----------
+    level, n
+        As in :func:`reduce_scatter_halving`.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return level.steps(level.ranks - 1, level.others * n, level.others * n)
 
 
-# -- the cheapest, over one kind of link and over two -----------------------------------------------------------------
+# -- the fastest algorithm, over one level of links and over two ------------------------------------------------------
 
 
 def _cheapest(*algorithms: Algorithm) -> Algorithm:
@@ -127,10 +239,16 @@ flat_reduce_scatter = _cheapest(reduce_scatter_halving, reduce_scatter_pairwise)
 
 @dataclass(frozen=True)
 class Levels:
-    """The ranks of a group on several nodes, seen in two ways: all alike, or those of a node apart from the others.
+    """Ranks of a group on several nodes, as one level and as two.
 
-    ``flat`` has all ranks on the link between nodes (that of the node, if there is but one), ``node`` the ranks of one
-    node, ``across`` one rank of each node: as many such sets as there are ranks on a node work side by side.
+    Attributes
+    ----------
+    flat : LinkLevel
+        All ranks, on the link between nodes (on the node's link if there is one node).
+    node : LinkLevel
+        Ranks of one node.
+    across : LinkLevel
+        One rank of each node. As many such sets communicate at the same time as a node has ranks.
     """
 
     flat: LinkLevel
@@ -139,12 +257,27 @@ class Levels:
 
     @property
     def nested(self) -> bool:
-        """True if there are two kinds of links to choose between."""
+        """True if both levels have several ranks, so that algorithms over two levels apply."""
         return self.node.ranks > 1 and self.across.ranks > 1
 
 
 def allreduce(levels: Levels, n: float) -> float:
-    """Flat, or: reduce-scatter on the node, allreduce of each part between nodes, allgather on the node."""
+    """Return the time of an all-reduce: flat, or over two levels if that is faster.
+
+    The algorithm over two levels is a reduce-scatter within the node, an all-reduce of each part between nodes, and an
+    allgather within the node.
+
+    Parameters
+    ----------
+    levels : Levels
+    n : float
+        Bytes on each rank.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     flat = flat_allreduce(levels.flat, n)
     if not levels.nested:
         return flat
@@ -153,7 +286,21 @@ def allreduce(levels: Levels, n: float) -> float:
 
 
 def allgather(levels: Levels, n: float) -> float:
-    """Flat, or: allgather of each part between nodes, then of all on the node. ``n`` is gathered in all."""
+    """Return the time of an allgather: flat, or over two levels if that is faster.
+
+    The algorithm over two levels is an allgather of each part between nodes, then of all parts within the node.
+
+    Parameters
+    ----------
+    levels : Levels
+    n : float
+        Bytes on each rank afterwards.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     flat = flat_allgather(levels.flat, n)
     if not levels.nested:
         return flat
@@ -161,7 +308,21 @@ def allgather(levels: Levels, n: float) -> float:
 
 
 def messages(levels: Levels, peers: int, nbytes: float) -> float:
-    """Seconds to send each of ``peers`` other ranks ``nbytes``, to as many as there are on the own node."""
+    """Return the time to send some other ranks a message each, as many as possible on the same node.
+
+    Parameters
+    ----------
+    levels : Levels
+    peers : int
+        Number of receiving ranks.
+    nbytes : float
+        Bytes of each message.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     near = min(peers, levels.node.ranks - 1)
     far = peers - near
     return near * levels.node.link.send(nbytes) + far * levels.flat.link.send(nbytes)

@@ -1,4 +1,7 @@
-"""Seconds of communication of products of distributed matrices: layers whose channels are split."""
+"""Time of communication of products of distributed matrices: layers whose channels are split.
+
+:mod:`distconv.perfmodel.cost.operation_cost` calls it for convolutions and linear layers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,19 @@ _COPY_PASSES = 2
 
 @dataclass(frozen=True)
 class GemmTime:
-    """Seconds of communication of a layer whose channels are split, forward (x, y) and backward (dL/dy, dL/dx)."""
+    """Seconds of communication of a layer whose channels are split.
+
+    Attributes
+    ----------
+    gather_x : float
+        Forward: gather the channels of x.
+    sum_y : float
+        Forward: reduce-scatter the partial sums of y.
+    gather_dy : float
+        Backward: gather dL/dy.
+    sum_dx : float
+        Backward: reduce-scatter the partial sums of dL/dx.
+    """
 
     gather_x: float
     sum_y: float
@@ -23,25 +38,39 @@ class GemmTime:
 
 
 def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: float, y_bytes: float) -> GemmTime:
-    """Communication of y = x W^T with x and y split over their features (channels) among ``group``, and W in place.
+    """Return the time of communication of y = x W^T with the channels of x and y split, and W in place.
 
-    ``x_bytes`` and ``y_bytes`` are the blocks that a rank owns; the channels of x are in ``blocks`` blocks. As
-    the layers run it: index i gathers the features of x that its weights meet, and sends its shares of y to their
-    owners; backward gathers dL/dy and sums shares of dL/dx, and dL/dW needs nothing more. One block of x is
-    gather-x, p blocks are reduce-y, what lies between is two-dimensional. All are direct messages of a block. As
-    features are not contiguous, messages are packed and unpacked, which counts.
+    Each rank gathers the channels of x that its block of W multiplies, and sends its partial sums of y to their owners.
+    Backward gathers dL/dy and reduce-scatters dL/dx; dL/dW needs no communication. One block of x means that x is
+    gathered and y is not summed; p blocks mean the opposite; any number between is a two-dimensional split. All
+    messages are direct messages of one block. Channels are not contiguous, so the time includes packing and unpacking.
 
     Source: Schatz, van de Geijn, Poulson 2016, the algorithms whose second operand is stationary; Dryden et al. 2019,
     II-B, III-D and V-B.
+
+    Parameters
+    ----------
+    machine : Machine
+    group : RankGroup
+        Ranks over which the channels are split.
+    blocks : int
+        Blocks of the channels of x, 1 to ``group.ranks``.
+    x_bytes, y_bytes : float
+        Bytes of the block that a rank owns.
+
+    Returns
+    -------
+    GemmTime
+        Seconds, without ``Roofline.exchange_s``.
     """
     levels, parts = machine.levels(group), group.ranks
     roofline = machine.computing(levels.node.ranks).roofline
-    # In the two-dimensional splits some index owns nothing of what it needs of x; all own a part of the y they compute.
+    # In two-dimensional splits some rank owns none of the x that it needs, while all own a block of the y they compute.
     x_peers = {1: parts - 1, parts: 0}.get(blocks, parts // blocks)
     y_peers = blocks - 1
 
     def moved(peers: int, nbytes: float, passes: int) -> float:
-        """Packed (read and written), sent, and brought to its place with the own part in ``passes`` over memory."""
+        """Return the time to pack (read and write), send, and unpack blocks in ``passes`` over memory."""
         packing, placing = 2.0 * peers * nbytes, float(passes * (peers + 1) * nbytes)
         local = roofline.time(0.0, packing, math.inf) + roofline.time(0.0, placing, math.inf) if peers else 0.0
         return messages(levels, peers, nbytes) + local

@@ -1,4 +1,4 @@
-"""Links between ranks, and groups of ranks that talk to each other.
+"""Links between ranks, and groups of ranks that communicate.
 
 Source: Dryden et al. 2019, II-B: sending n bytes costs alpha + beta n; links are full-duplex and do not interfere.
 """
@@ -12,10 +12,19 @@ from distconv.errors import MachineError
 
 @dataclass(frozen=True)
 class Link:
-    """What one rank sees of a link while the other ranks of its node use theirs.
+    """Link as one rank sees it while the other ranks of its node use theirs.
 
-    ``step_s`` is the latency of each step of a collective, where that is not one of a message between two ranks (None):
-    a collective's algorithms and its start are not those of a message (V-A has AR and SR apart for that reason).
+    Source: Dryden et al. 2019, II-B (alpha, beta) and V-A (SR and AR are measured separately).
+
+    Attributes
+    ----------
+    latency_s : float
+        Seconds per message (alpha).
+    bandwidth_bytes_per_s : float
+        Bytes per second (1 / beta).
+    step_s : float or None
+        Latency of each step of a collective, whose algorithms and start differ from those of a message. None:
+        ``latency_s``.
     """
 
     latency_s: float
@@ -24,12 +33,24 @@ class Link:
 
     @property
     def collective_s(self) -> float:
-        """Latency of a step of a collective."""
+        """Latency of a step of a collective, seconds."""
         return self.latency_s if self.step_s is None else self.step_s
 
     def send(self, nbytes: float) -> float:
-        """Seconds to send ``nbytes`` and receive as many.
+        """Return the time to send ``nbytes`` and receive as many.
 
+        Parameters
+        ----------
+        nbytes : float
+            Bytes in each direction.
+
+        Returns
+        -------
+        float
+            Seconds.
+
+        Examples
+        --------
         >>> Link(latency_s=2.0, bandwidth_bytes_per_s=10.0).send(50)
         7.0
         """
@@ -38,7 +59,14 @@ class Link:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that communicate: how many, and at most how many of them are on one node.
+    """Ranks that communicate.
+
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks.
+    per_node : int
+        Largest number of them on one node.
 
     Raises
     ------
@@ -55,5 +83,5 @@ class RankGroup:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the ranks lie on, at the least."""
+        """Least number of nodes that hold the ranks."""
         return -(-self.ranks // self.per_node)

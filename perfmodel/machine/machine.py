@@ -1,17 +1,18 @@
-"""What a machine can do: links, memory, and how fast its ranks compute.
+"""Machine model: links, memory and compute of its ranks.
 
-A file describes one, with units on all quantities::
+The cost model and the exploration read it; it does not know networks or plans. A YAML file describes a machine, with
+units on all quantities::
 
     name: lassen
     ranks_per_node: 4
     memory: 16 GB                                          # of one rank
-    on_chip: 43 MB                                         # of it: where weights can stay for good (FPGAs; optional)
+    on_chip: 43 MB                                         # part of it where weights can stay (FPGAs; optional)
     links:
       node: {latency: 10 us, bandwidth: 75 GB/s}           # between ranks of a node
-      network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, one rank's share of it; step: see Link
-    overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
+      network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, fraction of one rank; step: see Link
+    overlap: {halo: true, allreduce: true}                 # true if it overlaps with compute
     compute:
-    - busy: 1                                              # while so many ranks of a node compute
+    - busy: 1                                              # while this many ranks of a node compute
       roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange, gradient: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
     kinds:                                                 # other devices than those above (optional)
@@ -50,7 +51,15 @@ _BUILT_IN = Path(__file__).with_name("builtin")
 
 @dataclass(frozen=True)
 class Overlap:
-    """What the transport hides behind compute."""
+    """Communication that the transport overlaps with computation.
+
+    Attributes
+    ----------
+    halo : bool
+        True if halo exchanges overlap. Otherwise computation waits for them.
+    allreduce : bool
+        True if gradient all-reduces overlap. Otherwise computation waits for them.
+    """
 
     halo: bool
     allreduce: bool
@@ -60,15 +69,31 @@ class Overlap:
 class Roofline:
     """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
 
-    ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
-    messages: what the framework does for it, packing and waiting for ranks that are not ready; ``gradient_s`` that of
-    each parameter whose gradient is summed over ranks. A result of fewer than ``small`` elements fills only its share
-    of the device (0: any result fills it), and the rate goes with that share to the power ``unfilled``: 1 where tiles
-    of the result stay as large, so that multiprocessors are left without one; 1/2 where tiles shrink until each has
-    one, as a product of matrices reads per result what goes with the inverse of a tile's edge. Libraries have tiles of
-    a few sizes: half-way.
+    A result of fewer than ``small`` elements uses only the fraction ``elements / small`` of the device. The rate is
+    multiplied by this fraction to the power ``unfilled``. The power is 1 if the tiles of the result keep their size, so
+    that multiprocessors stay idle. It is 1/2 if tiles shrink until each multiprocessor has one, because the memory
+    traffic of a matrix product per result grows with the inverse of a tile's edge. Libraries have tiles of a few sizes,
+    so the default lies halfway.
 
     Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
+
+    Attributes
+    ----------
+    flops_per_s : float
+        Floating-point operations per second.
+    bytes_per_s : float
+        Memory bandwidth, bytes per second.
+    kernel_s : float
+        Fixed cost of each kernel, seconds.
+    small : float
+        Elements of a result that fill the device; 0 if any result fills it.
+    exchange_s : float
+        Fixed cost of each exchange with neighbours beyond its messages: work of the framework, packing, and waiting for
+        ranks that are not ready.
+    gradient_s : float
+        Fixed cost of each parameter whose gradient is summed over ranks, seconds.
+    unfilled : float
+        Power of the filled fraction.
     """
 
     flops_per_s: float
@@ -80,8 +105,24 @@ class Roofline:
     unfilled: float = 0.75
 
     def time(self, flops: float, nbytes: float, elements: float) -> float:
-        """Seconds of a kernel that does ``flops``, moves ``nbytes`` and has a result of ``elements`` elements.
+        """Return the time of a kernel.
 
+        Parameters
+        ----------
+        flops : float
+            Floating-point operations.
+        nbytes : float
+            Bytes read and written.
+        elements : float
+            Elements of the result; infinity for a result that fills the device.
+
+        Returns
+        -------
+        float
+            Seconds.
+
+        Examples
+        --------
         >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=160.0).time(100.0, 4.0, 10.0)
         80.5
         """
@@ -94,7 +135,14 @@ class Roofline:
 class Compute:
     """Compute of one rank while ``busy`` ranks of its node compute: measured times, and a roofline for the rest.
 
-    ``table`` has seconds by key; what a key means is up to who measures and who asks.
+    Attributes
+    ----------
+    busy : int
+        Ranks of the node that compute at the same time.
+    roofline : Roofline
+        Estimate for everything that is not in the table.
+    table : mapping of str to float
+        Measured seconds. The measuring and the reading code agree on the keys, which are opaque to this module.
     """
 
     busy: int
@@ -104,7 +152,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Another kind of device than the others of a machine: what one of them computes and remembers."""
+    """Another kind of device of a machine.
+
+    Attributes
+    ----------
+    memory_bytes : float
+        Memory of one device.
+    roofline : Roofline
+        Compute of one device.
+    """
 
     memory_bytes: float
     roofline: Roofline
@@ -112,16 +168,37 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of ``ranks_per_node`` ranks with ``memory_bytes`` each.
+    """Nodes of equal ranks, the links between them, and what a rank computes.
 
-    ``network`` is one rank's share of a node's link to the others while all ranks of the node use it. ``compute`` is in
-    the order of ``busy`` and starts with 1. ``on_chip_bytes``: memory beside the compute units of a rank in which
-    weights can stay from one sample to the next (0: caches at most). ``kinds``: devices that differ, by their names.
+    Attributes
+    ----------
+    name : str
+    ranks_per_node : int
+    memory_bytes : float
+        Memory of one rank.
+    node : Link
+        Link between two ranks of a node.
+    network : Link
+        One rank's fraction of a node's link to the others while all ranks of the node use it.
+    overlap : Overlap
+        Communication that overlaps with computation.
+    compute : tuple of Compute
+        In increasing order of ``busy``; the first entry has ``busy=1``.
+    on_chip_bytes : float
+        Memory next to the compute units of a rank, in which weights can stay from one sample to the next; 0 if there
+        are only caches.
+    kinds : mapping of str to DeviceKind
+        Other kinds of devices, by name.
 
     Raises
     ------
     MachineError
-        If ``compute`` does not.
+        If ``compute`` does not start with ``busy=1``, is not increasing, or exceeds ``ranks_per_node``.
+
+    Examples
+    --------
+    >>> Machine.load("lassen").ranks_per_node
+    4
     """
 
     name: str
@@ -145,36 +222,109 @@ class Machine:
     # -- times --------------------------------------------------------------------------------------------------------
 
     def send(self, nbytes: float, across: bool) -> float:
-        """Seconds for two ranks to send each other ``nbytes``; ``across``: they are on different nodes."""
+        """Return the time in which two ranks send each other ``nbytes``.
+
+        Parameters
+        ----------
+        nbytes : float
+            Bytes in each direction.
+        across : bool
+            True if the ranks are on different nodes. Otherwise they share a node.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return (self.network if across else self.node).send(nbytes)
 
     def allreduce(self, group: RankGroup, nbytes: float) -> float:
-        """Seconds to sum ``nbytes`` on each rank over the group; 0 for one rank or no bytes, as in all of these."""
+        """Return the time of an all-reduce.
+
+        Parameters
+        ----------
+        group : RankGroup
+            Ranks that take part.
+        nbytes : float
+            Bytes on each rank.
+
+        Returns
+        -------
+        float
+            Seconds; 0 for one rank or no bytes.
+        """
         return collectives.allreduce(self.levels(group), nbytes)
 
     def allgather(self, group: RankGroup, bytes_total: float) -> float:
-        """Seconds until each rank has all ``bytes_total``, of which each had its part."""
+        """Return the time of an allgather.
+
+        Parameters
+        ----------
+        group : RankGroup
+            Ranks that take part.
+        bytes_total : float
+            Bytes on each rank afterwards.
+
+        Returns
+        -------
+        float
+            Seconds; 0 for one rank or no bytes.
+        """
         return collectives.allgather(self.levels(group), bytes_total)
 
     def computing(self, ranks: int) -> Compute:
-        """Compute of a rank while ``ranks`` ranks of its node compute: the last entry that is not busier."""
+        """Return the compute of a rank while ``ranks`` ranks of its node compute.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks that compute at the same time.
+
+        Returns
+        -------
+        Compute
+            The last entry with ``busy <= ranks``.
+        """
         return [entry for entry in self.compute if entry.busy <= ranks][-1]
 
     def at_work(self, ranks: int) -> Machine:
-        """The same machine, on which a rank computes as while ``ranks`` ranks do, also where fewer share a layer."""
+        """Return the machine with the compute of a rank while ``ranks`` ranks of its node compute.
+
+        Use it where fewer ranks share a layer than compute at the same time.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks that compute; more than ``ranks_per_node`` count as all ranks of a node.
+
+        Returns
+        -------
+        Machine
+            With a single entry of ``compute``.
+        """
         return replace(self, compute=(replace(self.computing(min(ranks, self.ranks_per_node)), busy=1),))
 
     def by_roofline(self) -> Machine:
-        """The same machine without measured times."""
+        """Return the machine without its measured times."""
         return replace(self, compute=tuple(replace(entry, table={}) for entry in self.compute))
 
     def of_kind(self, name: str) -> Machine:
-        """The same machine, all of whose ranks have a device of this kind.
+        """Return the machine with all devices of one of its ``kinds``.
+
+        Parameters
+        ----------
+        name : str
+            Kind of device.
+
+        Returns
+        -------
+        Machine
+            With the memory and roofline of the kind, and without measured times and kinds.
 
         Raises
         ------
         MachineError
-            If it has none of it.
+            If the machine does not have this kind.
         """
         if name not in self.kinds:
             there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
@@ -183,7 +333,18 @@ class Machine:
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
     def levels(self, group: RankGroup) -> Levels:
-        """The group as collectives see it."""
+        """Return the levels of links of a group, as the functions of :mod:`.collectives` take them.
+
+        Parameters
+        ----------
+        group : RankGroup
+            Ranks that communicate.
+
+        Returns
+        -------
+        Levels
+            Ranks per link, and the time to add bytes.
+        """
         near = min(group.ranks, group.per_node)
         gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
         link = self.node if group.nodes == 1 else self.network
@@ -197,12 +358,21 @@ class Machine:
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Machine:
-        """A built-in machine by its name (``lassen``, ...), or the one that a YAML file describes.
+        """Return a built-in machine, or the machine that a YAML file describes.
+
+        Parameters
+        ----------
+        name_or_path : str or path
+            Name such as ``"lassen"``, or path of a file such as ``"./machine.yaml"``.
+
+        Returns
+        -------
+        Machine
 
         Raises
         ------
         MachineError
-            If there is none, or something in the file is not as it should be; the text names the key.
+            If there is no such machine or file, or a value of the file is invalid; the message names the key.
         """
         if name_or_path in built_in():
             path = _BUILT_IN / f"{name_or_path}.yaml"
@@ -216,14 +386,31 @@ class Machine:
         return _machine(load(path, _MachineFile, "machine", MachineError, parse_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that :meth:`load` reads as an equal machine."""
+        """Write a file that :meth:`load` reads as an equal machine.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write.
+
+        Raises
+        ------
+        MachineError
+            If a quantity is not positive and finite, where one is required.
+        """
         content = msgspec.to_builtins(_file(self), enc_hook=Quantity.encode)
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 def built_in() -> list[str]:
-    """Names of the machines that come with distconv."""
+    """Return the names of the machines that are part of distconv.
+
+    Returns
+    -------
+    list of str
+        In alphabetical order.
+    """
     return sorted(path.stem for path in _BUILT_IN.glob("*.yaml"))
 
 
@@ -242,10 +429,10 @@ _Seconds = Annotated[
 
 
 _NONE: dict[Any, Any] = {kind: kind(0.0) for kind in (Time, Memory, Elements)}
-"""Defaults: msgspec leaves out a default by its identity."""
+"""Default quantities, one object per class: msgspec omits a default that is identical, not equal."""
 
 
-# Names of fields are those of the classes above, names of keys those of a file.
+# Fields are named as in the classes above, keys as in a file.
 class _Link(File, omit_defaults=True, rename=_KEYS):
     latency_s: Time
     bandwidth_bytes_per_s: Bandwidth

@@ -1,9 +1,10 @@
-"""Measures links under MPI, with the messages and allreduces that distconv itself sends.
+"""Measurement of links under MPI, with the messages and all-reduces that distconv itself sends.
 
-All ranks of a node exchange at once, in pairs, so that a link is one rank's share of what the node has.
+All ranks of a node exchange at the same time, in pairs, so that a link is one rank's fraction of the node's bandwidth.
+``distconv machine`` calls :func:`profile_network`.
 
-Source: Dryden et al. 2019, V-A (SR(n), the time to send and receive n; AR(p, n), measured apart because an allreduce
-cannot be deduced from messages; warm-up, then the average of ten).
+Source: Dryden et al. 2019, V-A (SR(n), the time to send and receive n; AR(p, n), measured separately because it does
+not follow from the time of messages; warm-up, then the average of ten).
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ _REPETITIONS = 7
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Links as halo exchanges and as allreduces see them. An allreduce of n bytes takes ``allreduce.send(n)``."""
+    """Links as halo exchanges and as all-reduces see them.
+
+    Attributes
+    ----------
+    exchange : Link
+        Exchange with one neighbour.
+    allreduce : Link
+        An all-reduce of n bytes takes ``allreduce.send(n)``.
+    """
 
     exchange: Link
     allreduce: Link
@@ -38,9 +47,14 @@ class LinkProfile:
 
 @dataclass(frozen=True)
 class NetworkProfile:
-    """Links between ranks of a node and between nodes; None where there are no two such ranks.
+    """Links between ranks of a node and between nodes.
 
-    The allreduces are over all ranks of a node, and over one rank of each node (all ranks of a node at once).
+    Attributes
+    ----------
+    node : LinkProfile or None
+        All-reduces over all ranks of a node. None if no node has two ranks.
+    network : LinkProfile or None
+        All-reduces over one rank of each node, all ranks of a node at the same time. None if there is one node.
     """
 
     node: LinkProfile | None
@@ -48,7 +62,20 @@ class NetworkProfile:
 
 
 def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> NetworkProfile:
-    """Measure messages and allreduces of 8 B to 8 MB between tensors on ``device``. Collective over ``comm``."""
+    """Measure messages and all-reduces of 8 B to 8 MB. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Ranks that communicate.
+    device : device
+        Device of the tensors.
+
+    Returns
+    -------
+    NetworkProfile
+        Fitted links, identical on all ranks.
+    """
     nodes = node_indices(comm)
     inside = MPI.Intracomm(comm.Split(nodes[comm.rank], comm.rank))
     across = MPI.Intracomm(comm.Split(inside.rank, comm.rank))
@@ -63,7 +90,18 @@ def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> 
 
 
 def node_indices(comm: MPI.Intracomm) -> list[int]:
-    """For each rank the lowest rank that shares its node. Collective over ``comm``."""
+    """Return for each rank the lowest rank that shares its node. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Ranks to locate.
+
+    Returns
+    -------
+    list of int
+        One entry per rank, identical on all ranks.
+    """
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     first = shared.bcast(comm.rank)
     shared.Free()
@@ -71,8 +109,20 @@ def node_indices(comm: MPI.Intracomm) -> list[int]:
 
 
 def near_partners(nodes: Sequence[int]) -> dict[int, int]:
-    """Partners on the same node: the first half of a node's ranks with the second; an odd one has none.
+    """Return partners on the same node: the first half of a node's ranks with the second half.
 
+    Parameters
+    ----------
+    nodes : sequence of int
+        Node of each rank.
+
+    Returns
+    -------
+    dict of int to int
+        Partner of each rank. The last rank of an odd number has none.
+
+    Examples
+    --------
     >>> near_partners([0, 0, 0, 3, 3])
     {0: 1, 1: 0, 3: 4, 4: 3}
     """
@@ -84,8 +134,20 @@ def near_partners(nodes: Sequence[int]) -> dict[int, int]:
 
 
 def far_partners(nodes: Sequence[int]) -> dict[int, int]:
-    """Partners on another node: the ranks of the first, third, ... node with those of the next, as far as they go.
+    """Return partners on another node: the ranks of the first, third, ... node with those of the next node.
 
+    Parameters
+    ----------
+    nodes : sequence of int
+        Node of each rank.
+
+    Returns
+    -------
+    dict of int to int
+        Partner of each rank. Surplus ranks of the larger node have none.
+
+    Examples
+    --------
     >>> far_partners([0, 0, 0, 3, 3])
     {0: 3, 1: 4, 3: 0, 4: 1}
     """
@@ -105,14 +167,28 @@ def _both_ways(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """The link whose ``send`` is nearest to measured times: least squares of the relative error, both constants > 0.
+    """Return the link whose ``send`` is closest to measured times: least squares of the relative error.
 
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of each message.
+    seconds : sequence of float
+        Time of each message.
+
+    Returns
+    -------
+    Link
+        Latency and bandwidth, both positive.
+
+    Examples
+    --------
     >>> round(fit_link([10, 100, 1000], [3.0, 12.0, 102.0]).send(500), 6)
     52.0
     """
     n, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    # In units of the shortest time and of the best seconds per byte, so that both unknowns are near 1; noise must not
-    # make either of them negative.
+    # In units of the shortest time and of the best seconds per byte, both unknowns are near 1. The bound keeps noise
+    # from making either of them negative.
     shortest, fastest = t.min(), (t / n).min()
     terms = np.stack([shortest / t, fastest * n / t], axis=1)
     costs = scipy.optimize.lsq_linear(terms, np.ones(len(t)), bounds=(1e-3, np.inf)).x
@@ -122,7 +198,10 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 def _profile(
     comm: MPI.Intracomm, reducing: MPI.Intracomm, partners: dict[int, int], device: torch.device | str
 ) -> LinkProfile | None:
-    """Exchanges between ``partners`` (ranks of ``comm``) and allreduces over ``reducing``; None without partners."""
+    """Return the links between ``partners`` and over ``reducing``; None without partners. Collective.
+
+    ``partners`` are ranks of ``comm``.
+    """
     if not partners:
         return None
     partner = partners.get(comm.rank)
@@ -144,9 +223,10 @@ def _profile(
 
 
 def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
-    """Mean of ten, median of the repetitions after a warm-up, the slowest rank's: the same on all ranks.
+    """Return the time of ``action``, identical on all ranks. Collective.
 
-    How often ``action`` runs depends on nothing that is measured, or ranks would wait for each other for ever.
+    It is the mean of ten runs, the median of the repetitions, and the maximum over ranks. The number of calls depends
+    on nothing that is measured. Otherwise ranks would wait for each other forever.
     """
     means = []
     for _ in range(1 + _REPETITIONS):
@@ -154,7 +234,7 @@ def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
         start = time.perf_counter()
         for _ in range(_MEAN_OF):
             action()
-        if torch.cuda.is_initialized():  # copies to the device may still be under way
+        if torch.cuda.is_initialized():  # copies to the device may still be running
             torch.cuda.synchronize()
         means.append((time.perf_counter() - start) / _MEAN_OF)
     return float(comm.allreduce(statistics.median(means[1:]), MPI.MAX))

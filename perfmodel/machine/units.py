@@ -23,7 +23,15 @@ _QUANTITY = re.compile(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s
 
 
 class Quantity(float):
-    """A quantity in base units. ``units``: how many base units each unit is (exact decimals)."""
+    """Quantity in base units.
+
+    Attributes
+    ----------
+    kind : str
+        Description for error messages.
+    units : mapping of str to str
+        Number of base units in each unit, as exact decimals.
+    """
 
     kind: ClassVar[str]
     units: ClassVar[Mapping[str, str]]
@@ -43,7 +51,7 @@ class Quantity(float):
         (1.5e-06, 2147483648.0)
         """
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-        # A float has less range than a Decimal, so whatever is finite here is so below.
+        # A float has a smaller range than a Decimal, so the Decimal below is finite, too.
         if match and match[2] in cls.units and 0.0 < float(match[1]) < math.inf:
             amount = float(Decimal(match[1]) * Decimal(cls.units[match[2]]))
             if 0.0 < amount < math.inf:
@@ -108,8 +116,21 @@ class Elements(Quantity):
 
 
 def number(value: object) -> float | None:
-    """``value`` as a float, None if it is no finite number >= 0; NumPy's numbers are numbers, True and False are not.
+    """Return a value as a float if it is a finite number >= 0.
 
+    NumPy's numbers are accepted, True and False are not.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    float or None
+        None for any other value.
+
+    Examples
+    --------
     >>> number(3), number(-1), number(10**400), number(True)
     (3.0, None, None, None)
     """

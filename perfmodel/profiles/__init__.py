@@ -1,10 +1,10 @@
-"""What each layer of a network takes: measured, predicted, or read from a file.
+"""Layer profiles: times and sizes, measured, predicted or read from a file.
 
 ::
 
-    joined_layers       A layer profile of blocks of layers: what lies between the places where a network may be cut
-    layer_profile       What each layer of a network costs, as measured: times, bytes, and which layer reads which
-    layer_timing        Measured layer profiles: seconds and bytes of each layer while the network runs
-    measure_operations  Measured times of operations on one rank, the table of a machine
-    predicted_profile   A layer profile without a run
+    joined_layers       Layer profile of blocks of layers, between the positions where a network may be split
+    layer_profile       Layer profile: times and sizes of each layer, and which layer reads which
+    layer_timing        Measurement of layer profiles while the full network trains
+    measure_operations  Measurement of operations on one rank, for the table of a machine
+    predicted_profile   Layer profile predicted from a traced network and a machine
 """

@@ -1,4 +1,7 @@
-"""A layer profile of blocks of layers: what lies between the places where a network may be cut."""
+"""Layer profile of blocks of layers, between the positions where a network may be split.
+
+:func:`.explore` joins a profile at the positions where :func:`distconv.pipeline.split` can split the model.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,40 @@ from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 
 @dataclass(frozen=True)
 class Blocks(Profile):
-    """Layers of another profile joined: each counts all outputs of its layers, a cut what crosses it there."""
+    """Profile of joined layers.
+
+    A block sums the times and sizes of its layers. Splits carry the bytes of the original profile.
+
+    Attributes
+    ----------
+    crossing : tuple of float
+        Bytes that cross a split before each block, and 0 at the end.
+    """
 
     crossing: tuple[float, ...] = ()
 
     @property
     def crossing_bytes(self) -> tuple[float, ...]:
-        """Bytes that a cut before each block carries, and 0 for the one behind the last."""
+        """Bytes that cross a split before each block; the last entry is 0, for the position after all blocks."""
         return self.crossing
 
 
 def joined(profile: Profile, cuts: Iterable[str]) -> Profile:
-    """``profile`` with its layers joined into blocks that begin at ``cuts``: those named so, or inside of what is.
+    """Return a profile whose layers are joined into blocks that begin at some layers.
 
-    The first block has what comes before. A name that no layer has, such as a view's, begins none.
+    Parameters
+    ----------
+    profile : Profile
+    cuts : iterable of str
+        Names of layers, or of modules that contain them. A name without a layer, such as that of a view, is ignored.
 
+    Returns
+    -------
+    Blocks
+        The first block begins at the first layer.
+
+    Examples
+    --------
     >>> layers = [Layer(name, 1.0, 2.0, 8, 4) for name in ("a", "b.0", "b.1", "c")]
     >>> [(block.name, block.time_s) for block in joined(Profile(layers), ["b"]).layers]
     [('a', 3.0), ('b', 9.0)]

@@ -1,15 +1,15 @@
-"""What each layer of a network costs, as measured: times, bytes, and which layer reads which.
+"""Layer profile: times and sizes of each layer, and which layer reads which.
 
-Two formats are read. Ours is JSON::
+Measurements and predictions make profiles; :mod:`distconv.perfmodel.stages` and :func:`.explore` read them. Two file
+formats exist. The format of distconv is JSON::
 
     {"layers": [{"name": "conv1", "forward_s": 0.0123, "backward_s": 0.0246,
                  "activation_bytes": 822083584, "parameter_bytes": 7168}],
      "edges": [["conv1", "relu1"]]}
 
-PipeDream's is text, with times in milliseconds and edges after a tab::
+PipeDream's format is plain text, with times in milliseconds and edges after a tab::
 
-    node2 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=22.307, backward_compute_time=24.613, \
-activation_size=1644167168.000, parameter_size=7168.000
+    node2 -- Linear -- forward_compute_time=2.3, backward_compute_time=4.6, activation_size=8192.0, parameter_size=512.0
     <tab>node2 -- node3
 
 Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C (SmartProfile).
@@ -49,17 +49,27 @@ _EDGE = re.compile(r"(\S+) -- (\S+)")
 
 
 class ProfileError(DistconvError, ValueError):
-    """A profile that cannot be: unreadable or malformed file, impossible number, unknown layer, cycle."""
+    """A profile cannot be read or is invalid: malformed file, invalid number, unknown layer, or cycle."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: seconds forward and backward of one mini-batch, bytes of its output and of its parameters.
+    """One layer of a profile, for one mini-batch.
+
+    Attributes
+    ----------
+    name : str
+    forward_s, backward_s : float
+        Seconds of the forward and the backward pass.
+    activation_bytes : float
+        Bytes of the output.
+    parameter_bytes : float
+        Bytes of the parameters.
 
     Raises
     ------
     ProfileError
-        If the name is no text, or a figure is negative, not finite or no number.
+        If the name is empty or not a string, or a value is not a finite number >= 0.
     """
 
     name: str
@@ -78,12 +88,12 @@ class Layer:
                     f"profile: layer {shorten(repr(self.name))}: {key}: found {shorten(repr(value))}, expected a "
                     "finite number >= 0"
                 )
-            # Of Python's own kinds, which JSON knows.
+            # JSON encodes Python's own numbers only.
             object.__setattr__(self, key, int(value) if isinstance(value, Integral) else amount)
 
     @property
     def time_s(self) -> float:
-        """Seconds forward and backward."""
+        """Seconds of the forward and the backward pass."""
         return self.forward_s + self.backward_s
 
 
@@ -92,17 +102,26 @@ _KEYS = tuple(field.name for field in fields(Layer))
 
 @dataclass(frozen=True)
 class Profile:
-    """The layers of a network and its ``edges`` (producer, consumer); without edges each layer reads the one before.
+    """Layers of a network in a linear order, and the edges between them.
 
-    ``layers`` ends up in a linear order in which no layer is before what it reads, otherwise as given. Every cut of
-    this order is a cut of the graph: what was before it is complete without what follows. Where branches run side by
-    side the graph has more cuts than those, which no order has all of.
+    The order is the given one, except that a layer follows everything that it reads. Every split of this order is a
+    split of the graph: the layers before it do not read the layers after it. If branches run in parallel, the graph has
+    further splits that no single order contains.
+
+    Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C (SmartProfile).
+
+    Attributes
+    ----------
+    layers : sequence of Layer
+        At least one. Stored as a tuple in the linear order.
+    edges : sequence of (str, str), optional
+        Producer and consumer. Default: each layer reads the one before.
 
     Raises
     ------
     ProfileError
-        If there is no layer, a name is there twice, a sum over the layers is no finite number, an edge is there twice
-        or leads to an unknown layer, or the edges form a cycle.
+        If there is no layer, a layer or edge occurs twice, a sum over the layers is not finite, an edge names an
+        unknown layer, or the edges form a cycle.
 
     Examples
     --------
@@ -135,10 +154,10 @@ class Profile:
 
     @property
     def crossing_bytes(self) -> tuple[float, ...]:
-        """Bytes that a cut before each layer carries, and 0 for the one behind the last.
+        """Bytes that cross a split before each layer; the last entry is 0, for the position after all layers.
 
-        That is the output of each layer before the cut that a layer behind it reads, once; and what nobody reads,
-        because the network returns it and the loss is computed where the last layer is.
+        These bytes are the output of each layer before the split that a layer after it reads, counted once. Outputs
+        that no layer reads also cross: the network returns them, and the loss is computed with the last layer.
         """
         place = {layer.name: index for index, layer in enumerate(self.layers)}
         last = dict.fromkeys(place, len(self.layers) - 1)
@@ -154,12 +173,21 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """The profile in a file of our format or of PipeDream's. The latter's ``Input`` node is no layer: left out.
+        """Return the profile in a JSON file, or in a file of PipeDream's format without its ``Input`` nodes.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to read.
+
+        Returns
+        -------
+        Profile
 
         Raises
         ------
         ProfileError
-            If the file cannot be read or is malformed: names the file, the line or key, what was found and expected.
+            If the file cannot be read or is malformed. The message names the file, the line or key, and the problem.
         """
         text = read_text(path, "profile", ProfileError)
         try:
@@ -168,7 +196,12 @@ class Profile:
             raise ProfileError(f"profile {path}{str(error).removeprefix('profile')}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write our format; :meth:`load` gives back an equal profile.
+        """Write a JSON file that :meth:`load` reads as an equal profile.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write.
 
         Raises
         ------
@@ -184,7 +217,7 @@ class Profile:
 
 
 def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the layers, by their places, in the first order in which each is behind what it reads."""
+    """Return the indices of the layers in the first order in which each layer follows those that it reads."""
     graph = TopologicalSorter(dict.fromkeys(place.values(), ()))
     for producer, consumer in edges:
         graph.add(place[consumer], place[producer])
@@ -204,7 +237,7 @@ def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[i
     return order
 
 
-# -- our format -------------------------------------------------------------------------------------------------------
+# -- distconv's format ------------------------------------------------------------------------------------------------
 
 
 _Number = Annotated[int | float, msgspec.Meta(description="a number")]
@@ -229,12 +262,21 @@ def _from_json(text: str) -> Profile:
 
 
 def mean(profiles: Sequence[Profile]) -> Profile:
-    """The profile of mean times of several of the same layers.
+    """Return the profile with the mean times of several profiles of the same layers.
+
+    Parameters
+    ----------
+    profiles : sequence of Profile
+        At least one. Sizes and edges are those of the first.
+
+    Returns
+    -------
+    Profile
 
     Raises
     ------
     ProfileError
-        If their layers are not the same.
+        If the layers differ.
     """
     names = [[layer.name for layer in profile.layers] for profile in profiles]
     if any(each != names[0] for each in names):
@@ -270,13 +312,13 @@ def _from_pipedream(text: str) -> Profile:
         except ProfileError as error:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
-    # Nodes stand in the order of a hash table; their numbers are the order in which they ran.
+    # PipeDream writes nodes in the order of a hash table; their numbers are the order in which they ran.
     layers.sort(key=lambda layer: _place(layer.name))
     return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
 
 
 def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> None:
-    """The edges come last in a file: one that is cut off leaves layers without any."""
+    """Raise ProfileError if nodes are unconnected: edges come last, so a truncated file lacks some of them."""
     nodes = list(dict.fromkeys([*names, *itertools.chain.from_iterable(edges)]))
     place = {name: index for index, name in enumerate(nodes)}
     ends = np.array([(place[a], place[b]) for a, b in edges], dtype=int).reshape(-1, 2).T
@@ -289,7 +331,7 @@ def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> N
 
 
 def _place(name: str) -> tuple[int, str]:
-    """What sorts names by the number at their end, which may have any number of digits."""
+    """Return a sort key: the number at the end of a name, which may have any number of digits."""
     digits = name[len(name.rstrip(string.digits)) :].lstrip("0")
     return len(digits), digits
 
@@ -312,7 +354,7 @@ def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str
 
 
 def _number(text: str) -> float:
-    """A number, or the sum of ``[number; number]``: a layer with several outputs."""
+    """Return a number, or the sum of ``[number; number]``, which stands for several outputs."""
     several = text.startswith("[") and text.endswith("]")
     try:
         return sum(float(part) for part in (text[1:-1].split(";") if several else [text]))

@@ -1,17 +1,18 @@
-"""Measured layer profiles: seconds forward and backward and bytes of each layer while the whole network trains.
+"""Measurement of layer profiles while the full network trains.
 
-A layer begins where a module without children, or with parameters of its own, is called, and lasts until the next one
-is: an addition behind a batch norm belongs to the batch norm. Cutting before a layer is cutting before its module.
+A layer begins where a module without children, or with parameters of its own, is called. It ends where the next one
+begins, so an addition after a batch norm belongs to the batch norm. Splitting before a layer is splitting before its
+module::
 
     hooks:    conv1 |   | relu |   | conv2 |   | backward: nodes of conv2 | of relu | of conv1 |
-    the clock stands still ...^...........^ while a hook looks up which autograd nodes are new: those are the layer's.
+    the clock is stopped ......^...........^ while a hook searches for new autograd nodes, which belong to the layer
 
-So layers are timed where they stand, with the caches as their neighbours leave them. Each measured step is also run
-without hooks: what the layers' times miss or add shows in :attr:`Timing.ratio`.
+Layers are thus timed in place, with the state of the caches that their neighbours leave. Each measured step also runs
+without hooks, and :attr:`Timing.ratio` compares the two times.
 
-An input may be a sparse tensor, a tree of coordinates and features. Each step gets a new one with the same numbers, so
-that a kernel map is built in the layer that needs it first, as in training; behind a cut that would be the next one. A
-message between layers is the features with their coordinates; kernel maps do not travel.
+An input may be a sparse tensor, a tree of coordinates and features. Each step gets a new one with the same values, so
+that the first layer that needs a kernel map builds it, as in training. After a split, the next layer would build it. A
+message between layers contains the features and their coordinates, but no kernel maps.
 
 Source: Zhai et al. 2020 (SparsePipe), III-C, SmartProfile: 50 iterations of warm-up, then 100 that count.
 """
@@ -35,39 +36,65 @@ WARM_UP = 50
 ITERATIONS = 100
 
 Node = Any
-"""What autograd notes of an operation; its C++ classes have no common type in Python."""
+"""Autograd node. Its C++ classes have no common type in Python."""
 
 
 class TimingError(DistconvError, ValueError):
-    """A network whose layers cannot be timed: it does not run, trains nothing, or calls other layers each time."""
+    """Layers cannot be timed: the network does not run, trains nothing, or calls different layers in each step."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The layers' medians as a profile, and the median seconds of a whole step (forward and backward) without hooks."""
+    """Measured layer profile and the time of a full step.
+
+    Attributes
+    ----------
+    profile : Profile
+        Median seconds of each layer.
+    step_s : float
+        Median seconds of forward and backward without hooks.
+    """
 
     profile: Profile
     step_s: float
 
     @property
     def ratio(self) -> float:
-        """The sum of the layers' times over the time of the whole step: 1 if nothing is missed or added."""
+        """Sum of the layers' times divided by the time of the full step; 1 if the hooks neither miss nor add time."""
         return sum(layer.time_s for layer in self.profile.layers) / self.step_s
 
 
 def time_layers(
     model: torch.nn.Module, inputs: Sequence[Any], warm_up: int = WARM_UP, iterations: int = ITERATIONS
 ) -> Timing:
-    """Times ``model`` in training on ``inputs``, tensors (N, C, ...) or sparse, on its device; in this process alone.
+    """Measure each layer of a model in training, on one process and the device of the inputs.
 
-    The backward pass starts from random gradients of the output. Gradients begin as None in each step, and there is no
-    optimizer. Running statistics of the model change as in any training step.
+    The backward pass starts from random gradients of the output. Gradients are None at the start of each step, and
+    there is no optimizer. Running statistics of the model change, as in any training step.
+
+    Source: Zhai et al. 2020 (SparsePipe), III-C.
+
+    Parameters
+    ----------
+    model : Module
+        Model on the same device as ``inputs``.
+    inputs : sequence
+        Tensors (N, C, ...) or sparse tensors, the arguments of ``model``.
+    warm_up : int
+        Steps that are not measured.
+    iterations : int
+        Measured steps.
+
+    Returns
+    -------
+    Timing
+        Median times.
 
     Raises
     ------
     TimingError
-        If the model does not run on such inputs, has no output that requires a gradient, or does not call the same
-        layers each time; if ``warm_up`` is negative or ``iterations`` not positive.
+        If the model does not run on the inputs, has no output that requires a gradient, or does not call the same
+        layers in each step; if ``warm_up`` is negative or ``iterations`` not positive.
     """
     if warm_up < 0 or iterations < 1:
         raise TimingError(f"warm_up={warm_up}, iterations={iterations}: expected at least 0 and at least 1")
@@ -110,12 +137,12 @@ def _timed(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iteratio
 
 
 def _anew(inputs: Sequence[Any]) -> Any:
-    """Sparse tensors without the kernel maps that an earlier step made; others as they are."""
+    """Return the inputs, with sparse tensors cloned so that they lack the kernel maps of an earlier step."""
     return [tree_map(torch.clone, given) if _is_sparse(given) else given for given in inputs]
 
 
 def _is_sparse(value: object) -> bool:
-    """Return True if it is a tensor of features at coordinates, which this storey knows by nothing else."""
+    """Return True if it is a sparse tensor, recognized by its ``coords``: this module must not import sparse layers."""
     return not isinstance(value, torch.Tensor) and hasattr(value, "coords")
 
 
@@ -132,7 +159,7 @@ def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
-    """Of a sparse tensor the features."""
+    """Return all tensors of a tree; for sparse tensors the features."""
     leaves = (value.features if _is_sparse(value) else value for value in _values(values))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -142,25 +169,25 @@ def _values(tree: object) -> list[Any]:
 
 
 def _is_layer(name: str, module: torch.nn.Module) -> bool:
-    """Return True if it has no modules inside, or parameters of its own."""
+    """Return True if a module has no children, or parameters of its own."""
     childless = not any(True for _ in module.children())
     return childless or (bool(name) and any(True for _ in module.parameters(recurse=False)))
 
 
-# -- what there is to time --------------------------------------------------------------------------------------------
+# -- layers of a network ----------------------------------------------------------------------------------------------
 
 
 class _Graph(FunctionRecorder):
-    """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first.
+    """Records in one forward pass which layer made and read each tensor, and which used each parameter first.
 
-    In a ``sparse`` network integers are coordinates and kernel maps, which are no results of layers.
+    In a ``sparse`` network, integer tensors are coordinates and kernel maps, not results of layers.
     """
 
     def __init__(self, parameters: set[int], *, sparse: bool) -> None:
         super().__init__()
         self.parameters, self.sparse = parameters, sparse
         self.coordinates: dict[int, int] = {}
-        """Bytes of those that features travel with."""
+        """Bytes of the coordinates that are sent with features, by the id of the features."""
         self.names: list[str] = []
         self.made: dict[int, int] = {}
         self.edges: dict[tuple[int, int], None] = {}
@@ -169,7 +196,7 @@ class _Graph(FunctionRecorder):
 
     @property
     def current(self) -> int:
-        """The layer that is running; what comes before the first one belongs to it."""
+        """Index of the running layer. Operations before the first layer belong to it."""
         return max(0, len(self.names) - 1)
 
     def begin(self, name: str, module: torch.nn.Module, args: object) -> None:
@@ -182,7 +209,7 @@ class _Graph(FunctionRecorder):
         result = func(*args, **(kwargs or {}))
         ids = {id(tensor) for tensor in given}
         for tensor in self._noted(result):
-            # What only looks at a tensor, such as a property, returns it unchanged.
+            # A call that returns its argument, such as a property, does not make the tensor.
             if id(tensor) not in self.parameters and (id(tensor) not in ids or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
                 self.kept.append(tensor)
@@ -208,14 +235,14 @@ class _Graph(FunctionRecorder):
         self.passed_on.setdefault(producer, {})[tensor.untyped_storage()._cdata] = size
 
     def returned(self, outputs: object) -> None:
-        """What the network returns is passed on as well."""
+        """Record that the network's outputs are passed on as well."""
         for tensor in _tensors(outputs):
             if id(tensor) in self.made:
                 self._passed_on(self.made[id(tensor)], tensor)
         self.kept.clear()
 
     def profile(self, model: str, seconds: Sequence[float]) -> Profile:
-        """The layers with their ``seconds``: forward of each, then backward of each."""
+        """Return the profile with ``seconds``: forward of each layer, then backward of each."""
         names = _numbered([name or model for name in self.names] or [model])
         layers = [
             Layer(
@@ -231,7 +258,7 @@ class _Graph(FunctionRecorder):
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """``name``, and ``name#2`` where it is called again."""
+    """Return unique names: ``name``, and ``name#2`` for the second call."""
     seen: dict[str, int] = {}
     numbered = []
     for name in names:
@@ -244,13 +271,13 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 class _DeviceClock:
-    """Time on a device: of a GPU when its queue of kernels gets there, so nothing waits for it in between."""
+    """Clock of a device. On a GPU it records events, so that the host does not wait between them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def now(self) -> Any:
-        """A mark, for :meth:`seconds`."""
+        """Return a mark for :meth:`seconds`."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -258,7 +285,7 @@ class _DeviceClock:
         return event
 
     def seconds(self, intervals: Sequence[tuple[int, Any, Any]], size: int) -> list[float]:
-        """The sum of the intervals of each index."""
+        """Return the sum of the intervals of each index."""
         totals = [0.0] * size
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -269,7 +296,7 @@ class _DeviceClock:
 
 @dataclass
 class _Intervals:
-    """What runs at which time: indices count the layers forward, then the layers backward."""
+    """Measured intervals; indices count the forward passes of the layers, then the backward passes."""
 
     clock: _DeviceClock
     found: list[tuple[int, Any, Any]] = field(default_factory=list)
@@ -295,7 +322,7 @@ def _layered(
     clock: _DeviceClock,
     layers: int,
 ) -> list[float]:
-    """Seconds forward of each layer, then seconds backward of each, in one step."""
+    """Return the forward seconds of each layer, then the backward seconds of each, in one step."""
     model.zero_grad(set_to_none=True)
     intervals, owned, names = _Intervals(clock), set[Node](), list[str]()
 
@@ -329,9 +356,9 @@ def _layered(
 
 
 def _new_nodes(values: object, owned: set[Node]) -> Iterator[Node]:
-    """Autograd nodes behind ``values`` that are not ``owned`` yet, without those that add up parameters' gradients.
+    """Yield the autograd nodes of ``values`` that are not in ``owned``, without accumulation nodes of parameters.
 
-    Those run right behind the node that makes the gradient, so they count as part of it.
+    Those run directly after the node that computes the gradient, so they count as part of it.
     """
     waiting = [tensor.grad_fn for tensor in _tensors(values)]
     while waiting:

@@ -1,11 +1,10 @@
-"""Measured times of operations on one rank: the table of a machine (V-A: warm-up runs, then the mean of ten).
+"""Measurement of operations on one rank, for the table of a machine.
 
-An operation is run as distconv runs it, on distributed tensors of which each rank at work has a block (split over their
-samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two
-uses in a training step everything else has passed through the caches; autograd is called once for all of them, as it is
-once in a step.
+An operation runs as distconv runs it: on distributed tensors of which each rank has a block (split over samples), so
+that the dispatch is included. Copies of the tensors are used in rotation, because between two uses in a training step
+all other tensors pass through the caches. Autograd is called once for all copies, as it is once in a step.
 
-Source: Dryden et al. 2019, V-A and VI-A.
+Source: Dryden et al. 2019, V-A (warm-up runs, then the mean of ten) and VI-A.
 """
 
 from __future__ import annotations
@@ -45,30 +44,44 @@ from distconv.tensor import DistTensor
 
 WARM_UP = 2
 REPETITIONS = 10
-"""The paper's: the mean of ten runs, or a few more, after some that warm up."""
+"""Runs of which the mean is taken, or a few more, after the warm-up (Dryden et al. 2019, V-A: ten)."""
 
 ROUNDS = 3
-"""Times that all of it is measured, of which the fastest counts: what else the machine does only makes it slower."""
+"""Repetitions of the full measurement. The fastest counts, since other load can only slow it down."""
 
 DIFFERENCES = 15
-"""Those of which the median is the fixed cost of an exchange, or of a gradient that is summed."""
+"""Number of differences whose median is the fixed cost of an exchange or of a summed gradient."""
 
 CACHE_BYTES = 64 << 20
-"""Copies of the tensors take as much as this, so that none is found in a cache."""
+"""Total size of the copies of the tensors, so that none is found in a cache."""
 
 MOST_COPIES = 5
 
 SUMS = 16
-"""Weights whose gradients are summed, to measure what each costs."""
+"""Number of weights whose gradients are summed, to measure the cost of each."""
 
 LARGE_ELEMENTS = 1 << 24
-"""Of the sum that measures the bandwidth of memory."""
+"""Elements of the sum that measures the memory bandwidth."""
 
 
 def calls_of(
     graph: LayerGraph, candidates: Mapping[str, Sequence[Candidate]], ranks: int, per_node: int
 ) -> dict[str, LocalCall]:
-    """What a rank computes of each operation under any of its layer's candidates, by the key of its time."""
+    """Return the work of a rank in each operation under any candidate of its layer.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    candidates : mapping of str to sequence
+        Candidates of each deciding layer.
+    ranks, per_node : int
+        Number of ranks, and of ranks of each node.
+
+    Returns
+    -------
+    dict of str to LocalCall
+        By the key of its measured time, each once.
+    """
     calls: dict[str, LocalCall] = {}
     for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
@@ -80,9 +93,21 @@ def calls_of(
 def measure(
     calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device, rounds: int = ROUNDS
 ) -> dict[str, float]:
-    """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
+    """Measure each phase of each call while all ranks compute. Collective: call on every rank.
 
-    The slowest rank's, in the fastest of so many ``rounds``. What cannot be run by itself is left out, on all ranks.
+    Parameters
+    ----------
+    calls : mapping of str to LocalCall
+        The same on all ranks, from :func:`calls_of`.
+    comm : MPI.Intracomm
+    device : device
+    rounds : int
+        Repetitions, of which the fastest counts.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of the slowest rank, by key and phase. Calls that fail on their own are omitted on all ranks.
     """
     found: dict[str, float] = {}
     grid = ProcessGrid(comm, n=comm.size)
@@ -106,7 +131,19 @@ def _measured(
 
 
 def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
-    """FLOP/s of a large convolution, bytes/s of a large sum, time of a tiny ReLU; all ranks at once. Collective."""
+    """Measure FLOP/s, bytes/s and the cost of a kernel while all ranks compute. Collective: call on every rank.
+
+    They follow from a large convolution, a large sum and a tiny ReLU.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    device : device
+
+    Returns
+    -------
+    Roofline
+    """
     grid = ProcessGrid(comm, n=comm.size)
     x, w = torch.rand(4, 128, 64, 64, device=device), torch.rand(128, 128, 3, 3, device=device)
     large = [torch.rand(LARGE_ELEMENTS, device=device) for _ in range(3)]
@@ -120,9 +157,19 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
 
 
 def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
-    """Seconds that a convolution with neighbours takes beyond its computation, by exchange of a short halo. Collective.
+    """Measure the time that a halo exchange adds to a convolution. Collective: call on every rank.
 
-    There is one forward and one backward.
+    The halo is short. The result is the mean of one forward and one backward exchange.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    device : device
+
+    Returns
+    -------
+    float
+        Seconds per exchange.
     """
     shape = (8, 16, 16 * comm.size, 16)
     layers = (torch.nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
@@ -146,9 +193,19 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
 
 
 def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
-    """Seconds that a gradient takes that is summed over all ranks, beyond one that is not. Collective.
+    """Measure the time that the sum over all ranks adds to a gradient. Collective: call on every rank.
 
-    Of a little one, for which there is the work on the host alone.
+    The gradient is small, so the result is the work of the host alone.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    device : device
+
+    Returns
+    -------
+    float
+        Seconds per gradient.
     """
     grid = ProcessGrid(comm, n=comm.size)
     dist = Distribution(grid, ("n", None))
@@ -182,14 +239,17 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class _Runs:
-    """``count`` runs of a piece of work, one after the other, each on tensors of its own."""
+    """``count`` runs of a piece of work, one after the other, each on its own tensors."""
 
     take: Callable[[], object]
     count: int = 1
 
 
 def _timed(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
-    """Mean of ten runs with all ranks at work, on the slowest of them: the others wait for it sooner or later."""
+    """Return the mean seconds of ten runs on the slowest rank. Collective.
+
+    The other ranks wait for the slowest one sooner or later.
+    """
     for _ in range(-(-WARM_UP // runs.count)):
         runs.take()
     _finish(device)
@@ -208,9 +268,9 @@ def _finish(device: torch.device) -> None:
 
 
 class _Copy:
-    """The arguments of a call as tensors of its own. Only what ``phase`` differentiates requires a gradient.
+    """Arguments of a call as separate tensors. Only those that ``phase`` differentiates require a gradient.
 
-    BPx is of the inputs, and of the weights too where BPw is not measured by itself.
+    BPx differentiates the inputs, and the weights as well if BPw is not measured separately.
     """
 
     def __init__(self, call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> None:
@@ -248,7 +308,7 @@ class _Copy:
 
 
 def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
-    """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
+    """Return a function that computes the gradients. Weight gradients stay local; their all-reduce is BPa."""
     results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
     errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.unsynced_grads()
     leaves = [leaf for copy in copies for leaf in copy.leaves]
@@ -266,7 +326,7 @@ def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
 
 
 class _InPieces:
-    """A convolution of what a rank owns and of what comes from others, as :mod:`distconv.layers` runs it."""
+    """Convolution of the owned block and the received blocks, as :mod:`distconv.layers` runs it."""
 
     def __init__(self, call: LocalCall, pieces: Pieces, phase: str, device: torch.device) -> None:
         op, window = call.operation, call.operation.window
@@ -289,7 +349,7 @@ class _InPieces:
         self.error = _random(shape, kind, device, False)
 
     def forward(self) -> object:
-        """FP: the owned block and the others one by one, or the one box made of them."""
+        """Run FP: the owned block and the received blocks one by one, or the assembled input."""
         first, *others = self._pieces()
         return self.work.add(self.work.forward(first, self.weight, self.bias), others, self.weight)
 
@@ -297,7 +357,7 @@ class _InPieces:
         return self.pieces if self.free else [assemble_input(self.pieces, self.needed)]
 
     def backward(self) -> Callable[[], object]:
-        """A function that computes BPw or BPx."""
+        """Return a function that computes BPw or BPx."""
         if self.at_once:
             return partial(self._at_once, self._pieces()[0])
         if self.phase == "weight":
@@ -307,7 +367,7 @@ class _InPieces:
         return self._input_gradients
 
     def _at_once(self, whole: Piece) -> object:
-        """What has been assembled for the forward pass is there still."""
+        """Compute gradients from the assembled input, which the forward pass has kept."""
         weights = self.phase == "weight"
         wanted = (not weights, weights, weights and self.bias is not None)
         dx, *shares = self.work.gradients(self.error, whole, self.weight, wanted)
@@ -333,12 +393,12 @@ def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_gra
 
 
 def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
-    """Positional arguments of a convolution, transposed or not, with its local number of groups."""
+    """Return the positional arguments of a convolution, transposed or not, with its local number of groups."""
     return (*args[:6], groups, *args[7:]) if len(args) > 6 else args
 
 
 def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
-    """How to run each phase of a call."""
+    """Return the runs of each phase of a call."""
     size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
     count = max(2, min(MOST_COPIES, CACHE_BYTES // max(1, 2 * size)))
     phases = [phase for phase in PHASES if work(call, phase).kernels]
@@ -349,7 +409,7 @@ def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str,
 
 
 def _taken(call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device) -> Callable[[], object]:
-    """A function that runs a phase of ``count`` copies of a call."""
+    """Return a function that runs a phase of ``count`` copies of a call."""
     if call.pieces is not None:
         pieces = [_InPieces(call, call.pieces, phase, device) for _ in range(count)]
         return _in_turn([each.forward if phase == "forward" else each.backward() for each in pieces])
@@ -358,7 +418,10 @@ def _taken(call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: t
 
 
 def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """``runs`` one after the other; what they give stays until their next turn, as results do in a training step."""
+    """Return a function that calls ``runs`` one after the other.
+
+    Results stay alive until their next call, as they do in a training step.
+    """
     results: list[object] = [None] * len(runs)
 
     def run() -> None:

@@ -1,5 +1,9 @@
-"""A layer profile without a run: the times are what a machine's table or roofline says of a traced network.
+"""Layer profile predicted from a traced network: times from a machine's table or roofline.
 
+:func:`.explore` and the command line use it where no profile was measured.
+
+Examples
+--------
 >>> import torch
 >>> from distconv.perfmodel.machine.machine import Machine
 >>> from distconv.perfmodel.graph.tracing import trace
@@ -30,11 +34,27 @@ from distconv.plan import Plan
 def predicted_profile(
     graph: LayerGraph, machine: Machine, plan: Plan | Assignment | None = None, ranks: int = 1
 ) -> Profile:
-    """Each operation of ``graph`` on one rank of ``machine`` as a layer, for the mini-batch that was traced.
+    """Return a layer profile of a traced network, with times predicted for a machine.
 
-    On ``ranks`` ranks under ``plan`` layers have their halos, redistributions of inputs and sums of gradients, the
-    latter not hidden, and sizes are those of the fullest rank. Views cost nothing and are no layers. A parameter counts
-    where it is used first.
+    Each operation is a layer, for the mini-batch that was traced. Views are omitted. A parameter counts at its first
+    use. With a plan, layers include their halo exchanges, the redistribution of their inputs and their gradient
+    all-reduce, which is not overlapped.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        Network, from :func:`trace`.
+    machine : Machine
+        Hardware model.
+    plan : Plan or mapping, optional
+        Distribution of the layers over ``ranks``. Default: one rank.
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    Profile
+        Seconds and bytes on the rank with the largest blocks.
 
     Raises
     ------
@@ -60,13 +80,31 @@ def predicted_profile(
 
 
 def is_estimated(graph: LayerGraph, machine: Machine, plan: Plan | Assignment | None = None, ranks: int = 1) -> bool:
-    """Return :meth:`Model.is_estimated` of a plan; the arguments are those of :func:`predicted_profile`."""
+    """Return True if the machine has measured times, but not of all layers with weights under the plan.
+
+    Parameters
+    ----------
+    graph, machine, plan, ranks
+        As in :func:`predicted_profile`.
+    """
     strategy = resolve(graph, {"*": {}} if plan is None else plan, ranks)
     return Model.of(graph, machine, ranks, Settings()).is_estimated(strategy)
 
 
 def scaled(profile: Profile, factor: float) -> Profile:
-    """``profile`` for ``factor`` times as many samples, if times and outputs are in proportion to them."""
+    """Return the profile for ``factor`` times as many samples, with times and outputs in proportion.
+
+    Parameters
+    ----------
+    profile : Profile
+    factor : float
+        Ratio of the numbers of samples.
+
+    Returns
+    -------
+    Profile
+        With unchanged parameters.
+    """
     layers = [
         dataclasses.replace(
             layer,

@@ -1,10 +1,10 @@
-"""What sparse networks cost, from the sites of an example: pairs count, not voxels.
+"""Cost of sparse networks over process grids, counted from the sites of an example.
 
 ::
 
     counted_profile  ``counted_profile``: a layer profile of one process
     grids            ``select_grid``: the fastest grid of samples and space that fits
-    recording        ``record``: what a sparse network does to the sites of an example
+    recording        ``record``: the operations of a sparse network on the sites of an example
     site_costs       Times and memory of operations whose sites are split over a grid
-    step_prediction  ``predict``: a training step of all of them
+    step_prediction  ``predict``: the time and memory of a training step
 """

@@ -1,4 +1,4 @@
-"""``counted_profile``: a layer profile of a sparse network from the sites of an example, without a run in time."""
+"""``counted_profile``: a layer profile of a sparse network from the sites of an example, without measuring time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from distconv.perfmodel.sparse.site_costs import SiteCosts
 
 
 def counted_profile(recording: SparseRecording, machine: Machine) -> Profile:
-    """Each recorded operation on one rank of ``machine`` as a layer; the first that needs a kernel map builds it.
+    """Return each recorded operation as a layer on one rank of a machine.
 
-    The second operation of a layer is ``name#2``. The same example gives the same figures on every rank and in every
-    run, which measured times would not.
+    The first operation that needs a kernel map includes the time to build it. Unlike measured times, the result is
+    identical on all ranks and in all runs.
+
+    Parameters
+    ----------
+    recording : SparseRecording
+    machine : Machine
+
+    Returns
+    -------
+    Profile
+        The second operation of a layer is named ``name#2``.
     """
     costs = SiteCosts(recording, machine, Arrangement())
     builders = set(costs.first_of_maps())
@@ -30,7 +40,7 @@ def counted_profile(recording: SparseRecording, machine: Machine) -> Profile:
 
 
 def _output_bytes(recording: SparseRecording, op: SiteOperation) -> int:
-    """Features and, where sites are not pooled, their coordinates."""
+    """Return the bytes of the features and, unless sites are pooled, of their coordinates."""
     if op.kind in ("global_pool", "head"):
         return op.samples * op.filters * recording.itemsize
     coords = op.outputs.coords

@@ -18,7 +18,14 @@ from distconv.perfmodel.sparse.step_prediction import SitePrediction, predict
 
 @dataclass(frozen=True)
 class GridChoice:
-    """The fastest grid that fits, and all that were looked at, fastest first."""
+    """Fastest grid that fits, and all grids that were considered.
+
+    Attributes
+    ----------
+    best : SitePrediction
+    ranking : tuple of SitePrediction
+        Fastest first.
+    """
 
     best: SitePrediction
     ranking: tuple[SitePrediction, ...]
@@ -27,14 +34,29 @@ class GridChoice:
 def select_grid(
     recording: SparseRecording, machine: Machine, ranks: int, memory: float | None = None, *, optimizer_slots: int = 1
 ) -> GridChoice:
-    """Choose how ``ranks`` ranks of ``machine`` split samples and space, within ``memory`` bytes each.
+    """Choose how ranks split samples and space, for the least time within a memory limit.
 
-    All layers are on one grid. A grid that has more parts along n than the example has samples is not looked at.
+    All layers are on one grid. Grids with more parts along n than the example has samples are not considered.
+
+    Parameters
+    ----------
+    recording : SparseRecording
+    machine : Machine
+    ranks : int
+        Number of ranks.
+    memory : float, optional
+        Limit in bytes per rank. Default: none.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter.
+
+    Returns
+    -------
+    GridChoice
 
     Raises
     ------
     PlanError
-        If no grid fits into ``memory``: names the smallest limit that works.
+        If no grid fits into ``memory``; the message gives the smallest limit that works.
     """
     choices = [
         predict(recording, machine, grid, optimizer_slots=optimizer_slots)

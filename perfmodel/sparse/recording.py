@@ -1,4 +1,4 @@
-"""``record``: what a sparse network does to the sites of an example."""
+"""``record``: the operations of a sparse network on the sites of an example."""
 
 from __future__ import annotations
 
@@ -22,22 +22,45 @@ MapKey = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class SiteWindow:
-    """Which input sites meet which output sites, and how far ``low`` and ``high`` from one another they may lie."""
+    """Pairs of input and output sites of a layer.
+
+    Attributes
+    ----------
+    pairs : KernelMap
+    low, high : tuple of int
+        Largest distance between the sites of a pair, in each direction.
+    key : tuple
+        Layers with equal keys share the map.
+    """
 
     pairs: KernelMap
     low: tuple[int, ...]
     high: tuple[int, ...]
     key: MapKey
-    """Layers with the same one share the map."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SiteOperation:
-    """One operation on features of ``inputs`` with ``channels`` that makes ``filters`` of each of ``outputs``.
+    """One operation on the features of sites.
 
-    ``kind`` is "convolution", "pooling", "global_pool", "batch_norm", "linear", "pointwise", or "head": a linear layer
-    after the sites are pooled, on ``samples`` rows. ``parameters`` counts elements; ``input_gradient`` says whether
-    there is one.
+    Attributes
+    ----------
+    name : str
+        Name of the module.
+    kind : str
+        "convolution", "pooling", "global_pool", "batch_norm", "linear", "pointwise", or "head": a linear layer after
+        the sites are pooled.
+    inputs, outputs : Sites
+    channels, filters : int
+        Features of each input and output site.
+    samples : int
+        Samples of the mini-batch, which are the rows of a head.
+    parameters : int
+        Number of elements.
+    input_gradient : bool
+        True if a gradient of the input is computed. Otherwise False.
+    window : SiteWindow or None
+        Pairs of sites of a convolution or pooling.
     """
 
     name: str
@@ -54,7 +77,19 @@ class SiteOperation:
 
 @dataclass(frozen=True, eq=False)
 class SparseRecording:
-    """The operations of a network on an example, in order; bytes of a feature, samples, and the example's sites."""
+    """Operations of a network on an example.
+
+    Attributes
+    ----------
+    operations : tuple of SiteOperation
+        In the order of the forward pass.
+    itemsize : int
+        Bytes of a feature.
+    batch_size : int
+        Samples of the example.
+    sites : Sites
+        Sites of the example.
+    """
 
     operations: tuple[SiteOperation, ...]
     itemsize: int
@@ -63,14 +98,27 @@ class SparseRecording:
 
     @property
     def dimension(self) -> int:
-        """Of space."""
+        """Number of spatial dimensions."""
         return self.sites.coords.shape[1] - 1
 
 
 def record(model: nn.Module, x: SparseTensor) -> SparseRecording:
-    """Run a copy of ``model``, in training mode, on an example of a mini-batch on one process; ``x`` is not changed.
+    """Run a copy of a model in training mode on an example, and record its operations. Runs on one process.
 
-    What a network does to ``x.features`` outside of layers and functions of sparse tensors is not seen.
+    Parameters
+    ----------
+    model : Module
+        Sparse network.
+    x : SparseTensor
+        Example of a mini-batch. It does not change.
+
+    Returns
+    -------
+    SparseRecording
+
+    Warnings
+    --------
+    Operations on ``x.features`` outside of layers and functions of sparse tensors are not recorded.
     """
     model = copy.deepcopy(model).train()
     recorder = _SparseRecorder(x.sites, x.batch_size)
@@ -80,7 +128,7 @@ def record(model: nn.Module, x: SparseTensor) -> SparseRecording:
 
 
 class _SparseRecorder(FunctionRecorder):
-    """Notes functions of sparse tensors, and linear layers of plain ones."""
+    """Records functions of sparse tensors, and linear layers of plain ones."""
 
     def __init__(self, sites: Sites, samples: int) -> None:
         super().__init__()
@@ -88,7 +136,7 @@ class _SparseRecorder(FunctionRecorder):
         self.operations: list[SiteOperation] = []
 
     def note(self, kind: str, inputs: Sites, outputs: Sites, channels: int, filters: int, **more: Any) -> None:
-        """Append an operation of the module that runs."""
+        """Append an operation of the running module."""
         operation = SiteOperation(
             name=self.place,
             kind=kind,
@@ -123,7 +171,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 class _RecordingManager(CoordinateManager):
-    """Notes what layers over windows ask for."""
+    """Coordinate manager that records the requests of layers with windows."""
 
     def __init__(self, recorder: _SparseRecorder) -> None:
         super().__init__(recorder.samples)
@@ -140,7 +188,7 @@ class _RecordingManager(CoordinateManager):
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
-        """As of any manager."""
+        """Return the needed features, as in the base class, and store the window."""
         features, pairs = super().needed(features, inputs, outputs, offsets, dilation, transposed=transposed)
         low, high = reach(offsets, (outputs if transposed else inputs).stride * dilation, transposed=transposed)
         key = (inputs, outputs, offsets, dilation, transposed)
@@ -154,27 +202,27 @@ class _RecordingManager(CoordinateManager):
         return features, pairs
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As of any manager."""
+        """Return the parameter unchanged, and count its elements."""
         self._asked["parameters"] += tensor.numel()
         return tensor
 
     def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """As of any manager."""
+        """Return the features unchanged, and record the operation."""
         kind = "convolution" if self._asked["parameters"] else "pooling"
         self._recorder.note(kind, outputs=sites, filters=features.shape[1], **self._asked)
         return features
 
     def population(self, sites: Sites) -> torch.Tensor:
-        """As of any manager: what pools over all sites asks first."""
+        """Return the number of sites of each sample. Pooling over all sites calls it first."""
         self._asked = {"inputs": sites, "outputs": sites}
         return super().population(sites)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """As of any manager."""
+        """Return the values unchanged, and record the operation."""
         return self._pooled(values)
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """As of any manager."""
+        """Return the values unchanged, and record the operation."""
         return self._pooled(values)
 
     def _pooled(self, values: torch.Tensor) -> torch.Tensor:

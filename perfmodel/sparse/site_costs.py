@@ -1,9 +1,10 @@
-"""What operations on sites that are split over a grid take, in time and memory.
+"""Times and memory of operations whose sites are split over a grid.
 
-The grid's boxes are cut at quantiles of the example's sites, as :func:`distconv.layers.sparse.scatter` cuts them. What
-each rank has then is counted, not estimated: its sites and pairs at every layer, and the sites that it sends to others.
+The boundaries of the grid's boxes are quantiles of the example's sites, as in :func:`distconv.layers.sparse.scatter`.
+Each rank's sites, pairs and sent sites are then counted at every layer, not estimated.
 
-Source: Zhai et al., "SparsePipe", eq. 3 (a pair is a row times a matrix); Dryden et al. 2019, V-A (halos, allreduces).
+Source: Zhai et al. 2020 (SparsePipe), eq. 3 (a pair is a row times a matrix); Dryden et al. 2019, V-A (halos,
+all-reduces).
 """
 
 from __future__ import annotations
@@ -22,22 +23,29 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.sparse.recording import SiteOperation, SiteWindow, SparseRecording
 
 INDEX_BYTES = 8
-"""Of a coordinate, a key, or a row in a kernel map."""
+"""Bytes of a coordinate, a key, or a row index in a kernel map."""
 
 SEARCH_PASSES = 12
-"""Building a map reads so many indices per site and offset: the search, the comparison, what is found."""
+"""Indices read per site and offset when a map is built: search, comparison and result."""
 
 LAYER_PASSES = {"batch_norm": (3, 4), "pointwise": (2, 3), "global_pool": (1, 1)}
-"""How often forward and backward go over the features of what only touches memory."""
+"""Passes of forward and backward over the features, for operations that are limited by memory traffic."""
 
 
 class SiteCosts:
-    """Costs of operations over ``grid``; whatever depends on sites alone is counted once.
+    """Costs of operations over a grid. Counts that depend on sites alone are computed once.
+
+    Parameters
+    ----------
+    recording : SparseRecording
+    machine : Machine
+    grid : Arrangement
+        Parts along n and the spatial axes.
 
     Raises
     ------
     DistributionError
-        If an axis of the grid cuts nothing in the example's dimensions.
+        If an axis of the grid does not exist in the example's dimensions.
     """
 
     def __init__(self, recording: SparseRecording, machine: Machine, grid: Arrangement) -> None:
@@ -50,15 +58,15 @@ class SiteCosts:
     # -- counts -------------------------------------------------------------------------------------------------------
 
     def owners(self, sites: Sites) -> torch.Tensor:
-        """The rank of each site, (N,)."""
+        """Return the rank of each site, (N,)."""
         return self._once(("owners", sites), lambda: self.partition.owners(sites.coords))
 
     def most_sites(self, sites: Sites) -> int:
-        """Of one rank."""
+        """Return the number of sites of the rank with the most."""
         return int(torch.bincount(self.owners(sites), minlength=1).max())
 
     def most_pairs(self, window: SiteWindow, outputs: Sites) -> int:
-        """Of one rank: a pair is computed where its output site is."""
+        """Return the number of pairs of the rank with the most. A pair is computed by the owner of its output site."""
 
         def count() -> torch.Tensor:
             owners = self.owners(outputs)
@@ -68,7 +76,10 @@ class SiteCosts:
         return int(self._once(("pairs", window.key), count).max())
 
     def halo_rows(self, op: SiteOperation) -> torch.Tensor:
-        """Sites that each rank sends to each other one, (ranks, ranks); -1 between those whose boxes are too far."""
+        """Return the number of sites that each rank sends to each other one, (ranks, ranks).
+
+        It is -1 between ranks whose boxes are too far apart for a pair.
+        """
         window = op.window
         assert window is not None
         return self._once(("halo", op.inputs, window.low, window.high), lambda: self._sent(op.inputs, window))
@@ -88,7 +99,7 @@ class SiteCosts:
         return self._known[key]
 
     def first_of_maps(self) -> Iterable[SiteOperation]:
-        """The operations that build a map; others find it."""
+        """Return the operations that build a map; later ones reuse it."""
         first: dict[Hashable, SiteOperation] = {}
         for op in self.recording.operations:
             if op.window is not None:
@@ -98,17 +109,20 @@ class SiteCosts:
     # -- times --------------------------------------------------------------------------------------------------------
 
     def roofline(self, flops: float, nbytes: float, kernels: int = 1) -> float:
-        """Seconds of ``kernels`` kernels that do this together."""
+        """Return the seconds of ``kernels`` kernels with this work in total."""
         return self._here.time(flops, nbytes, math.inf) + (kernels - 1) * self._here.kernel_s
 
     def forward(self, op: SiteOperation) -> float:
-        """On the busiest rank."""
+        """Return the forward seconds on the slowest rank."""
         if op.window is not None:
             return self._gathered(op, op.channels) + self._products(op) + self._added(op, op.filters)
         return self._products(op) if op.kind in ("linear", "head") else self._passes(op, LAYER_PASSES[op.kind][0])
 
     def backward(self, op: SiteOperation) -> float:
-        """On the busiest rank: dy to dx, and x and dy to dw, for which dy is gathered once."""
+        """Return the backward seconds on the slowest rank.
+
+        dy leads to dx, and x and dy to dw; dy is gathered once for both.
+        """
         if op.kind in ("linear", "head"):
             return (2 if op.input_gradient else 1) * self._products(op)
         if op.window is None:
@@ -119,12 +133,15 @@ class SiteCosts:
         return back + (self._products(op) + self._added(op, op.channels) if op.input_gradient else 0.0)
 
     def _passes(self, op: SiteOperation, passes: int) -> float:
-        """Over the features of what only touches memory."""
+        """Return the seconds of some passes over the features."""
         size = self.most_sites(op.inputs) * max(op.channels, op.filters) * self.recording.itemsize
         return self.roofline(0, passes * size)
 
     def _products(self, op: SiteOperation) -> float:
-        """Rows times a matrix: one product, or one for each offset of a window; pooling has none."""
+        """Return the seconds of rows times a matrix.
+
+        There is one product, or one for each offset of a window. Pooling has none.
+        """
         if op.kind == "pooling":
             return 0.0
         size, matrix = self.recording.itemsize, op.channels * op.filters
@@ -135,24 +152,27 @@ class SiteCosts:
         return self.roofline(2.0 * pairs * matrix, pairs * (op.channels + op.filters) * size, _offsets(op.window))
 
     def _gathered(self, op: SiteOperation, channels: int) -> float:
-        """The rows of each offset, a kernel for each; where sites meet themselves nothing is gathered."""
+        """Return the seconds to gather the rows of each offset, one kernel each.
+
+        Pairs of a site with itself need no gather.
+        """
         assert op.window is not None
         moved = self.most_pairs(op.window, op.outputs) - self._itself(op, op.window)
         return self.roofline(0, moved * (2 * channels * self.recording.itemsize + INDEX_BYTES), _offsets(op.window))
 
     def _added(self, op: SiteOperation, channels: int) -> float:
-        """The rows of each offset to those of sites."""
+        """Return the seconds to add the rows of each offset to those of sites."""
         assert op.window is not None
         pairs, row = self.most_pairs(op.window, op.outputs), 3 * channels * self.recording.itemsize
         moved = pairs * row + (pairs - self._itself(op, op.window)) * INDEX_BYTES
         return self.roofline(0, moved, _offsets(op.window))
 
     def _itself(self, op: SiteOperation, window: SiteWindow) -> int:
-        """Sites that meet themselves."""
+        """Return the number of pairs of a site with itself."""
         return self.most_sites(op.outputs) if window.pairs.identity is not None else 0
 
     def map_time(self, op: SiteOperation) -> float:
-        """Building the map of a layer, and asking for the sites of its halo."""
+        """Return the seconds to build the map of a layer and to exchange the sites of its halo."""
         assert op.window is not None
         offsets = len(op.window.pairs.pairs)
         searched = -(-offsets // 2) if op.window.pairs.identity is not None else offsets
@@ -162,13 +182,13 @@ class SiteCosts:
         return self.roofline(0, SEARCH_PASSES * INDEX_BYTES * queries, 6 * searched) + asked
 
     def halo(self, op: SiteOperation) -> float:
-        """Features of other ranks' sites, and their gradients back."""
+        """Return the seconds to exchange features of other ranks' sites, and their gradients in backward."""
         if self.ranks == 1:
             return 0.0
         return (2 if op.input_gradient else 1) * self._exchange(op, op.channels * self.recording.itemsize)
 
     def _exchange(self, op: SiteOperation, row_bytes: int) -> float:
-        """Seconds until the busiest rank has sent, and packed, its rows for all others."""
+        """Return the seconds until the slowest rank has packed and sent its rows."""
         rows = self.halo_rows(op)
         nodes = torch.arange(self.ranks) // self.machine.ranks_per_node
         far, sent = nodes[:, None] != nodes[None], rows.clamp(min=0) * row_bytes
@@ -182,19 +202,19 @@ class SiteCosts:
         return float(total[busiest]) + self.roofline(0, 4 * float(sent[busiest].sum()), 2) + self._here.exchange_s
 
     def sync(self, op: SiteOperation) -> float:
-        """Sums over all ranks that a layer waits for, forward and backward."""
+        """Return the seconds of the all-reduces for which a layer waits, forward and backward."""
         if op.kind == "batch_norm":
             return 2 * self.allreduce(2 * 4.0 * op.channels)
         return self.allreduce(op.samples * op.channels * self.recording.itemsize) if op.kind == "global_pool" else 0.0
 
     def allreduce(self, nbytes: float) -> float:
-        """Over all ranks."""
+        """Return the seconds of an all-reduce over all ranks."""
         return self.machine.allreduce(self.group, nbytes) if nbytes and self.ranks > 1 else 0.0
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def memory(self) -> float:
-        """Features that autograd keeps, and kernel maps, in bytes on the rank that has most at each layer."""
+        """Return the bytes of saved features and kernel maps, at each layer for the rank with the most."""
         total = 0.0
         for op in self.recording.operations:
             if op.kind != "head":
@@ -210,5 +230,5 @@ class SiteCosts:
 
 
 def _offsets(window: SiteWindow) -> int:
-    """That some sites meet at."""
+    """Return the number of offsets with pairs."""
     return sum(1 for rows, _ in window.pairs.pairs if len(rows))

@@ -1,4 +1,4 @@
-"""``predict``: a training step of a sparse network whose sites are split over a grid."""
+"""``predict``: the time and memory of a training step of a sparse network whose sites are split over a grid."""
 
 from __future__ import annotations
 
@@ -12,11 +12,25 @@ from distconv.perfmodel.sparse.site_costs import SiteCosts
 
 @dataclass(frozen=True, kw_only=True)
 class SitePrediction:
-    """Seconds of a training step, and bytes on the fullest rank.
+    """Seconds of a training step, and bytes on the rank with the most memory.
 
-    ``compute`` is the busiest rank's at each layer, ``maps`` the search for pairs, ``halo`` the features of others'
-    sites, ``sync`` what batch norm and pooling over all sites wait for, ``allreduce`` that of gradients. ``pairs`` is
-    the share of all pairs that the busiest rank has, 1 / ranks at best.
+    Attributes
+    ----------
+    grid : Arrangement
+    compute : float
+        Slowest rank at each layer, and the optimizer.
+    maps : float
+        Search for pairs.
+    halo : float
+        Features of other ranks' sites.
+    sync : float
+        All-reduces of batch norm and of pooling over all sites.
+    allreduce : float
+        Gradient all-reduce.
+    memory : float
+        Bytes.
+    pairs : float
+        Fraction of all pairs that the rank with the most pairs computes; 1 / ranks is ideal.
     """
 
     grid: Arrangement
@@ -30,19 +44,32 @@ class SitePrediction:
 
     @property
     def time(self) -> float:
-        """Of the step: nothing is hidden."""
+        """Seconds of the step. Nothing overlaps."""
         return self.compute + self.maps + self.halo + self.sync + self.allreduce
 
 
 def predict(
     recording: SparseRecording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1
 ) -> SitePrediction:
-    """A training step of the recorded network with its sites split over ``grid``.
+    """Predict a training step of the recorded network with its sites split over a grid.
+
+    Parameters
+    ----------
+    recording : SparseRecording
+    machine : Machine
+    grid : Arrangement
+        Parts along n and the spatial axes.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter.
+
+    Returns
+    -------
+    SitePrediction
 
     Raises
     ------
     DistributionError
-        If an axis of the grid cuts nothing in the example's dimensions.
+        If an axis of the grid does not exist in the example's dimensions.
     """
     costs = SiteCosts(recording, machine, grid)
     operations = recording.operations

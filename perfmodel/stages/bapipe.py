@@ -1,14 +1,15 @@
 """BaPipe's balanced partition: one accelerator per stage, in a daisy chain.
 
-1. Inter-layer: cuts near equal time (Eq. 1), then single cuts move while that helps.
-2. If a boundary takes longer than the slowest stage: only cuts that carry at most a_th = T BW, and step 1 again. The
-   faster of both results stays.
-3. Otherwise intra-layer: the layers at the cuts are shared between the stages beside them, if that is faster.
-4. If a stage has too little memory, as shared or with whole layers, cuts move until all fit.
+1. Inter-layer partition (3.3.1): split points near equal time (Eq. 1), then single split points move while that helps.
+2. Coarse-grained partition (3.3.3): if a boundary takes longer than the slowest stage, use only split points that carry
+   at most a_th = T BW, and repeat step 1. The faster of both results stays.
+3. Otherwise intra-layer partition (3.3.2): the layers at the split points are shared between the adjacent stages, if
+   that is faster.
+4. If a stage exceeds its memory, split points move until all stages fit.
 
-Source: Zhao et al. 2020 (BaPipe), 3.3. The paper leaves open how steps 1 and 4 iterate; here every cut may move to the
-next one allowed, and the move that lowers the sorted stage times most is taken; step 2 as printed
-may end slower than step 1.
+Source: Zhao et al. 2020 (BaPipe), 3.3. The paper does not specify how steps 1 and 4 iterate. Here every split point may
+move to the next allowed one, and the move that lowers the sorted stage times most is taken. Step 2 as printed may end
+slower than step 1.
 """
 
 from __future__ import annotations
@@ -25,11 +26,24 @@ from distconv.perfmodel.stages.memory import does_not_fit, excess, least_memory
 from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, Terms, staged
 
 BISECTIONS = 60
-"""Each halves the range of the time of a shared partition: down to rounding."""
+"""Halvings of the range of the time of a shared partition, until only rounding is left."""
 
 
 def balanced(terms: Terms) -> tuple[list[int], list[StageRange]]:
-    """The cuts between whole layers, and the stages, which may share the layers at the cuts.
+    """Return the split points between layers, and the stages, which may share the layers at the split points.
+
+    Source: Zhao et al. 2020 (BaPipe), 3.3.
+
+    Parameters
+    ----------
+    terms : Terms
+        Costs on the devices.
+
+    Returns
+    -------
+    cuts : list of int
+        Split points between layers.
+    stages : list of StageRange
 
     Raises
     ------
@@ -51,7 +65,9 @@ def balanced(terms: Terms) -> tuple[list[int], list[StageRange]]:
 
 
 class DeviceChain:
-    """The devices of ``terms`` one after the other, one stage each.
+    """Devices of ``terms`` in a chain, one stage each.
+
+    Positions are split points in layers; fractions share a layer.
 
     Raises
     ------
@@ -71,34 +87,37 @@ class DeviceChain:
             )
 
     def stages(self, positions: Sequence[float]) -> list[StageRange]:
-        """Stages between cuts."""
+        """Return the stages between some positions."""
         return staged([0, *positions, self.terms.size], self.counts)
 
     def works(self, positions: Sequence[float]) -> list[float]:
-        """Seconds of each stage."""
+        """Return the seconds of each stage."""
         return [float(self.terms.stage(s.first, s.last, s.counts)) for s in self.stages(positions)]
 
     def slowest_stage(self, positions: Sequence[float]) -> float:
-        """Seconds of the slowest stage."""
+        """Return the seconds of the slowest stage."""
         return max(self.works(positions))
 
     def slowest_boundary(self, positions: Sequence[float]) -> float:
-        """Seconds of the slowest boundary."""
+        """Return the seconds of the slowest boundary."""
         return max((float(self.terms.boundary(position, 1)) for position in positions), default=0.0)
 
     def time(self, positions: Sequence[float]) -> float:
-        """Seconds of the slower of both."""
+        """Return the seconds of the slowest stage or boundary."""
         return self.terms.time(self.stages(positions))
 
     def ideal(self) -> float:
-        """Seconds of each stage if layers could be cut anywhere and all were alike (Eq. 1)."""
+        """Return the seconds of each stage if layers were uniform and could be split anywhere.
+
+        Source: Zhao et al. 2020 (BaPipe), Eq. 1.
+        """
         totals = [float(self.terms.seconds[kind][-1]) for kind in self.kinds]
         return 1 / sum(1 / total for total in totals) if min(totals) > 0 else 0.0
 
     # -- 1. between layers --------------------------------------------------------------------------------------------
 
     def start(self, allowed: Sequence[int]) -> list[int]:
-        """Cuts among those allowed, each where its stage reaches the ideal time most closely."""
+        """Return split points among the allowed ones, each closest to the ideal time of its stage."""
         cuts: list[int] = []
         for index, kind in enumerate(self.kinds[:-1]):
             first = bisect.bisect_right(allowed, cuts[-1] if cuts else 0)
@@ -109,7 +128,7 @@ class DeviceChain:
         return cuts
 
     def improved(self, cuts: Sequence[int], allowed: Sequence[int]) -> list[int]:
-        """Cuts after all moves of single cuts that lower first the bytes too many, then the sorted stage times."""
+        """Move single split points while that lowers first the bytes beyond the memory, then the sorted stage times."""
 
         def key(candidate: list[int]) -> tuple[float, list[float]]:
             return excess(self.terms, self.stages(candidate)), sorted(self.works(candidate), reverse=True)
@@ -122,20 +141,25 @@ class DeviceChain:
     # -- 2. where boundaries are small --------------------------------------------------------------------------------
 
     def coarse(self) -> list[int]:
-        """Cuts that carry at most a_th = T BW; the smallest ones if those are fewer than the stages need."""
+        """Return the split points that carry at most a_th = T BW; the smallest ones if the stages need more.
+
+        Source: Zhao et al. 2020 (BaPipe), 3.3.3.
+        """
         carried = self.terms.boundary(self.terms.edges, 1)
         cuts = sorted(range(1, self.terms.size), key=lambda cut: (float(carried[cut]), cut))
         needed = len(self.kinds) - 1
         small = [cut for cut in cuts if carried[cut] <= self.ideal()]
         return sorted(small if len(small) >= needed else cuts[:needed])
 
-    # -- 3. inside of layers ------------------------------------------------------------------------------------------
+    # -- 3. within layers ---------------------------------------------------------------------------------------------
 
     def shared(self, cuts: list[int]) -> tuple[list[int], Sequence[float]]:
-        """Cuts, and positions at most one layer from ``cuts`` whose slowest stage takes least; else ``cuts`` for both.
+        """Return split points, and positions at most one layer from ``cuts`` with the least time of the slowest stage.
 
-        Where a position is that of a whole layer, so is the cut. Positions count only if they are faster and each stage
-        has a layer of its own at the cuts.
+        Positions are used if they are faster and each stage keeps a layer of its own at the split points. Otherwise
+        both results are ``cuts``.
+
+        Source: Zhao et al. 2020 (BaPipe), 3.3.2.
         """
         positions = self._evenest(cuts)
         whole = [int(at) if at == int(at) else cut for cut, at in zip(cuts, positions, strict=True)]
@@ -155,7 +179,7 @@ class DeviceChain:
         return best
 
     def _filled(self, cuts: Sequence[int], limit: float) -> list[float] | None:
-        """Each stage from where the one before ends, as far as ``limit`` seconds reach; None if that is not enough."""
+        """Fill each stage up to ``limit`` seconds and return the positions; None if the layers do not fit."""
         grid = self.terms.edges
         positions: list[float] = []
         for kind, cut in zip(self.kinds, [*cuts, self.terms.size], strict=False):
@@ -170,7 +194,13 @@ class DeviceChain:
     # -- 4. memory ----------------------------------------------------------------------------------------------------
 
     def tuned(self, cuts: Sequence[int]) -> list[int]:
-        """Cuts that fit the memory, if there are any, near ``cuts`` if moving those is enough."""
+        """Return split points that fit the memory, near ``cuts`` if moving those is enough.
+
+        Raises
+        ------
+        PartitionError
+            If none fit.
+        """
         allowed = range(1, self.terms.size)
         tuned_cuts = self.improved(cuts, allowed)
         if not excess(self.terms, self.stages(tuned_cuts)):
@@ -184,7 +214,7 @@ class DeviceChain:
 
 
 def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
-    """All cuts of which one, all being allowed, is the next or the previous one allowed, still in increasing order."""
+    """Return all split points with one moved to the next or previous allowed position, still in increasing order."""
     neighbours = []
     for index, cut in enumerate(cuts):
         place = allowed.index(cut)
@@ -197,5 +227,5 @@ def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
 
 
 def _whole(position: float) -> float:
-    """``position``, or the whole layer that it misses by rounding alone."""
+    """Return ``position``, rounded if it differs from an integer by rounding error alone."""
     return float(round(position)) if abs(position - round(position)) < 1e-9 else position

@@ -1,26 +1,29 @@
-"""How long a mini-batch takes in BaPipe's schedules, in closed form, and what a stage keeps meanwhile.
+"""Time of a mini-batch and micro-batches in flight of BaPipe's schedules, in closed form.
 
-A stage's list makes chains of passes that wait for each other. In 1F1B with K_i micro-batches in flight on stage i one
-such chain leads from stage i up to stage j, turns, and comes back to i:
+:func:`.explore` calls the functions for every combination, where a simulation of events would take too long.
+
+The order of passes on a stage makes chains of passes that wait for each other. In 1F1B with K_i micro-batches in flight
+on stage i, one such chain leads from stage i up to stage j, turns, and comes back to i::
 
     F_i -> F_i+1 -> ... -> F_j    of one micro-batch
-                            |     then its stage's next B, of the micro-batch K_j - 1 before
-    B_i <- B_i+1 <- ... <- B_j    and then stage i's next F, K_i micro-batches on
+                            |     then the next B of stage j, of the micro-batch K_j - 1 before
+    B_i <- B_i+1 <- ... <- B_j    and then the next F of stage i, K_i micro-batches later
 
-So K_i - K_j + 1 micro-batches take at least F and B of these stages and twice the transfers between them. Beside that a
-link carries one message at a time in each direction, so that no micro-batch takes less than the longest transfer. In
-1F1B-AS and FBP-AS a message is on its way from when its pass begins: what counts of it is by how much it takes longer
-than that, in FBP-AS with half of the link for each direction. The time of a mini-batch is that of the first micro-batch
-on its way to the last stage and back, and of the worst multiset of such chains for the other M - 1. Where all stages
-are alike this is BaPipe's Tables I and II, for every M >= 1, as long as transfers take no longer than the tables assume
-(1F1B-AS: F; FBP-AS and, here, 1F1B-SO: half of F + B).
+So K_i - K_j + 1 micro-batches take at least F and B of these stages and twice the transfers between them. In addition,
+a link carries one message at a time in each direction, so no micro-batch takes less than the longest transfer. In
+1F1B-AS and FBP-AS a message is in flight from the start of its pass, so only the time by which it exceeds the pass
+counts; FBP-AS gives each direction half of the link. The time of a mini-batch is that of the first micro-batch on its
+way to the last stage and back, plus the longest multiset of such chains for the other M - 1. For equal stages this is
+BaPipe's Tables I and II, for every M >= 1, as long as transfers take no longer than the tables assume (1F1B-AS: F;
+FBP-AS and, here, 1F1B-SO: half of F + B).
 
-For other stages it is what the paper does not give. Against the event simulation of 600 random pipelines each (2 to 6
-stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers shorter than a forward pass: of the
-synchronous schedules the simulation has no limit of a link; tests/perfmodel/stages/test_closed_forms.py draws them and
-checks the first 150) it was 1.5 to 4 % longer in the mean and at most 15 (1F1B-SNO), 17 (1F1B-AS), 22 (1F1B-SO) and 23
-% (FBP-AS), because it charges whole chains from the start on. 1F1B-SO and FBP-AS were up to 0.4 % shorter, 1F1B-SNO and
-AS never; GPipe's is exact. On links slower than the tables ask for FBP-AS was up to 17 % shorter.
+The paper gives no formula for unequal stages. The closed forms were compared with the event simulation of 600 random
+pipelines for each schedule (2 to 6 stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers
+shorter than a forward pass; for synchronous schedules the simulation does not limit a link).
+``tests/perfmodel/stages/test_closed_forms.py`` draws them and checks the first 150. The closed forms are 1.5 to 4 %
+longer on average and at most 15 (1F1B-SNO), 17 (1F1B-AS), 22 (1F1B-SO) and 23 % (FBP-AS), because they charge full
+chains from the start. 1F1B-SO and FBP-AS are up to 0.4 % shorter, 1F1B-SNO and AS never; GPipe is exact. On links
+slower than the tables assume, FBP-AS is up to 17 % shorter.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, Tables I and II; Huang et al. 2019 (GPipe).
 """
@@ -33,10 +36,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Form:
-    """``copies``: K_i is that times N - i + 1. ``hidden``: results are passed on while they are computed.
+    """Properties of a schedule that its closed form depends on.
 
-    ``flushed``: all micro-batches go forward before one goes back (GPipe). ``endless``: each mini-batch is one pass,
-    and the next follows it before it is done; ``stashed``: its weights are kept until then.
+    Attributes
+    ----------
+    copies : int
+        K_i is ``copies * (N - i + 1)`` on stage i of 1 to N.
+    hidden : bool
+        True if results are passed on while they are computed. Otherwise after the pass.
+    flushed : bool
+        True if all micro-batches go forward before one goes back (GPipe). Otherwise they alternate.
+    endless : bool
+        True if each mini-batch is one pass, and the next one follows before it ends. Otherwise the pipeline empties.
+    stashed : bool
+        True if the weights of each mini-batch in flight are kept. Otherwise there is one copy.
     """
 
     copies: int = 1
@@ -55,12 +68,30 @@ SCHEDULES: Mapping[str, Form] = {
     "pipedream": Form(endless=True, stashed=True),
     "stale": Form(copies=2, endless=True),
 }
-"""By the names of ``distconv.pipeline.schedule``."""
+"""Closed forms by the names of ``distconv.pipeline.schedule``."""
 
 
 def in_flight(schedule: str, stages: int, microbatches: int) -> list[int]:
-    """Micro-batches whose activations each stage keeps at a time.
+    """Return the number of micro-batches whose activations each stage keeps at a time.
 
+    Source: Zhao et al. 2020 (BaPipe), Tables I and II.
+
+    Parameters
+    ----------
+    schedule : str
+        Key of ``SCHEDULES``.
+    stages : int
+        Number of stages.
+    microbatches : int
+        Micro-batches of a mini-batch.
+
+    Returns
+    -------
+    list of int
+        One entry per stage.
+
+    Examples
+    --------
     >>> in_flight("1f1b-sno", 3, 8), in_flight("1f1b-so", 3, 4), in_flight("gpipe", 3, 8)
     ([3, 2, 1], [4, 4, 2], [8, 8, 8])
     """
@@ -75,10 +106,30 @@ def in_flight(schedule: str, stages: int, microbatches: int) -> list[int]:
 def minibatch_time(
     schedule: str, forward: Sequence[float], backward: Sequence[float], transfer: Sequence[float], microbatches: int
 ) -> float:
-    """Seconds of ``microbatches`` micro-batches. Of one of them: F and B of each stage, SR of each boundary between.
+    """Return the time of a mini-batch.
 
-    Of an endless schedule they are mini-batches, in the full pipeline: what each takes longer.
+    For an endless schedule it is the time of ``microbatches`` mini-batches in the full pipeline.
 
+    Source: Zhao et al. 2020 (BaPipe), 3.2, Tables I and II.
+
+    Parameters
+    ----------
+    schedule : str
+        Key of ``SCHEDULES``.
+    forward, backward : sequence of float
+        Seconds of one micro-batch on each stage (F and B).
+    transfer : sequence of float
+        Seconds of one message between each stage and the next (SR).
+    microbatches : int
+        Number of micro-batches.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
     >>> [minibatch_time(name, [1] * 3, [2] * 3, [0.5] * 2, 8) for name in ("1f1b-as", "1f1b-sno", "1f1b-so")]
     [30.0, 36.0, 32.0]
     """
@@ -87,7 +138,7 @@ def minibatch_time(
     turns = [2 * seconds for seconds in transfer]
     link = max(transfer, default=0.0)
     if form.hidden:
-        link *= form.copies  # FBP-AS: half of it in each direction
+        link *= form.copies  # FBP-AS gives each direction half of the link
         making = (passes, passes) if form.copies > 1 else (forward, backward)
         turns = [
             max(0.0, form.copies * seconds - making[0][i]) + max(0.0, form.copies * seconds - making[1][i + 1])
@@ -103,7 +154,7 @@ def minibatch_time(
 
 
 def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> list[tuple[int, float]]:
-    """Micro-batches and seconds of the chain between each two stages; of equal numbers the longest."""
+    """Return micro-batches and seconds of the chain between each two stages; of equal numbers the longest."""
     longest: dict[int, float] = {}
     for first in range(len(passes)):
         length = 0.0
@@ -115,10 +166,10 @@ def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> lis
 
 
 def _worst(chains: Sequence[tuple[int, float]], microbatches: int) -> float:
-    """The longest time of a multiset of chains of at most so many micro-batches in all: an unbounded knapsack.
+    """Return the longest time of a multiset of chains of at most ``microbatches`` in total: an unbounded knapsack.
 
-    All but a few are the chain that is longest per micro-batch: of any ``count`` others some make up a multiple of its
-    ``count`` micro-batches, and exchanging those for it makes nothing shorter.
+    All but a few of its chains are the one that is longest per micro-batch. Of any ``count`` others, some make up a
+    multiple of its ``count`` micro-batches, and replacing those by it makes nothing shorter.
     """
     count, length = max(chains, key=lambda chain: (chain[1] / chain[0], -chain[0]))
     others = count * max(size for size, _ in chains)

@@ -1,4 +1,4 @@
-"""Kinds of devices that stages are placed on, and what is refused about them."""
+"""Kinds of devices that stages are placed on, and checks of them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,31 @@ from distconv.text_files import shorten
 
 
 class PartitionError(DistconvError, ValueError):
-    """A partition that cannot be: no devices, an impossible bandwidth, a network that no memory holds."""
+    """A partition is impossible: no devices, an invalid bandwidth or number, or too little memory for the network."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """``count`` devices of one kind. ``times`` has seconds (forward and backward) of each layer on one of them.
+    """Devices of one kind.
 
-    ``times`` is in the order of the profile's ``layers``; None means the profile's own times. ``memory`` is the bytes
-    of one device; None means enough.
+    Source: Zhai et al. 2020 (SparsePipe), III-C (heterogeneous devices).
+
+    Attributes
+    ----------
+    name : str
+        Name of the kind.
+    count : int
+        Number of devices.
+    times : sequence of float, optional
+        Seconds of each layer, forward and backward, on one device, in the order of ``Profile.layers``. Default: the
+        profile's own times.
+    memory : float, optional
+        Bytes of one device. Default: unlimited.
 
     Raises
     ------
     PartitionError
-        If a figure cannot be.
+        If a value is invalid.
     """
 
     name: str
@@ -59,12 +70,24 @@ class Device:
 
 
 def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ...]:
-    """One kind for a number of devices, or the list, checked.
+    """Return a number or a list of devices as a checked tuple of kinds.
+
+    Parameters
+    ----------
+    devices : int or sequence of Device
+        A number stands for one kind.
+    layers : int
+        Number of layers that ``times`` must have.
+
+    Returns
+    -------
+    tuple of Device
 
     Raises
     ------
     PartitionError
-        If there are none, one is no Device, two have one name, or one has times for another number of layers.
+        If there are no devices, an element is not a Device, two have one name, or one has times for another number of
+        layers.
     """
     if is_whole(devices):
         if devices < 1:
@@ -86,8 +109,19 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
 
 
 def kinds_in_order(devices: Sequence[Device]) -> list[int]:
-    """The kind of each device, an index into ``devices``.
+    """Return the kind of each device, as an index into ``devices``.
 
+    Parameters
+    ----------
+    devices : sequence of Device
+
+    Returns
+    -------
+    list of int
+        One entry per device.
+
+    Examples
+    --------
     >>> kinds_in_order([Device("old", 2), Device("new")])
     [0, 0, 1]
     """
@@ -95,7 +129,19 @@ def kinds_in_order(devices: Sequence[Device]) -> list[int]:
 
 
 def check_positive(value: object, what: str, unit: str) -> float:
-    """``value`` as a float.
+    """Return a value as a float, checked to be positive and finite.
+
+    Parameters
+    ----------
+    value : object
+    what : str
+        Name of the value in the error message.
+    unit : str
+        Its unit.
+
+    Returns
+    -------
+    float
 
     Raises
     ------
@@ -109,5 +155,5 @@ def check_positive(value: object, what: str, unit: str) -> float:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return True if it is a whole number, NumPy's too, and not True."""
+    """Return True if it is an integer, those of NumPy included, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,9 +1,12 @@
-"""Dynamic programming over (layers placed, devices used): Eq. 5 of SparsePipe for any set of allowed device groups.
+"""Dynamic programming over (layers placed, devices used), for any set of allowed device groups.
+
+::
 
     used:   0 --- group --> u --- group --> ... --> all devices
     layers: [0, k)          [k, j)                  [.., L)
 
-C(j, used) = min over k and the group that ends at ``used`` of max(C(k, used before), boundary at k, the stage's cost).
+C(j, used) is the minimum, over k and the group that ends at ``used``, of max(C(k, used before), boundary at k, cost of
+the stage). Costs are arguments, so that BaPipe, :func:`.partition` and :func:`.explore` share the search.
 
 Source: Zhai et al. 2020 (SparsePipe), Eq. 5, Algorithm 1; Narayanan et al. 2019 (PipeDream), 3.1.
 """
@@ -21,9 +24,16 @@ from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, onw
 
 @dataclass(frozen=True)
 class Move:
-    """A stage on ``counts`` devices that leads from the devices used ``before`` to those used ``after`` it.
+    """Stage on some devices, as a transition between sets of used devices.
 
-    Both are any keys; ``onward`` is the number of devices that ``before`` leaves.
+    Attributes
+    ----------
+    before, after : tuple of int
+        Keys of the devices used before and after the stage.
+    counts : tuple of int
+        Devices of each kind in the stage.
+    onward : int
+        Devices that ``before`` leaves.
     """
 
     before: Counts
@@ -33,9 +43,18 @@ class Move:
 
 
 def any_groups(available: Counts) -> Iterator[Move]:
-    """Every group of devices after every other one; the keys are the devices used, of each kind.
+    """Yield every group of devices after every other one.
 
-    Their number is the product of (c + 1)(c + 2) / 2 over the kinds.
+    Keys are the devices used of each kind. The number of moves is the product of (c + 1)(c + 2) / 2 over the kinds.
+
+    Parameters
+    ----------
+    available : tuple of int
+        Devices of each kind.
+
+    Yields
+    ------
+    Move
     """
     total = sum(available)
     for after in _up_to(available):
@@ -46,8 +65,23 @@ def any_groups(available: Counts) -> Iterator[Move]:
 
 
 def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
-    """Groups that follow each other in one order of the devices, given as the kind of each; keys are numbers of them.
+    """Yield groups of successive devices in one order. Keys are numbers of devices.
 
+    Source: Zhai et al. 2020 (SparsePipe), Algorithm 1.
+
+    Parameters
+    ----------
+    order : sequence of int
+        Kind of each device.
+    kinds : int
+        Number of kinds.
+
+    Yields
+    ------
+    Move
+
+    Examples
+    --------
     >>> [move.counts for move in successive_groups([1, 0], kinds=2)]
     [(0, 1), (1, 1), (1, 0)]
     """
@@ -58,7 +92,7 @@ def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
 
 
 def chain(groups: Sequence[Counts]) -> list[Move]:
-    """These groups alone, one after the other; keys are numbers of them."""
+    """Return the moves of fixed groups, one after the other. Keys are numbers of groups."""
     devices = onward(groups)
     return [Move((index,), (index + 1,), counts, devices[index]) for index, counts in enumerate(groups)]
 
@@ -66,13 +100,26 @@ def chain(groups: Sequence[Counts]) -> list[Move]:
 def cheapest(
     size: int, moves: Sequence[Move], work: Callable[[Move], Array], carry: Callable[[Move], Array]
 ) -> list[StageRange] | None:
-    """The stages of ``size`` layers whose largest cost is least; None if it is infinite for all.
+    """Return the stages whose largest cost is least. The time is O(moves size^2), the memory O(keys size).
 
-    ``moves`` are in an order in which all that lead to a key come before those that leave it, and the last of them
-    leads to the end. ``work(move)[k, j]`` is the cost of layers k to j (inf: not allowed), ``carry(move)[k]`` that of
-    the boundary in front of them. Of equal ones the first move wins.
+    Source: Zhai et al. 2020 (SparsePipe), Eq. 5.
 
-    Time is O(moves size^2), memory O(keys size).
+    Parameters
+    ----------
+    size : int
+        Number of layers.
+    moves : sequence of Move
+        In an order in which all moves that lead to a key come before those that leave it. The last one leads to the
+        end. Of equal ones the first is taken.
+    work : callable
+        ``work(move)[k, j]`` is the cost of layers k to j; infinite if not allowed.
+    carry : callable
+        ``carry(move)[k]`` is the cost of the boundary before layer k.
+
+    Returns
+    -------
+    list of StageRange or None
+        None if the cost is infinite for all.
     """
     start = np.full(size + 1, np.inf)
     start[0] = 0.0

@@ -1,4 +1,4 @@
-"""Which stages fit their devices, and what to say when no partition does."""
+"""Memory of stages on their devices, and the error if no partition fits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,53 @@ from distconv.perfmodel.stages.stage_costs import Array, StageRange, Terms
 
 
 def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:
-    """Return True if a stage between two positions fits each of its devices."""
+    """Return True, for each pair of positions, if the stage between them fits each of its devices.
+
+    Parameters
+    ----------
+    terms : Terms
+    move : Move
+        Devices of the stage.
+    first, last : float or array
+        Positions of the stage's ends.
+
+    Returns
+    -------
+    array of bool
+    """
     room = terms.room(move.counts)
     return np.asarray(terms.memory(first, last, move.counts, move.onward) <= room)
 
 
 def excess(terms: Terms, stages: Sequence[StageRange]) -> float:
-    """Bytes that stages have too many, in all."""
+    """Return the bytes by which stages exceed the memory of their devices, summed over the stages.
+
+    Parameters
+    ----------
+    terms : Terms
+    stages : sequence of StageRange
+
+    Returns
+    -------
+    float
+    """
     return sum(max(0.0, _needed(terms, stage) - terms.room(stage.counts)) for stage in stages)
 
 
 def least_memory(terms: Terms, moves: Sequence[Move]) -> list[StageRange] | None:
-    """The stages that fill their devices least; None if there are fewer layers than the stages that ``moves`` force."""
+    """Return the stages that fill their devices least.
+
+    Parameters
+    ----------
+    terms : Terms
+    moves : sequence of Move
+        Allowed groups of devices.
+
+    Returns
+    -------
+    list of StageRange or None
+        None if there are fewer layers than the stages that ``moves`` require.
+    """
 
     def work(move: Move) -> Array:
         needed = terms.memory(terms.edges[:, None], terms.edges[None, :], move.counts, move.onward)
@@ -35,7 +70,21 @@ def least_memory(terms: Terms, moves: Sequence[Move]) -> list[StageRange] | None
 
 
 def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
-    """The error that no partition fits: the fullest stage of the one that needs least, and what would do."""
+    """Return the error that no partition fits.
+
+    It names the fullest stage of the partition that needs least, and the memory that this stage needs.
+
+    Parameters
+    ----------
+    terms : Terms
+    moves : sequence of Move
+        Allowed groups of devices.
+
+    Returns
+    -------
+    PartitionError
+        To be raised by the caller.
+    """
     stages = least_memory(terms, moves)
     assert stages is not None
     fullest = max(stages, key=lambda stage: _needed(terms, stage) / terms.room(stage.counts))
@@ -43,7 +92,7 @@ def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
     held = [device for device, count in zip(terms.devices, fullest.counts, strict=True) if count]
     smallest = next(device for device in held if device.memory == room)
     names = [layer.name for layer in terms.profile.layers[int(fullest.first) : int(fullest.last)]]
-    # The next larger number of three decimals: rounded down it would not be enough.
+    # Rounded up to three decimals: a factor that is rounded down would not be enough.
     times = (math.floor(1000 * needed / room) + 1) / 1000
     others = f" (and the others {times:.3f} times theirs)" if len(terms.devices) > 1 else ""
     return PartitionError(

@@ -1,11 +1,16 @@
-"""Cuts a network into pipeline stages, each on one or more devices that hold replicas of it.
+"""Partition of a network into pipeline stages, each on one or more devices that hold replicas.
 
-    >>> from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-    >>> profile = Profile([Layer(name, 1.0, 2.0, activation_bytes=8, parameter_bytes=0) for name in "abcd"])
-    >>> print(partition(profile, devices=2, bandwidth=1e9, method="exact"))
-    2 (no cut): 6 s
+:func:`partition` selects the devices and layers of each stage by the costs of :mod:`.stage_costs`. It does not know the
+schedule; :func:`.explore` does.
 
 Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C; Zhao et al. 2020 (BaPipe), 3.3.
+
+Examples
+--------
+>>> from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+>>> profile = Profile([Layer(name, 1.0, 2.0, activation_bytes=8, parameter_bytes=0) for name in "abcd"])
+>>> print(partition(profile, devices=2, bandwidth=1e9, method="exact"))
+2 (no cut): 6 s
 """
 
 from __future__ import annotations
@@ -36,31 +41,55 @@ from distconv.perfmodel.stages.stage_costs import (
 __all__ = ["METHODS", "Device", "PartitionError", "StagePartition", "partition", "stage_time"]
 
 METHODS = {"pipedream": "pipedream", "sparsepipe": "sparsepipe", "bapipe": "bapipe", "exact": "sparsepipe"}
-"""The methods, and which of ``COSTS`` each minimises."""
+"""Methods of :func:`partition`, and the entry of ``COSTS`` that each minimizes."""
 
 
 def partition(
     profile: Profile, devices: int | Sequence[Device], bandwidth: float, method: str = "pipedream"
 ) -> StagePartition:
-    """The partition of ``profile`` over all ``devices`` (a number, or kinds) linked by ``bandwidth`` bytes per second.
+    """Partition a network over all devices for the least time per mini-batch in a full pipeline.
 
-    ``"pipedream"``: that system's optimizer. It takes all devices for equal, with the profile's times and the least
-    memory among them, and gives them out in the order in which they are listed.
-    ``"sparsepipe"``: Algorithms 1 and 2; groups follow each other in one order of the devices, slowest kind first.
-    ``"bapipe"``: section 3.3; one device per stage, in the order in which they are listed, without replicas.
-    ``"exact"``: the least time by SparsePipe's Eqs. 4 and 5 over all cuts of ``profile.layers`` and all ways to give
-    devices of each kind to stages. Its cost grows with the product of (count + 1)(count + 2) / 2 over the kinds.
+    There are four methods:
 
-    All methods cut the one order of ``profile.layers``. Where wide branches run side by side, cuts across them that no
-    single order has may be narrower: on PipeDream's profile of Inception v3 with 4 devices and 1e9 bytes/s an order
-    drawn at random was more than 10 % faster. Over 2, 4 and 8 devices and 1e8, 1e9 and 1e10 bytes/s the best of all
-    orders is up to 3 % faster on its profile of ResNet-50, and none is on the other four
-    (tests/perfmodel/stages/test_partition.py).
+    - ``"pipedream"``: the optimizer of PipeDream. It treats all devices as equal, with the profile's times and the
+      least memory among them, and assigns them to stages in the order in which they are listed.
+    - ``"sparsepipe"``: SparsePipe's Algorithms 1 and 2. Stages take successive devices, slowest kind first.
+    - ``"bapipe"``: BaPipe's section 3.3. Each stage has one device, in the listed order; there are no replicas.
+    - ``"exact"``: the least time by SparsePipe's Eqs. 4 and 5 over all splits of ``profile.layers`` and all ways to
+      assign devices of each kind to stages. The search time grows with the product of (count + 1)(count + 2) / 2 over
+      the kinds.
+
+    Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C; Zhao et al. 2020 (BaPipe),
+    3.3.
+
+    Parameters
+    ----------
+    profile : Profile
+        Layers of the network.
+    devices : int or sequence of Device
+        Number of equal devices, or kinds.
+    bandwidth : float
+        Bytes per second between any two devices.
+    method : {"pipedream", "sparsepipe", "bapipe", "exact"}
+        Search and cost.
+
+    Returns
+    -------
+    StagePartition
+        Layers and devices of each stage.
 
     Raises
     ------
     PartitionError
-        If there is no such method, the devices or the bandwidth cannot be, or no partition fits their memory.
+        If the method, the devices or the bandwidth are invalid, or no partition fits the devices' memory.
+
+    Notes
+    -----
+    All methods split one order of the layers, that of ``profile.layers``. If wide branches run in parallel, splits that
+    no single order contains may carry fewer bytes. On PipeDream's profile of Inception v3 with 4 devices and 1e9
+    bytes/s, a random order was more than 10 % faster. With 2, 4 and 8 devices and 1e8, 1e9 and 1e10 bytes/s, the best
+    order is up to 3 % faster on the profile of ResNet-50; on the other four profiles no order is faster
+    (tests/perfmodel/stages/test_partition.py).
     """
     check_profile("partition", profile)
     if not isinstance(method, str) or method not in METHODS:
@@ -78,7 +107,20 @@ def partition(
 
 
 def moves_of(method: str, terms: Terms) -> list[Move]:
-    """The groups of devices that a method looks at."""
+    """Return the groups of devices that a method may give to a stage.
+
+    Parameters
+    ----------
+    method : str
+        Key of ``METHODS`` except ``"bapipe"``.
+    terms : Terms
+        Costs on the devices.
+
+    Returns
+    -------
+    list of Move
+        In the order that :func:`.cheapest` requires.
+    """
     available = tuple(device.count for device in terms.devices)
     if method != "sparsepipe":
         return list(any_groups(available))
@@ -87,7 +129,23 @@ def moves_of(method: str, terms: Terms) -> list[Move]:
 
 
 def least(terms: Terms, moves: Sequence[Move]) -> list[StageRange]:
-    """The stages of least time among those that fit the memory."""
+    """Return the stages with the least time that fit the devices' memory.
+
+    Parameters
+    ----------
+    terms : Terms
+    moves : sequence of Move
+        Allowed groups of devices.
+
+    Returns
+    -------
+    list of StageRange
+
+    Raises
+    ------
+    PartitionError
+        If no partition fits.
+    """
     first, last = terms.edges[:, None], terms.edges[None, :]
     seconds = functools.cache(lambda counts: terms.stage(first, last, counts))
 
@@ -108,7 +166,7 @@ def _taken_for_equal(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _given_out(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[Counts]:
-    """Devices in the order in which they are listed, as many to each stage as it has."""
+    """Return the devices of each stage, assigned in the order in which they are listed."""
     order = kinds_in_order(devices)
     ends = np.cumsum([0] + [sum(stage.counts) for stage in stages]).tolist()
     held = [order[first:last] for first, last in pairwise(ends)]

@@ -1,7 +1,7 @@
-"""What a stage costs: the models of PipeDream, SparsePipe and BaPipe, and the same cost for any two partitions.
+"""Cost of a stage: the models of PipeDream, SparsePipe and BaPipe.
 
-A pipeline is as fast as its slowest stage or its slowest boundary between stages: the time returned here is what one
-mini-batch takes once the pipeline is full.
+A pipeline is as fast as its slowest stage or its slowest boundary between stages: times are seconds per mini-batch in a
+full pipeline. The partitioners minimize these costs, and :func:`stage_time` compares any two partitions by one of them.
 
 Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), Eqs. 4-5; Zhao et al. 2020 (BaPipe),
 Table I and 3.3.
@@ -22,16 +22,21 @@ from distconv.text_files import shorten
 
 Array = npt.NDArray[np.float64]
 Counts = tuple[int, ...]
-"""Devices of each kind."""
+"""Number of devices of each kind."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """How a system counts communication and memory.
+    """Communication and memory as one system counts them.
 
-    ``synchronised(m)`` is the bytes that m replicas are charged per byte of parameters, ``carried(m)`` those per byte
-    of a boundary in front of m replicas. ``stashed``: weights are kept for every mini-batch in flight (PipeDream's
-    weight stashing), not once.
+    Attributes
+    ----------
+    synchronised : callable
+        Bytes that m replicas send per byte of parameters, as a function of m.
+    carried : callable
+        Bytes sent per byte of a boundary before a stage of m replicas, as a function of m.
+    stashed : bool
+        True if weights are kept for every mini-batch in flight (PipeDream's weight stashing). Otherwise once.
     """
 
     synchronised: Callable[[int], float]
@@ -44,14 +49,21 @@ COSTS: Mapping[str, Cost] = {
     "sparsepipe": Cost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashed=True),
     "bapipe": Cost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashed=False),
 }
-"""By name. BaPipe has no replicas; beside that its times are SparsePipe's."""
+"""Costs by name. BaPipe has no replicas; apart from stashing, its cost is SparsePipe's."""
 
 
 @dataclass(frozen=True)
 class StageRange:
-    """Layers from position ``first`` up to ``last`` on ``counts`` devices; ``onward`` devices are its own or behind it.
+    """Layers and devices of one stage.
 
-    A position is a number of layers; 2.25 is a quarter into the third one.
+    Attributes
+    ----------
+    first, last : float
+        Half-open range of positions, in layers; 2.25 is a quarter into the third layer.
+    counts : tuple of int
+        Devices of each kind.
+    onward : int
+        Devices of this stage and of all later ones.
     """
 
     first: float
@@ -62,14 +74,23 @@ class StageRange:
 
 @dataclass(frozen=True)
 class StagePartition:
-    """Where a network is cut and which devices have what.
+    """Layers and devices of each stage of a network.
 
-    Stage i has the layers from ``cuts[i - 1]`` up to but without ``cuts[i]`` (indices into ``Profile.layers``), listed
-    in ``stages``; ``assignment[i]`` says how many devices of each name hold a replica of it. ``time`` is in seconds per
-    mini-batch, by the method's own cost.
-
-    ``positions`` are the cuts in layers. They differ from ``cuts`` only where BaPipe shares a layer between stages:
-    2.25 gives a quarter of layer 2 to the stage before; ``time`` is that of ``positions``.
+    Attributes
+    ----------
+    method : str
+        Method that made the partition.
+    cuts : tuple of int
+        Split points, as indices into ``Profile.layers``: stage i holds the layers ``cuts[i - 1]`` to ``cuts[i] - 1``.
+    positions : tuple of float
+        Split points in layers. They differ from ``cuts`` only where BaPipe shares a layer between two stages: 2.25
+        assigns a quarter of layer 2 to the earlier stage.
+    stages : tuple of tuple of str
+        Names of the layers of each stage, split at ``cuts``.
+    assignment : tuple of dict
+        Number of devices of each name that hold a replica of the stage.
+    time : float
+        Seconds per mini-batch of ``positions``, by the cost of the method.
     """
 
     method: str
@@ -81,7 +102,7 @@ class StagePartition:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Devices of each stage."""
+        """Number of devices of each stage."""
         return tuple(sum(devices.values()) for devices in self.assignment)
 
     def __str__(self) -> str:
@@ -90,13 +111,15 @@ class StagePartition:
 
 
 class Terms:
-    """The sums that costs are made of, for a profile on kinds of devices. All methods take positions or arrays of them.
+    """Sums over layers from which costs are computed, for a profile on kinds of devices.
+
+    Methods accept positions or arrays of positions.
 
     Raises
     ------
     PartitionError
-        If there are no devices, a name is there twice, a device has times for another number of layers, or the
-        bandwidth is no positive number.
+        If there are no devices, a name occurs twice, a device has times for another number of layers, or the bandwidth
+        is not a positive number.
     """
 
     def __init__(self, profile: Profile, devices: int | Sequence[Device], bandwidth: float, cost: Cost) -> None:
@@ -111,22 +134,36 @@ class Terms:
         self.crossing = np.array(profile.crossing_bytes)
 
     def between(self, sums: Array, first: float | Array, last: float | Array) -> Array:
-        """Part of a sum over layers that is between two positions."""
+        """Return the part of a sum over layers between two positions, interpolated within layers."""
         return np.asarray(np.interp(last, self.edges, sums) - np.interp(first, self.edges, sums))
 
     def stage(self, first: float | Array, last: float | Array, counts: Counts) -> Array:
-        """Seconds of a stage: the slowest of its devices computes, all synchronise their gradients (Eq. 4)."""
+        """Return the seconds of a stage: its slowest device computes, and all replicas all-reduce their gradients.
+
+        Source: Zhai et al. 2020 (SparsePipe), Eq. 4, for the cost "sparsepipe".
+
+        Parameters
+        ----------
+        first, last : float or array
+            Positions of the stage's ends.
+        counts : tuple of int
+            Devices of each kind.
+
+        Returns
+        -------
+        array
+            Seconds per mini-batch.
+        """
         m = sum(counts)
-        # Replicas take turns: m of them finish m mini-batches in the time of the slowest one's.
+        # Replicas take mini-batches round-robin: m of them finish m mini-batches in the time of the slowest replica.
         kinds = [self.between(self.seconds[kind], first, last) for kind, count in enumerate(counts) if count]
         sent = self.cost.synchronised(m) * self.between(self.parameters, first, last)
         return np.asarray((np.maximum.reduce(kinds) + sent / self.bandwidth) / m)
 
     def boundary(self, position: float | Array, replicas: int) -> Array:
-        """Seconds to carry what crosses a cut to a stage of ``replicas``.
+        """Return the seconds in which the bytes that cross a split reach a stage of ``replicas`` devices.
 
-        A layer that is shared is computed on both sides from all of its input, and the first part of its output
-        follows.
+        A shared layer is computed on both sides from its full input. The first stage also sends its part of the output.
         """
         whole = np.floor(position).astype(int)
         crossing = self.crossing[whole]
@@ -135,10 +172,10 @@ class Terms:
         return np.asarray(self.cost.carried(replicas) * crossing / self.bandwidth)
 
     def memory(self, first: float | Array, last: float | Array, counts: Counts, onward: int) -> Array:
-        """Bytes on each device of a stage.
+        """Return the bytes on each device of a stage.
 
-        A replica has ceil(onward / replicas) mini-batches in flight: BaPipe's N - i + 1 for one replica each. For each
-        it keeps the outputs of its layers, and their weights too where they are stashed; gradients once.
+        A replica has ceil(onward / replicas) mini-batches in flight, which is BaPipe's N - i + 1 without replicas. For
+        each of them it keeps the outputs of its layers, and their weights if they are stashed. Gradients are kept once.
         """
         flying = math.ceil(onward / sum(counts))
         weights = (flying if self.cost.stashed else 1) + 1
@@ -146,23 +183,33 @@ class Terms:
         return flying * outputs + weights * parameters
 
     def room(self, counts: Counts) -> float:
-        """Bytes of the smallest device among them."""
+        """Return the bytes of the smallest device among ``counts``; infinity if no device has a limit."""
         sizes = [device.memory for device, count in zip(self.devices, counts, strict=True) if count]
         return min((size for size in sizes if size is not None), default=math.inf)
 
     def time(self, stages: Sequence[StageRange]) -> float:
-        """Seconds of the slowest stage or boundary (Eq. 5)."""
+        """Return the seconds of the slowest stage or boundary.
+
+        Source: Zhai et al. 2020 (SparsePipe), Eq. 5.
+        """
         works = [float(self.stage(stage.first, stage.last, stage.counts)) for stage in stages]
         return max(works + [float(self.boundary(stage.first, sum(stage.counts))) for stage in stages[1:]])
 
 
 def check_profile(where: str, profile: object) -> None:
-    """Raise PartitionError if it is none.
+    """Check that an argument is a Profile.
+
+    Parameters
+    ----------
+    where : str
+        Name of the function in the error message.
+    profile : object
+        Argument to check.
 
     Raises
     ------
     PartitionError
-        If it is no Profile.
+        If it is not a Profile.
     """
     if not isinstance(profile, Profile):
         raise PartitionError(f"{where}: found {shorten(repr(profile))}, expected a Profile, such as Profile.load(path)")
@@ -175,13 +222,35 @@ def stage_time(
     bandwidth: float,
     cost: str = "sparsepipe",
 ) -> float:
-    """Seconds per mini-batch of a partition of whole layers (its ``cuts``) by the cost of ``COSTS`` that is named.
+    """Return the time per mini-batch of a partition by one of the costs.
+
+    Use it to compare the partitions of several methods. Only splits between full layers count (``partition.cuts``).
+
+    Source: Zhai et al. 2020 (SparsePipe), Eqs. 4-5; Narayanan et al. 2019 (PipeDream), 3.1.
+
+    Parameters
+    ----------
+    profile : Profile
+        Layers of the network.
+    partition : StagePartition
+        Partition of the same layers.
+    devices : int or sequence of Device
+        Devices with the names in ``partition.assignment``.
+    bandwidth : float
+        Bytes per second between any two devices.
+    cost : {"pipedream", "sparsepipe", "bapipe"}
+        Entry of ``COSTS``.
+
+    Returns
+    -------
+    float
+        Seconds of the slowest stage or boundary.
 
     Raises
     ------
     PartitionError
-        If the partition has devices that ``devices`` lacks or more than there are of a kind, or another number of
-        layers than the profile.
+        If an argument is invalid, or the partition has other layers than the profile, or devices that ``devices``
+        lacks.
     """
     check_profile("stage_time", profile)
     if not isinstance(partition, StagePartition):
@@ -207,13 +276,36 @@ def stage_time(
 
 
 def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[StageRange]:
-    """Stages between successive positions."""
+    """Return the stages between successive positions.
+
+    Parameters
+    ----------
+    positions : sequence of float
+        Split points with both ends.
+    counts : sequence of tuple of int
+        Devices of each stage.
+
+    Returns
+    -------
+    list of StageRange
+    """
     return [StageRange(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward(counts), strict=True)]
 
 
 def onward(counts: Sequence[Counts]) -> list[int]:
-    """Devices of each group and all behind it.
+    """Return the number of devices of each group and all later ones.
 
+    Parameters
+    ----------
+    counts : sequence of tuple of int
+        Devices of each kind, for each group.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
     >>> onward([(2, 0), (0, 1)])
     [3, 1]
     """

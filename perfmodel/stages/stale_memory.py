@@ -1,9 +1,9 @@
-"""Memory of pipelined training with stale weights, against stashing weights and against no pipeline.
+"""Memory of pipelined training with stale weights, compared with weight stashing and with no pipeline.
 
-Counted as the package torchsummary 1.5.1 counts, which the paper used: the output of every module's call, except those
-of the model itself, nn.Sequential and nn.ModuleList (so what a functional call puts out does not count, and what a
-module computes in place does), twice, for the activations and for their gradients; and the parameters. Its totals leave
-out optimizer state and, here, the input.
+Counts follow the package torchsummary 1.5.1, which the paper used. They include the parameters, and twice (activations
+and their gradients) the output of every module's call, except for the model itself, nn.Sequential and nn.ModuleList.
+Outputs of functional calls are thus omitted, and in-place modules are counted. Optimizer state and, here, the input are
+not included.
 
 Source: Zhang, Abdelrahman, "Pipelined training with stale weights in deep convolutional neural networks", Applied
 Computational Intelligence and Soft Computing 2021, 4.1, 6.6, 6.7 and appendix D.
@@ -28,10 +28,17 @@ from distconv.plan import is_plannable_layer
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of all ``weights``, and of the ``activations`` of one mini-batch that each forward stage puts out.
+    """Bytes of a pipeline with K pairs of pipeline registers, which the paper calls 2 K + 2 stages.
 
-    K pairs of pipeline registers make K + 1 entries of ``activations``; the paper then speaks of 2 K + 2 stages.
+    Attributes
+    ----------
+    weights : float
+        Bytes of all parameters.
+    activations : tuple of float
+        Bytes that each of the K + 1 forward stages outputs for one mini-batch.
 
+    Examples
+    --------
     >>> Footprint(weights=100, activations=(10, 40)).increase()  # 2 more copies of 10, on top of 100 + 2 * (10 + 40)
     0.1
     """
@@ -41,42 +48,65 @@ class Footprint:
 
     @property
     def total(self) -> float:
-        """Bytes without a pipeline: weights, activations and gradients of the activations."""
+        """Bytes without a pipeline: weights, activations and activation gradients."""
         return self.weights + 2 * sum(self.activations)
 
     @property
     def kept(self) -> float:
         """Bytes of activations that wait for their backward stage.
 
-        Forward stage i of 1 to K + 1 keeps them for 2 (K - i + 1) cycles, and a mini-batch enters in each.
+        Forward stage i of 1 to K + 1 keeps them for 2 (K - i + 1) cycles, and a mini-batch enters in each cycle.
         """
         registers = len(self.activations) - 1
         return sum(2 * (registers - stage) * held for stage, held in enumerate(self.activations))
 
     @property
     def stashed(self) -> float:
-        """Bytes of the copies of all weights that stashing adds: one for each mini-batch in the pipeline, 2 K + 2.
+        """Bytes of the weight copies that stashing adds: one for each mini-batch in the pipeline, 2 K + 2.
 
-        Appendix D speaks of 4 at K = 1, the only K it treats; that it is 2 K + 2 for others is our reading.
+        Appendix D gives 4 copies for K = 1, the only case it treats. The formula for other K is our interpretation.
         """
         return 2 * len(self.activations) * self.weights
 
     def increase(self, *, stash: bool = False) -> float:
-        """What the pipeline adds as a fraction of ``total``, with one copy of the weights or with stashed ones."""
+        """Return the memory that the pipeline adds, as a fraction of ``total``.
+
+        Parameters
+        ----------
+        stash : bool
+            True for weight stashing. Otherwise there is one copy of the weights.
+
+        Returns
+        -------
+        float
+        """
         return (self.kept + (self.stashed if stash else 0)) / self.total
 
 
 def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Sequence[int] = ()) -> Footprint:
-    r"""The footprint of ``model`` for mini-batches (``batch``, \*``sample``), found on meta tensors.
+    """Return the footprint of a model, found on meta tensors.
 
-    ``placement`` is the paper's pipeline placement vector: a pair of registers after each of these layers, counted from
-    1. Layers are convolutions and linear modules in the order of their calls; what follows one up to the next is in its
-    stage.
+    Parameters
+    ----------
+    model : Module
+        Model with one input. It does not change.
+    sample : sequence of int
+        Shape (C, ...) of one sample.
+    batch : int
+        Samples of the mini-batch.
+    placement : sequence of int
+        The paper's pipeline placement vector: a pair of registers after each of these layers, counted from 1. Layers
+        are convolutions and linear modules in the order of their calls; what follows a layer up to the next is in its
+        stage.
+
+    Returns
+    -------
+    Footprint
 
     Raises
     ------
     PartitionError
-        If ``placement`` does not rise, or leaves a stage without a layer.
+        If ``placement`` does not increase, or leaves a stage without a layer.
     """
     if any(second <= first for first, second in pairwise((0, *placement))):
         raise PartitionError(f"placement {tuple(placement)}: layers are counted from 1 and must rise")

@@ -1,11 +1,11 @@
-"""Which plan is the fastest that fits: the searches among distributions.
+"""Search for the fastest plan that fits into memory.
 
 ::
 
-    bucket_elimination    The smallest weighted sum of tables over all choices, by variable elimination
-    label_search          Search over partial choices
-    lagrange_multipliers  Weights of sums with which their additive minimum comes closest to the makespan
-    longest_path          The strategy selector of the paper
-    selection             ``select``: the fastest plan that fits, with how close to the best it is proven to be
-    solver                The best choice of candidates
+    bucket_elimination    Smallest weighted sum of tables over all choices, by variable elimination
+    label_search          Search over partial choices, with bounds and dominance
+    lagrange_multipliers  Weights of the sums whose additive minimum is the largest lower bound
+    longest_path          Strategy selection of the paper: shortest path along the longest path of layers
+    selection             ``select``: the fastest plan that fits, with a proven bound
+    solver                Fastest or smallest choice of candidates, with a proven bound
 """

@@ -1,9 +1,9 @@
-"""The smallest weighted sum of tables over all choices, by variable elimination.
+"""Smallest weighted sum of tables over all choices, by variable elimination.
 
-Variables are eliminated one after the other: the tables of a variable are added up over the variables that they share
-(a bucket), and its minimum over the variable's values is a table of those others. Backwards, the tables tell the best
-choice, and what any value of any variable costs at least. A bucket that would be too large is split: each part picks
-its own value of the variable, so that the sum is a lower bound.
+Variables are eliminated one after the other. All tables of a variable are added up over the variables that they share
+(a bucket). The minimum over the variable's values is a table of the remaining variables. In the reverse order, the
+tables give the best choice, and a lower bound for each value of each variable. A bucket that would be too large is
+split: each part chooses its own value of the variable, so the sum is a lower bound.
 
 Source: R. Dechter, Bucket elimination, 1999; R. Dechter and I. Rish, Mini-buckets, 2003.
 """
@@ -21,7 +21,7 @@ from distconv.perfmodel.cost.cost_tables import Array, Choices, Sums
 BUCKET_ENTRIES = 3_000_000
 ALL_ENTRIES = 30_000_000
 STARTS = 12
-"""Variables from which an order is tried."""
+"""Number of variables from which an order is tried."""
 
 Neighbours = list[set[int]]
 Shape = tuple[int, ...]
@@ -29,18 +29,42 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BucketTable:
-    """A table in a bucket: the ``index``-th function, or the minimum of the ``index``-th bucket."""
+    """Table in a bucket.
+
+    Attributes
+    ----------
+    message : bool
+        True for the minimum of bucket ``index``. Otherwise the table is function ``index``.
+    index : int
+    scope : tuple of int
+        Variables of the table.
+    shape : tuple of int
+        Shape over the variables of the bucket, the eliminated one first; 1 for variables that the table does not have.
+    """
 
     message: bool
     index: int
     scope: tuple[int, ...]
     shape: Shape = ()
-    """With ones for the variables of the bucket that the table has not, the eliminated one first."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What is added up before ``variable`` is eliminated, over it and ``scope``; the minimum goes to ``parent``."""
+    """Tables that are added up before a variable is eliminated.
+
+    Attributes
+    ----------
+    variable : int
+        Variable to eliminate.
+    scope : tuple of int
+        Variables of the minimum.
+    parts : tuple of BucketTable
+        Tables to add.
+    shape : tuple of int
+        Shape of the sum.
+    parent : int or None
+        Bucket that contains the minimum as a part.
+    """
 
     variable: int
     scope: tuple[int, ...]
@@ -50,9 +74,15 @@ class Bucket:
 
 
 class Elimination:
-    """Elimination of all variables of ``sums`` in the reverse of ``order``, for any weights of its rows.
+    """Elimination of all variables in the reverse of an order, for any weights of the rows.
 
-    ``entries`` bounds a bucket; without it, also all of them together are kept in reach.
+    Parameters
+    ----------
+    sums : Sums
+    order : tuple of int
+        All variables.
+    entries : int, optional
+        Most entries of a bucket. By default the entries of all buckets together are bounded as well.
     """
 
     def __init__(self, sums: Sums, order: tuple[int, ...], entries: int | None = None):
@@ -67,7 +97,7 @@ class Elimination:
                 self.buckets = self._filled(limit)
 
     def run(self, weights: Array) -> Relaxation:
-        """The least of ``weights`` (one per row, none negative) times the sums."""
+        """Return the smallest weighted sum for ``weights`` (one per row, none negative)."""
         shares = weights @ self.sums.rows
         functions = [shares[terms] @ tables for _, terms, tables in self._functions]
         bound = float(weights @ self.sums.offsets)
@@ -91,7 +121,7 @@ class Elimination:
         return tuple(sorted(variables, key=self._position.__getitem__))
 
     def _stacked(self) -> list[tuple[tuple[int, ...], list[int], Array]]:
-        """Scope, terms and their tables (terms, entries; the variable decided last first) of each scope with terms."""
+        """Return for each scope its terms and their tables (terms, entries), the last variable as first axis."""
         terms_of: dict[tuple[int, ...], list[int]] = {}
         for term, scope in enumerate(self.sums.scopes):
             if scope:
@@ -105,7 +135,7 @@ class Elimination:
         return stacked
 
     def _filled(self, entries: int) -> list[Bucket]:
-        """The buckets in the order of elimination."""
+        """Return the buckets in the order of elimination."""
         waiting: dict[int, list[BucketTable]] = {variable: [] for variable in self.order}
         for index, (scope, _, _) in enumerate(self._functions):
             waiting[scope[-1]].append(BucketTable(False, index, scope))
@@ -122,7 +152,7 @@ class Elimination:
         return buckets
 
     def _split(self, parts: list[BucketTable], entries: int) -> list[list[BucketTable]]:
-        """``parts`` of one variable, in as few groups as fit into ``entries`` each when the largest go first."""
+        """Return the tables of one variable in few groups of at most ``entries`` each, the largest tables first."""
         groups: list[tuple[set[int], list[BucketTable]]] = []
         for part in sorted(parts, key=lambda part: -self._size(part.scope)):
             for variables, group in groups:
@@ -147,7 +177,18 @@ class Elimination:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The result of an elimination: ``bound``, and for each bucket its table and its minimum ``low``."""
+    """Result of an elimination.
+
+    Attributes
+    ----------
+    elimination : Elimination
+    bound : float
+        Lower bound of the weighted sum; exact where no bucket was split.
+    tables : list of array
+        Table of each bucket.
+    lows : list of array
+        Minimum of each table over the bucket's variable.
+    """
 
     elimination: Elimination
     bound: float
@@ -155,11 +196,11 @@ class Relaxation:
     lows: list[Array]
 
     def excess(self, index: int) -> Array:
-        """What each value of a bucket's variable costs more than its best; shape (*scope, values)."""
+        """Return how much each value of a bucket's variable exceeds the best one; shape (scope, values)."""
         return np.ascontiguousarray(np.moveaxis(self.tables[index] - self.lows[index], 0, -1))
 
     def choices(self) -> Choices:
-        """The choice that attains :attr:`bound` (where no bucket was split); the first of equal ones."""
+        """Return the choice that attains :attr:`bound` (where no bucket was split); the first of equal ones."""
         sizes, buckets = self.elimination.sums.sizes, self.elimination.buckets
         result = np.zeros(len(sizes), np.int64)
         excess = {variable: np.zeros(sizes[variable]) for variable in self.elimination.order}
@@ -168,12 +209,12 @@ class Relaxation:
             here = tuple(result[v] for v in bucket.scope)
             row = excess[bucket.variable]
             row += self.tables[index][(slice(None), *here)] - self.lows[index][here]
-            # Buckets of one variable follow each other: after the last the choice stands.
+            # Buckets of one variable are consecutive: the last one makes the final choice.
             result[bucket.variable] = row.argmin()
         return result
 
     def marginals(self) -> list[Array]:
-        """For each variable a lower bound of the weighted sum with each of its values; shape (values)."""
+        """Return for each variable a lower bound of the weighted sum with each of its values; shape (values)."""
         sizes, buckets = self.elimination.sums.sizes, self.elimination.buckets
         result = [np.full(size, self.bound) for size in sizes]
         beliefs: dict[int, Array] = {}
@@ -185,7 +226,7 @@ class Relaxation:
         return result
 
     def _inherited(self, bucket: Bucket, beliefs: dict[int, Array]) -> Array:
-        """What each choice of the bucket's scope costs at least; shape (scope)."""
+        """Return a lower bound for each choice of the bucket's scope; shape (scope)."""
         if bucket.parent is None:
             return np.array(self.bound)
         parent = self.elimination.buckets[bucket.parent]
@@ -194,7 +235,7 @@ class Relaxation:
 
 
 def neighbours(sums: Sums) -> Neighbours:
-    """Variables that share a term with each variable."""
+    """Return the variables that share a term with each variable."""
     result: Neighbours = [set() for _ in sums.sizes]
     for scope in sums.scopes:
         for variable in scope:
@@ -203,7 +244,7 @@ def neighbours(sums: Sums) -> Neighbours:
 
 
 def decision_order(sums: Sums) -> tuple[int, ...]:
-    """An order with few decided variables that still matter, or, where buckets would not fit, with small buckets."""
+    """Return an order in which few decided variables stay relevant; if buckets do not fit, one with small buckets."""
     near = neighbours(sums)
     count = len(sums.sizes)
     starts = sorted({round(index * (count - 1) / (STARTS - 1)) for index in range(STARTS)}, reverse=True)
@@ -213,9 +254,23 @@ def decision_order(sums: Sums) -> tuple[int, ...]:
 
 
 def line_order(sizes: Sequence[int], near: Neighbours, start: int) -> tuple[int, ...]:
-    """All variables from ``start`` on, next the one that leaves fewest combinations of those with undecided neighbours.
+    """Return an order from ``start`` that keeps few combinations of decided variables open.
 
-    Of equal ones the neighbour of the variable that was decided first, so that its like are done with early.
+    A decided variable is open as long as it has undecided neighbours. Ties go to the neighbour of the variable that was
+    decided first, so that it is closed early.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Number of values of each variable.
+    near : list of set of int
+        Neighbours of each variable.
+    start : int
+        First variable.
+
+    Returns
+    -------
+    tuple of int
     """
     undecided = set(range(len(sizes)))
     position: dict[int, int] = {}
@@ -238,7 +293,17 @@ def line_order(sizes: Sequence[int], near: Neighbours, start: int) -> tuple[int,
 
 
 def min_fill_order(sizes: Sequence[int], near: Neighbours) -> list[int]:
-    """An order of elimination: next the variable that makes fewest variables neighbours that were none."""
+    """Return an order of elimination: next the variable that makes the fewest variables new neighbours.
+
+    Parameters
+    ----------
+    sizes, near
+        As in :func:`line_order`.
+
+    Returns
+    -------
+    list of int
+    """
     graph = {variable: set(others) for variable, others in enumerate(near)}
 
     def cost(variable: int) -> tuple[int, float, int]:
@@ -257,7 +322,18 @@ def min_fill_order(sizes: Sequence[int], near: Neighbours) -> list[int]:
 
 
 def order_cost(sizes: Sequence[int], near: Neighbours, order: Sequence[int]) -> tuple[float, float]:
-    """How far the largest bucket is above what fits (as a logarithm), and the work of searching in this order."""
+    """Return how far the largest bucket exceeds the limit (as a logarithm), and the work of a search in this order.
+
+    Parameters
+    ----------
+    sizes, near
+        As in :func:`line_order`.
+    order : sequence of int
+
+    Returns
+    -------
+    tuple of float
+    """
     largest = 0.0
     work = 0.0
     graph = [set(others) for others in near]

@@ -1,14 +1,14 @@
-"""Search over partial choices: one variable after the other, keeping those that may still lead to the best.
+"""Search over partial choices, one variable after the other, with bounds and dominance.
 
-A label is a choice of the first variables of an order and what the sums have come to. Three things end a label: its
-lower bound (an elimination's, exact for the additive sum) is above a threshold; another label with the same values of
-the variables that still matter is nowhere worse; or there are too many and it is among those with the largest bounds.
-The least bound of the last kind, or the best choice found, bounds all choices.
+A label is a choice of the first variables of an order, with the values of the sums so far. A label ends for one of
+three reasons. Its lower bound (from an elimination, exact for the additive sum) is above a threshold. Another label
+with the same values of the still relevant variables is at least as good in every sum. Or there are too many labels, and
+it has one of the largest bounds. The least bound of the third kind, or the best choice found, bounds all choices.
 
-Sums to which the future adds the same terms are one: only the largest of them counts. For a chain of layers in the
-order of backpropagation that leaves two, the clock of the computation and the end of the last allreduce.
+Sums to which the future adds the same terms share a column: only the largest of them counts. For a chain of layers in
+the order of backpropagation two columns remain: the time of the computation and the end of the last all-reduce.
 
-Source: K. Kask and R. Dechter, A general scheme for automatic generation of search heuristics, 2001; DESIGN.md, 7.
+Source: K. Kask and R. Dechter, A general scheme for automatic generation of search heuristics, 2001.
 """
 
 from __future__ import annotations
@@ -27,27 +27,36 @@ from distconv.perfmodel.strategy.bucket_elimination import Elimination, Relaxati
 Indices = npt.NDArray[np.int64]
 
 DECIMALS = 12
-"""Sums (of the order of one) are compared after rounding to so many."""
+"""Decimals to which sums (of the order of one) are rounded before they are compared."""
 
 TOLERANCE = 1e-13
-"""A sum that may not pass zero is that much above it by rounding."""
+"""Rounding error by which a sum may exceed zero."""
 
 KEY_LIMIT = 2**40
 PIVOTS = 12
-"""How many labels of a group every other one is compared with."""
+"""Number of labels of a group with which every other label is compared."""
 
 CROWD = 4
-"""How many times the width may be left before labels are compared with each other."""
+"""Multiple of the width that may remain before labels are compared with each other."""
 
 HURRIED_WIDTH = 200
-"""Labels kept once time has run out."""
+"""Number of labels that are kept after the time limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Sums with the same past or the same future as one column: the largest of its ``members`` among candidates.
+    """Sums that share a column because they have the same past or the same future.
 
-    ``candidate_of`` and ``column_of`` say where each sum is; ``future`` is the most that is still added to a column.
+    Attributes
+    ----------
+    members : tuple of array
+        Candidates whose largest is the column.
+    candidate_of, column_of : array (sums)
+        Candidate and column of each sum.
+    future : array (columns)
+        The most that is still added to a column.
+    objective : array (columns)
+        True for columns that are minimized. Otherwise they must be at most zero.
     """
 
     members: tuple[Indices, ...]
@@ -59,10 +68,19 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class SearchLevel:
-    """What deciding ``variable`` adds: ``tables`` (values of another variable or 1, values, increments) by variable.
+    """One level of the search: the decision of a variable.
 
-    A candidate is an old column plus an increment: the indices ``old`` and ``increment``. ``open_variables`` share
-    terms with undecided ones.
+    Attributes
+    ----------
+    variable : int
+    tables : tuple of (int or None, array)
+        Increments by another variable (None: independent of any), shape (its values or 1, values, increments).
+    old, increment : array (candidates)
+        A candidate is an old column plus an increment; these are their indices.
+    columns : Columns
+        Columns after the decision.
+    open_variables : tuple of int
+        Decided variables that share terms with undecided ones.
     """
 
     variable: int
@@ -75,7 +93,14 @@ class SearchLevel:
 
 @dataclass(eq=False)
 class Labels:
-    """Partial ``choices`` (labels, variables), their ``values`` (labels, columns), and ``bounds`` (labels)."""
+    """Partial choices with their values and bounds.
+
+    Attributes
+    ----------
+    choices : array (labels, variables)
+    values : array (labels, columns)
+    bounds : array (labels)
+    """
 
     choices: npt.NDArray[np.int16]
     values: Array
@@ -85,15 +110,23 @@ class Labels:
         return len(self.choices)
 
     def take(self, which: Indices) -> Labels:
-        """Some of them."""
+        """Return some of the labels."""
         return Labels(self.choices[which], self.values[which], self.bounds[which])
 
 
 class LabelSearch:
-    """Label search over the variables of ``elimination`` in its order.
+    """Label search over the variables of an elimination, in its order.
 
-    Labels end whose bound from ``weights`` (one per sum) is above ``threshold``. ``floor`` is a known bound of what is
-    minimised. Sums should be of the order of one.
+    Parameters
+    ----------
+    elimination : Elimination
+        With sums of the order of one.
+    weights : array
+        One per sum, for the bounds.
+    threshold : float
+        Labels with a larger bound end.
+    floor : float
+        Known lower bound of the objective.
     """
 
     def __init__(self, elimination: Elimination, weights: Array, threshold: float, floor: float):
@@ -104,9 +137,21 @@ class LabelSearch:
         self._excesses = by_variable(relaxation)
 
     def run(self, width: int, expired: Callable[[], bool]) -> tuple[Choices, float]:
-        """Complete choices within the threshold, best first, and a bound of all others within it.
+        """Search with at most ``width`` labels per level.
 
-        The bound is infinite if ``width`` was enough. After ``expired()`` there is little width.
+        Parameters
+        ----------
+        width : int
+            Number of labels to keep.
+        expired : callable
+            Returns True after the time limit. The search then continues with few labels.
+
+        Returns
+        -------
+        choices : array (choices, variables)
+            Complete choices within the threshold, best first.
+        bound : float
+            Lower bound of all others within the threshold; infinite if no label was dropped.
         """
         labels = self._root()
         bound = np.inf
@@ -129,12 +174,12 @@ class LabelSearch:
         return self._merged(Labels(choices, start, np.array([self._bound])), self.first)
 
     def _decided(self, labels: Labels, level: SearchLevel, width: int) -> tuple[Labels, float]:
-        """All labels with each value of the level's variable, and the least bound of those that were too many."""
+        """Return all labels with each value of the level's variable, and the least bound of the dropped ones."""
         size = self.sums.sizes[level.variable]
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
         for scope, strides, excess in self._excesses[level.variable]:
             bounds += excess[labels.choices[:, scope] @ strides]
-        # Bounds first: they cost a look into a table each, the sums of a label a row.
+        # Bounds first: each takes one table lookup, while the sums of a label take a row.
         which = np.flatnonzero(bounds <= self.threshold)
         which, cut = lowest(which, bounds.ravel()[which], CROWD * width)
         parents, values = which // size, which % size
@@ -149,8 +194,8 @@ class LabelSearch:
         return merged.take(np.flatnonzero(allowed & (merged.bounds <= self.threshold))), cut
 
     def _merged(self, labels: Labels, columns: Columns) -> Labels:
-        """Candidates' values become columns; what the largest gains on the weighted sum, the bound gains."""
-        # A sum that cannot reach the floor any more, whatever comes, is as good as one that just does: more labels tie.
+        """Return the labels with candidates merged into columns, and the bounds raised by what the maxima add."""
+        # A sum that cannot reach the floor any more counts like one that just reaches it, so that more labels tie.
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
         values = np.stack([labels.values[:, members].max(axis=1) for members in columns.members], axis=1)
         values = np.maximum(values, floors)
@@ -160,7 +205,10 @@ class LabelSearch:
 
 
 def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices, Array]]]:
-    """For each variable its buckets: scope, strides into, and table (choices of the scope, values) of their excess."""
+    """Return for each variable the scope, strides and excess of its buckets.
+
+    The excess has shape (choices of the scope, values), and the strides turn choices of the scope into its first index.
+    """
     elimination = relaxation.elimination
     result: dict[int, list[tuple[Indices, Indices, Array]]] = {variable: [] for variable in elimination.order}
     sizes = elimination.sums.sizes
@@ -173,7 +221,18 @@ def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices
 
 
 def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[SearchLevel]]:
-    """The columns before any decision, and a level for each variable."""
+    """Return the columns before any decision, and a level for each variable.
+
+    Parameters
+    ----------
+    sums : Sums
+    order : sequence of int
+        All variables.
+
+    Returns
+    -------
+    tuple of Columns and list of SearchLevel
+    """
     position = {variable: index for index, variable in enumerate(order)}
     last = np.array([max((position[v] for v in scope), default=-1) for scope in sums.scopes], dtype=np.int64)
     most = np.array([table.max() for table in sums.tables])
@@ -193,15 +252,29 @@ def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[SearchLevel]
 
 
 def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indices, most: Array) -> Columns:
-    """Sums in columns when the terms ``future``, each ``most`` as large, are still to come.
+    """Return the columns of the sums while some terms are still undecided.
 
-    A sum counts only while it is above every other one to which at least the same terms will be added, so it may be
-    taken for the largest of them.
+    A sum matters only while it exceeds every other sum to which at least the same terms will be added, so it may be
+    replaced by the largest of them.
+
+    Parameters
+    ----------
+    sums : Sums
+    future : array (terms)
+        True for undecided terms. Otherwise they are decided.
+    candidate_of : array (sums)
+        Candidate of each sum.
+    most : array (terms)
+        Largest value of each term.
+
+    Returns
+    -------
+    Columns
     """
     coming = sums.rows * future
     objective = np.arange(len(sums.rows)) < sums.objective
     kinds, first, kind_of = alike(np.column_stack([objective, coming]))
-    # Which kinds of sum will grow at least as much as which others.
+    # covered[a, b]: all future terms of kind a are also added to kind b.
     covered = ((kinds[:, 1:] @ (1 - kinds[:, 1:]).T) == 0) & (kinds[:, :1] == kinds[:, 0])
     holds = np.zeros((len(kinds), int(candidate_of.max()) + 1))
     holds[kind_of, candidate_of] = 1
@@ -213,7 +286,10 @@ def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indic
 
 
 def alike(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
-    """The different ones of ``rows`` of zeros and ones, where each is first, and which of them each row is."""
+    """Return the distinct rows of an array of zeros and ones.
+
+    Also returned are the first index of each distinct row, and the distinct row of each row.
+    """
     index: dict[bytes, int] = {}
     which = np.array([index.setdefault(row.tobytes(), len(index)) for row in np.packbits(rows > 0, axis=1)])
     first = np.unique(which, return_index=True)[1]
@@ -223,7 +299,23 @@ def alike(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
 def increment_tables(
     sums: Sums, variable: int, terms: Indices, patterns: Array
 ) -> tuple[tuple[int | None, Array], ...]:
-    """What the ``terms`` add in each of ``patterns`` (increments, terms), by the other variable that they depend on."""
+    """Return what some terms add, grouped by the other variable on which they depend.
+
+    Parameters
+    ----------
+    sums : Sums
+    variable : int
+        Variable that is decided.
+    terms : array
+        Terms that are complete after the decision.
+    patterns : array (increments, terms)
+        Terms of each increment.
+
+    Returns
+    -------
+    tuple of (int or None, array)
+        As ``SearchLevel.tables``.
+    """
     result: dict[int | None, Array] = {}
     for term, pattern in zip(terms, patterns.T, strict=True):
         scope = sums.scopes[term]
@@ -236,12 +328,24 @@ def increment_tables(
 
 
 def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: SearchLevel) -> Indices:
-    """The same number for labels that agree in the level's open variables."""
+    """Return equal numbers for labels that agree in the level's open variables.
+
+    Parameters
+    ----------
+    choices : array (labels, variables)
+    sizes : sequence of int
+        Number of values of each variable.
+    level : SearchLevel
+
+    Returns
+    -------
+    array (labels)
+    """
     keys = np.zeros(len(choices), np.int64)
     reach = 1
     for variable in level.open_variables:
         if reach * sizes[variable] > KEY_LIMIT:
-            # The next product might not fit into an int64: number the keys that there are.
+            # The next product might overflow an int64, so renumber the present keys.
             keys = np.unique(keys, return_inverse=True)[1].astype(np.int64)
             reach = len(choices)
         keys = keys * sizes[variable] + choices[:, variable]
@@ -250,14 +354,27 @@ def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: Sear
 
 
 def undominated(keys: Indices, values: Array) -> Indices:
-    """Labels to which no other with the same key is nowhere worse (for more than two columns: none of some others)."""
+    """Return the labels that no other label with the same key dominates.
+
+    With more than two columns they are compared with some others only.
+
+    Parameters
+    ----------
+    keys : array (labels)
+    values : array (labels, columns)
+
+    Returns
+    -------
+    array
+        Indices of labels.
+    """
     rounded = np.round(values, DECIMALS)
     if rounded.shape[1] > 2:
         return undominated_by_pivots(keys, rounded)
     first, second = rounded[:, 0], rounded[:, -1]
     order = np.lexsort((second, first, keys))
     group = np.concatenate([np.zeros(min(1, len(order)), np.int64), np.cumsum(np.diff(keys[order]) != 0)])
-    # Ranks descend from group to group, so that the least so far is one of the same group.
+    # Ranks decrease from group to group, so the running minimum belongs to the same group.
     ranks = np.unique(second, return_inverse=True)[1][order] - group * len(order)
     least = np.minimum.accumulate(ranks)
     better = np.ones(len(order), bool)
@@ -266,7 +383,18 @@ def undominated(keys: Indices, values: Array) -> Indices:
 
 
 def undominated_by_pivots(keys: Indices, values: Array) -> Indices:
-    """Labels to which none of the first ones of their group, by the sum of the columns, is nowhere worse."""
+    """Return the labels that none of the first labels of their group, by the sum of the columns, dominates.
+
+    Parameters
+    ----------
+    keys, values
+        As in :func:`undominated`.
+
+    Returns
+    -------
+    array
+        Indices of labels.
+    """
     order = np.lexsort((values.sum(axis=1), keys))
     for pivot in range(PIVOTS):
         group = keys[order]
@@ -281,7 +409,21 @@ def undominated_by_pivots(keys: Indices, values: Array) -> Indices:
 
 
 def lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, float]:
-    """The ``count`` of ``which`` with the least ``bounds``, in order, and the least bound of the others."""
+    """Return the ``count`` labels with the least bounds, and the least bound of the others.
+
+    Parameters
+    ----------
+    which : array
+        Indices of labels.
+    bounds : array
+        Their bounds.
+    count : int
+
+    Returns
+    -------
+    tuple of array and float
+        The bound is infinite if none was dropped.
+    """
     if len(which) <= count:
         return which, np.inf
     order = np.argpartition(bounds, count)

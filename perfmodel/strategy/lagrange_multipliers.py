@@ -1,9 +1,9 @@
-"""Multipliers: weights of sums with which their additive minimum comes closest to the minimum of their maximum.
+"""Lagrange multipliers: weights of the sums whose additive minimum is the largest lower bound.
 
-With weights that add up to one over the sums to be minimised, and any weights >= 0 over those that may not pass zero,
-the least weighted sum is a lower bound of the best choice. It is a concave function of the weights; each choice gives a
-plane above it, and a small linear program over the planes tells where it may still be larger. Asking there makes the
-weights jump, so the next question lies between there and the best weights known.
+Weights add up to one over the sums to be minimized; weights of constrained sums are any numbers >= 0. For all such
+weights, the least weighted sum is a lower bound of the best choice. It is a concave function of the weights. Each
+choice gives a plane above it, and a linear program over the planes finds the weights with the highest possible bound.
+Evaluating there would make the weights oscillate, so the next weights lie between these and the best known ones.
 
 Source: L. Lasdon, Optimization theory for large systems, 1970; P. Wentges, Weighted Dantzig-Wolfe decomposition, 1997.
 """
@@ -19,16 +19,19 @@ from distconv.perfmodel.cost.cost_tables import Array, Choices
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, Relaxation
 
 STEP = 0.3
-"""How far from the best weights towards the linear program's the next question is asked."""
+"""Step from the best weights towards those of the linear program."""
 
 ACCURACY = 1e-4
 """Relative distance of the bound from what any weights can give."""
 
 PATIENCE = 12
-"""Rounds without a better bound, as there are where buckets are split: planes are of whole choices, so above it."""
+"""Rounds without a better bound before the iteration stops.
+
+They occur if buckets are split, because the planes are those of consistent choices and lie above the bound.
+"""
 
 LARGEST = 100.0
-"""Bound of the weight of a sum that may not pass zero, in which the linear program stays bounded."""
+"""Upper bound of the weight of a constrained sum, which keeps the linear program bounded."""
 
 
 def best_weights(
@@ -38,10 +41,25 @@ def best_weights(
     finished: Callable[[float], bool],
     report: Callable[[Choices], None],
 ) -> Array:
-    """Weights better than ``weights``, up to ``ACCURACY`` the best.
+    """Improve weights until their bound is the largest up to ``ACCURACY``.
 
-    Every choice met goes to ``report``; ``finished(bound)``, asked in every round, may end it early. The
-    sums should be of the order of one.
+    Parameters
+    ----------
+    elimination : Elimination
+        With sums of the order of one.
+    weights : array
+        Weights to start from, one per sum.
+    rounds : int
+        Most rounds.
+    finished : callable
+        ``finished(bound)`` is called in every round and returns True to stop.
+    report : callable
+        Called with every choice that is found.
+
+    Returns
+    -------
+    array
+        The best weights.
     """
     best = elimination.run(weights)
     planes = [_plane(best, report)]
@@ -66,7 +84,7 @@ def _plane(relaxation: Relaxation, report: Callable[[Choices], None]) -> Array:
 
 
 def _highest(planes: Array, objective: int) -> tuple[Array, float]:
-    """Weights at which the lowest plane (planes, rows) is highest, and its height there."""
+    """Return the weights at which the lowest plane (planes, rows) is highest, and its height there."""
     count, rows = planes.shape
     matrix = np.concatenate([-planes, np.ones((count, 1))], axis=1)
     goal = np.zeros(rows + 1)

@@ -1,4 +1,6 @@
-"""The strategy selector of the paper: shortest paths through candidates, one path of layers after another.
+"""Strategy selection of the paper: shortest paths through candidates, along one path of layers after another.
+
+:func:`.select` calls it for ``method="longest-path"``, and as a starting point of the exact search.
 
 Source: Dryden et al. 2019, V-C.
 """
@@ -19,10 +21,25 @@ from distconv.perfmodel.graph.graph import INPUT, LayerGraph
 
 
 def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], price: float = 0.0) -> dict[str, int]:
-    """A candidate (its index) for each layer, chosen along the longest paths first; ``price`` is seconds per byte.
+    """Choose a candidate for each layer, along the longest paths first.
 
-    A path is as long as the layers on it that have no distribution yet; ties go to more FLOPs. A layer that has one
-    is left with that single candidate.
+    The length of a path is the number of its layers that have no distribution yet; ties go to more FLOPs. Layers that
+    have a distribution keep it.
+
+    Source: Dryden et al. 2019, V-C.
+
+    Parameters
+    ----------
+    model : Model
+    candidates : mapping of str to sequence
+        Candidates of each deciding layer.
+    price : float
+        Penalty on memory, seconds per byte.
+
+    Returns
+    -------
+    dict of str to int
+        Index of each layer's candidate.
     """
     chosen: dict[str, int] = {}
     costs = {name: _layer_costs(model, name, options_of, price) for name, options_of in candidates.items()}
@@ -33,13 +50,13 @@ def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], pr
 
 
 def _paths(graph: LayerGraph) -> Iterator[list[str]]:
-    """Paths of deciding layers until each layer has been on one."""
+    """Yield paths of deciding layers until each layer has been on one."""
     flops = _flops(graph)
     heaviest = 1.0 + sum(flops.values())
     waiting = set(graph.deciding)
     while waiting:
         longest: dict[int, tuple[float, list[str]]] = {INPUT: (0.0, [])}
-        for op in graph.operations:  # each behind what it reads
+        for op in graph.operations:  # each after those that it reads
             new = op.decides and op.layer in waiting
             own = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
             length, layers = max((longest[value.producer] for value in op.inputs), key=itemgetter(0), default=(0.0, []))
@@ -52,13 +69,13 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
 
 
 def _flops(graph: LayerGraph) -> dict[int, float]:
-    """FLOPs of each operation's forward pass on one rank."""
+    """Return the FLOPs of each operation's forward pass on one rank."""
     alone = AxisParts(1, 1)
     return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
 
 
 def _layer_costs(model: Model, name: str, options: Sequence[Candidate], price: float) -> np.ndarray:
-    """Cost_D of a layer with what inherits its distribution; nothing of its own is left to hide its allreduce."""
+    """Return Cost_D of a layer with the operations that inherit its distribution; its all-reduce does not overlap."""
     total = np.zeros(len(options))
     for op in model.graph.operations:
         if op.layer == name:
@@ -79,7 +96,7 @@ def _shortest(
     path: list[str],
     options: Mapping[str, list[int]],
 ) -> dict[str, int]:
-    """Shortest path through the options of each layer; edges cost what the shuffles between the layers do."""
+    """Return the shortest path through the options of each layer; edges cost the redistribution between layers."""
     shuffles = [term for term in model.time if len(term.layers) == 2 and term.layers in set(pairwise(path))]
     best = costs[path[0]][options[path[0]]]
     back: list[np.ndarray] = []

@@ -1,6 +1,9 @@
-"""``select``: the fastest plan that fits, with how close to the best it is proven to be.
+"""``select``: the fastest plan that fits, with a proven bound.
 
-Source: Dryden et al. 2019, V-C for ``longest-path``; ``exact`` minimises the very time that ``evaluate`` predicts.
+It builds the cost tables, calls the search of ``method``, and compares the plan with pure sample and pure spatial
+parallelism. The searches work on tables alone and do not know layers or grids.
+
+Source: Dryden et al. 2019, V-C for ``longest-path``; ``exact`` minimizes the same time that ``evaluate`` predicts.
 """
 
 from __future__ import annotations
@@ -24,15 +27,38 @@ from distconv.plan import Plan, format_parts
 METHODS = ("exact", "longest-path")
 
 PRICES = tuple(10.0**exponent for exponent in range(-15, -5))
-"""Seconds per byte that ``longest-path`` puts on memory, one after the other, until a limit is met."""
+"""Seconds per byte by which ``longest-path`` penalizes memory, in increasing order until the limit is met."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A plan and what is known of it.
+    """Plan found by :func:`select`, and its prediction.
 
-    ``time`` in seconds and ``memory`` in bytes on the fullest rank are predicted; no plan over the same candidates is
-    faster than ``bound``; ``gap`` is ``time / bound - 1``, and ``optimal`` says that it is proven to be nought.
+    Attributes
+    ----------
+    plan : Plan
+        Distribution of each deciding layer.
+    time : float
+        Predicted seconds per step.
+    memory : float
+        Predicted peak bytes on the rank with the most memory.
+    bound : float
+        Lower bound in seconds: no plan over the same candidates is faster. 0 if nothing is proven.
+    gap : float
+        ``time / bound - 1``.
+    optimal : bool
+        True if no plan over the same candidates is faster, which is proven up to rounding. Otherwise unknown.
+    prediction : Prediction
+        Times of each layer.
+    uniform : mapping of str to Prediction or None
+        Pure ``"sample"`` and pure ``"spatial"`` parallelism; None where it is impossible.
+    impossible : mapping of str to str
+        Reason why pure parallelism is impossible.
+    method : {"exact", "longest-path"}
+        Search that found the plan.
+    estimated : bool
+        True if the machine has measured times, but not of all layers with weights under this plan. Otherwise it has all
+        of them, or none.
     """
 
     plan: Plan
@@ -44,14 +70,17 @@ class Strategy:
     prediction: Prediction
     uniform: Mapping[str, Prediction | None]
     impossible: Mapping[str, str]
-    """Why there is no prediction for a kind of pure parallelism."""
     method: str
     estimated: bool = False
-    """True if the machine has measured times, but not of all layers with weights under this plan. Otherwise it has all
-    of them, or none."""
 
     def explain(self) -> str:
-        """Why: the layers with their distributions, where the time goes, and what pure parallelism would take."""
+        """Return a table of the layers with their distributions and times, and the time of pure parallelism.
+
+        Returns
+        -------
+        str
+            Several lines; times in milliseconds, memory in GB.
+        """
         return "\n".join(_explained(self))
 
 
@@ -65,15 +94,39 @@ def select(
     seconds: float = 20.0,
     **assumptions: Any,
 ) -> Strategy:
-    """Choose each layer's distribution on ``ranks`` ranks of ``machine``, within ``memory`` bytes per rank.
+    """Choose each layer's distribution for the least time per step within a memory limit.
 
-    ``exact`` searches for at most about ``seconds``; where it has not proven its plan to be the best by then, ``gap``
-    says how far it may be off. ``longest-path`` is the paper's. ``assumptions`` are those of :func:`evaluate`.
+    Source: Dryden et al. 2019, V-C (``longest-path``).
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        Network, from :func:`trace`.
+    machine : Machine
+        Hardware model.
+    ranks : int
+        Number of ranks.
+    memory : float, optional
+        Limit in bytes per rank. Default: none.
+    method : {"exact", "longest-path"}
+        Search with a proven bound, or the search of the paper, which proves nothing.
+    seconds : float
+        Approximate time limit of the ``exact`` search. If it ends earlier than the proof, ``gap`` bounds the loss.
+    **assumptions
+        Fields of :class:`Settings`, as in :func:`evaluate`.
+
+    Returns
+    -------
+    Strategy
+        The plan with its prediction.
 
     Raises
     ------
     PlanError
-        If no plan fits into ``memory``: names the layer that takes most and the smallest limit that works.
+        If an argument is invalid, or no plan fits into ``memory``. The message then names the layer that holds the
+        most, and the smallest limit that works.
+    SettingsError
+        If an assumption is invalid.
     """
     if method not in METHODS:
         raise PlanError(f"select: method={method!r}; there are {', '.join(METHODS)}")
@@ -100,7 +153,7 @@ def select(
 
 
 def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float) -> Solution:
-    """The best that is found, not slower than what the paper's method finds."""
+    """Return the best solution found; it is not slower than that of the paper's method."""
     problem = model.problem(options)
     start = _path(model, options, 0.0)
     solution = solve(problem, None, [start], seconds)
@@ -116,7 +169,7 @@ def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: flo
 def _along_paths(
     model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
 ) -> Solution:
-    """The paper's choice, with a price on memory where it would not fit. It proves nothing."""
+    """Return the paper's choice, with a penalty on memory if it does not fit otherwise. Nothing is proven."""
     for price in (0.0, *PRICES):
         path = _path(model, options, price)
         time, size = model.value({name: options[name][i] for name, i in zip(options, path, strict=True)})
@@ -135,7 +188,7 @@ def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float
 def _too_small(
     model: Model, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
 ) -> PlanError:
-    """The error of a limit that nothing fits: with the layer that holds most in the smallest plan."""
+    """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
     chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
     for term in model.memory:
@@ -151,7 +204,19 @@ def _too_small(
 
 
 def pure(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
-    """Pure sample and pure spatial parallelism of the whole network; None where its extents do not allow it."""
+    """Return pure sample and pure spatial parallelism of all layers.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    dict of str to dict or None
+        Parts of ``"sample"`` and ``"spatial"``; None where the shapes do not allow it.
+    """
     first = graph.by_layer[graph.input_layer][0]
     sample = {"n": ranks} if graph.batch >= ranks else None
     options = [parts for parts in candidates(graph, ranks)[first.layer] if set(parts) <= {"d", "h", "w"}]

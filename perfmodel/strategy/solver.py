@@ -1,13 +1,13 @@
-"""The best choice of candidates: fastest within a memory limit, or smallest, with a proven bound.
+"""Fastest choice of candidates within a memory limit, or the smallest choice, with a proven bound.
 
-Few combinations are tried all. Otherwise rounds, each with more labels than the one before:
+Few combinations are enumerated. Otherwise the search runs in rounds, each with more labels than the one before:
 
-1. Weights of the sums (multipliers) whose additive minimum, found by elimination, is the largest lower bound. Every
-   choice met on the way is improved one variable at a time and may become the best.
-2. Values that no choice better than the best can have (by their marginals) are dropped.
-3. A label search with these bounds, which finds better choices, closes the gap, or raises the bound.
+1. Find weights of the sums (multipliers) whose additive minimum, found by elimination, is the largest lower bound.
+   Every choice found on the way is improved one variable at a time and may become the best.
+2. Drop values that no choice better than the best can have, by their marginals.
+3. Run a label search with these bounds. It finds better choices, closes the gap, or raises the bound.
 
-Source: DESIGN.md, 7; Dryden et al. 2019, V-C, whose shortest path is the first step with one choice of weights.
+Source: Dryden et al. 2019, V-C, whose shortest path is the first step with one choice of weights.
 """
 
 from __future__ import annotations
@@ -27,34 +27,45 @@ from distconv.perfmodel.strategy.label_search import TOLERANCE, LabelSearch
 from distconv.perfmodel.strategy.lagrange_multipliers import best_weights
 
 FEW = 20_000
-"""So many combinations are enumerated."""
+"""Most combinations that are enumerated."""
 
 CHUNK = 4096
-"""Combinations enumerated at a time."""
+"""Combinations that are enumerated at a time."""
 
 ROUNDING = 1e-12
-"""By so much (relative) more memory still fits."""
+"""Relative amount by which memory may exceed the limit."""
 
 CLOSED = 1e-9
-"""A gap below this is rounding."""
+"""Relative gap below which a choice counts as optimal."""
 
 WIDTHS = (300, 3_000, 30_000, 100_000)
-"""Labels of one round after the other."""
+"""Labels of the successive rounds."""
 
 WEIGHT_ROUNDS = 150
 
 WORTHWHILE = 0.9
-"""Weights are improved again when at most this share of the values is left."""
+"""Weights are improved again if at most this fraction of the values is left."""
 
 INFEASIBLE = 1e9
-"""Above every cost of a choice that is allowed."""
+"""Cost above that of every allowed choice."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice, its time (seconds) and memory (bytes), and ``bound``: no choice that fits is faster.
+    """A choice with its cost and a bound.
 
-    ``optimal``: no choice is faster than this one; that is proven, up to rounding.
+    Attributes
+    ----------
+    choices : tuple of int
+        Index of each variable's candidate.
+    time : float
+        Seconds.
+    memory : float
+        Bytes.
+    bound : float
+        Lower bound in seconds: no choice that fits is faster.
+    optimal : bool
+        True if no choice is faster, which is proven up to rounding. Otherwise unknown.
     """
 
     choices: tuple[int, ...]
@@ -65,24 +76,31 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much slower than the bound, as a fraction of it."""
+        """Relative difference between the time and the bound."""
         return excess(self.time, self.bound)
 
 
 @dataclass(frozen=True)
 class Smallest(Solution):
-    """A choice that takes little memory; ``bound`` is of the memory."""
+    """A choice that takes little memory; ``bound`` is in bytes."""
 
     @property
     def gap(self) -> float:
-        """How much larger than the bound, as a fraction of it."""
+        """Relative difference between the memory and the bound."""
         return excess(self.memory, self.bound)
 
 
 class Infeasible(DistconvError, ValueError):
     """No choice is known that fits into the memory.
 
-    ``choices`` is the smallest that was found, ``smallest`` its bytes; no choice has fewer than ``bound``.
+    Attributes
+    ----------
+    choices : tuple of int
+        The smallest choice found.
+    smallest : float
+        Its bytes.
+    bound : float
+        No choice has fewer bytes.
     """
 
     def __init__(self, limit: float, smallest: Smallest):
@@ -101,16 +119,30 @@ def solve(
     seconds: float = 20.0,
     few: int = FEW,
 ) -> Solution:
-    """The fastest choice whose memory is at most ``limit`` bytes (up to rounding); of equal ones always the same.
+    """Find the fastest choice within a memory limit.
 
-    ``starts`` are choices to begin with; the result is not slower than any of them that fits. After about ``seconds``
-    the search ends with what it has, and only then does the result depend on the speed of the machine. Up to ``few``
-    combinations are all tried.
+    The result depends on the speed of the computer only if the time limit ends the search.
+
+    Parameters
+    ----------
+    problem : AssignmentProblem
+    limit : float, optional
+        Bytes. Default: none.
+    starts : sequence of sequence of int
+        Choices to begin with. The result is not slower than any of them that fits.
+    seconds : float
+        Approximate time limit.
+    few : int
+        Up to this many combinations are enumerated.
+
+    Returns
+    -------
+    Solution
 
     Raises
     ------
     Infeasible
-        If no choice is found to fit.
+        If no choice that fits is found.
     """
     deadline = time.perf_counter() + seconds
     if problem.combinations <= few:
@@ -120,7 +152,7 @@ def solve(
     scale = _scale(sums, feasible)
     sums = sums.scaled(1 / scale)
     if limit is not None:
-        # A power of two: bytes stay exact.
+        # Scaling by a power of two keeps bytes exact.
         memory_scale = 2.0 ** math.frexp(limit)[1]
         sums = sums.subject_to(problem.memory_sums().scaled(1 / memory_scale), limit / memory_scale)
 
@@ -147,7 +179,19 @@ def smallest_memory(
     few: int = FEW,
     enough: float = -np.inf,
 ) -> Smallest:
-    """The choice of least memory, as :func:`solve` finds the fastest one; any of at most ``enough`` bytes will do."""
+    """Find the choice with the least memory.
+
+    Parameters
+    ----------
+    problem, starts, seconds, few
+        As in :func:`solve`.
+    enough : float
+        Bytes at which the search stops early.
+
+    Returns
+    -------
+    Smallest
+    """
     deadline = time.perf_counter() + seconds
     if problem.combinations <= few:
         return smallest_of_all(problem)
@@ -166,37 +210,86 @@ def _known(problem: AssignmentProblem, starts: Sequence[Sequence[int]]) -> list[
 
 
 def _scale(sums: Sums, feasible: Sequence[Choices]) -> float:
-    """Of the order of the minimum, not zero: what the known choices come to."""
+    """Return a number of the order of the minimum, not zero: the value of the best known choice."""
     return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in feasible) or 1.0
 
 
 def described(problem: AssignmentProblem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
-    """``choices`` as they are returned, with their time and memory."""
+    """Return the choices as a tuple, with their time and memory.
+
+    Parameters
+    ----------
+    problem : AssignmentProblem
+    choices : array (variables)
+
+    Returns
+    -------
+    tuple
+    """
     return tuple(int(choice) for choice in choices), float(problem.times(choices)), float(problem.memories(choices))
 
 
 def proven(value: float, bound: float) -> tuple[float, bool]:
-    """The bound of a minimised ``value``, and whether no more than rounding is between them."""
+    """Return the bound of a minimized value, and True if they differ by rounding only.
+
+    Parameters
+    ----------
+    value, bound : float
+
+    Returns
+    -------
+    tuple of float and bool
+    """
     closed = bound >= value * (1 - CLOSED)
     return value if closed else bound, closed
 
 
 def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
-    """Return True if ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
+    """Return True if memory is within a limit up to rounding, which is less than a byte.
+
+    Parameters
+    ----------
+    memory : array
+        Bytes.
+    limit : float
+        Bytes.
+
+    Returns
+    -------
+    array of bool
+    """
     return memory <= limit * (1 + ROUNDING)
 
 
 def excess(value: float, bound: float) -> float:
-    """``value / bound - 1``, of two zeros zero."""
+    """Return ``value / bound - 1``; 0 if both are zero.
+
+    Parameters
+    ----------
+    value, bound : float
+
+    Returns
+    -------
+    float
+    """
     if bound > 0:
         return value / bound - 1
     return 0.0 if value == bound else np.inf
 
 
 class Minimum:
-    """The search for the choice of least ``cost``: that of the ``sums``, of the order of one; infinite: not allowed.
+    """Search for the choice with the least cost.
 
-    It ends at a cost of at most ``enough``, or at the ``deadline``.
+    Parameters
+    ----------
+    sums : Sums
+        Sums of the order of one.
+    cost : callable
+        Cost of a choice; infinite if it is not allowed.
+    deadline : float
+        Time of ``time.perf_counter`` at which the search ends.
+    enough : float
+        Cost at which the search ends.
     """
 
     def __init__(self, sums: Sums, cost: Callable[[Choices], float], deadline: float, enough: float = -np.inf):
@@ -209,17 +302,17 @@ class Minimum:
         self._weights[: sums.objective] = 1 / sums.objective
 
     def offer(self, choices: Choices) -> None:
-        """Take ``choices`` if they are better than the best."""
+        """Store ``choices`` if they are better than the best."""
         if (cost := self.cost(choices)) < self.value:
             self.best, self.value = choices.copy(), cost
 
     def improve(self, choices: Choices) -> None:
-        """Offer ``choices``, and what changing one variable at a time makes of them."""
+        """Offer ``choices``, and the result of changing one variable at a time."""
         self.offer(choices)
         self.offer(improved(self.sums, choices))
 
     def found(self) -> tuple[Choices, float]:
-        """The best choice, and a bound of the cost of all."""
+        """Search, and return the best choice and a lower bound of the cost of all."""
         for width in WIDTHS:
             self._round(width)
             if self._finished():
@@ -238,7 +331,7 @@ class Minimum:
         for row in choices:
             self.improve(self._whole(row))
             if not np.isfinite(self.cost(self._whole(row))):
-                # Rounding at the limit decided, and may have ended the label of one that fits.
+                # Rounding at the limit may also have ended the label of a choice that fits, so the bound does not hold.
                 cut = -np.inf
         self._raise(cut)
 
@@ -246,7 +339,7 @@ class Minimum:
         return Elimination(self.sums.restricted(self._kept), self._order)
 
     def _weigh(self) -> None:
-        """Find an order, and better weights, for the values that are left."""
+        """Find an order and better weights for the values that are left."""
         self._order = decision_order(self.sums.restricted(self._kept))
 
         def found(choices: Choices) -> None:
@@ -259,7 +352,7 @@ class Minimum:
         self._weights = best_weights(self._elimination(), self._weights, WEIGHT_ROUNDS, finished, found)
 
     def _drop(self) -> bool:
-        """Leave out the values that no better choice has; whether that were so many that weights may improve."""
+        """Drop the values that no better choice has. Return True if enough were dropped for the weights to improve."""
         before = sum(len(values) for values in self._kept)
         marginals = self._elimination().run(self._weights).marginals()
         alive = [marginal <= self._threshold for marginal in marginals]
@@ -274,11 +367,11 @@ class Minimum:
 
     @property
     def _threshold(self) -> float:
-        """A choice that costs more is not better than the best."""
+        """Cost above which a choice is not better than the best."""
         return self.value * (1 - CLOSED / 2)
 
     def _raise(self, bound: float) -> None:
-        """``bound`` holds for every choice below the threshold."""
+        """Raise the lower bound to ``bound``, which holds for every choice below the threshold."""
         self.bound = max(self.bound, min(bound, self._threshold))
 
     def _expired(self) -> bool:
@@ -290,7 +383,17 @@ class Minimum:
 
 
 def improved(sums: Sums, choices: Choices) -> Choices:
-    """``choices`` after changing one variable at a time to its best value for as long as that helps."""
+    """Return ``choices`` after changing one variable at a time to its best value for as long as that helps.
+
+    Parameters
+    ----------
+    sums : Sums
+    choices : array (variables)
+
+    Returns
+    -------
+    array (variables)
+    """
     choices = choices.copy()
     values = sums.values(choices)
     unchanged = 0
@@ -306,7 +409,17 @@ def improved(sums: Sums, choices: Choices) -> Choices:
 
 
 def worst(sums: Sums, values: Array) -> Array:
-    """The largest of the sums to be minimised, or, where others pass zero, more than ``INFEASIBLE``; shape (...)."""
+    """Return the largest of the sums to be minimized, or more than ``INFEASIBLE`` if a constraint is violated.
+
+    Parameters
+    ----------
+    sums : Sums
+    values : array (..., rows)
+
+    Returns
+    -------
+    array (...)
+    """
     objective: Array = values[..., : sums.objective].max(axis=-1)
     if sums.objective == values.shape[-1]:
         return objective
@@ -315,12 +428,22 @@ def worst(sums: Sums, values: Array) -> Array:
 
 
 def fastest_of_all(problem: AssignmentProblem, limit: float | None) -> Solution:
-    """The fastest of all choices within the memory limit, the first of equal ones.
+    """Return the fastest of all choices within the memory limit, the first of equal ones.
+
+    Parameters
+    ----------
+    problem : AssignmentProblem
+    limit : float or None
+        Bytes.
+
+    Returns
+    -------
+    Solution
 
     Raises
     ------
     Infeasible
-        If none is.
+        If no choice fits.
     """
     best, least = enumerated(problem, problem.times, np.inf if limit is None else limit)
     if best is None:
@@ -330,7 +453,7 @@ def fastest_of_all(problem: AssignmentProblem, limit: float | None) -> Solution:
 
 
 def smallest_of_all(problem: AssignmentProblem) -> Smallest:
-    """The choice of least memory of all, the first of equal ones."""
+    """Return the choice with the least memory, the first of equal ones."""
     best, least = enumerated(problem, problem.memories, np.inf)
     assert best is not None
     return Smallest(*described(problem, best), least, True)
@@ -339,7 +462,20 @@ def smallest_of_all(problem: AssignmentProblem) -> Smallest:
 def enumerated(
     problem: AssignmentProblem, cost: Callable[[Choices], Array], limit: float
 ) -> tuple[Choices | None, float]:
-    """The first choice of least ``cost`` among those whose memory is at most ``limit``."""
+    """Return the first choice with the least cost among those within the memory limit, and its cost.
+
+    Parameters
+    ----------
+    problem : AssignmentProblem
+    cost : callable
+        Cost of choices (..., variables).
+    limit : float
+        Bytes.
+
+    Returns
+    -------
+    tuple of (array or None) and float
+    """
     best, least = None, np.inf
     for start in range(0, problem.combinations, CHUNK):
         count = min(CHUNK, problem.combinations - start)

@@ -1,7 +1,7 @@
-"""Pipelined training without ranks, which the runtime equals bit for bit.
+"""Pipelined training without ranks, whose results the runtime reproduces bit for bit.
 
 ::
 
-    serial        Pipelined training without ranks
+    serial        ``SerialPipeline``: pipelined training without ranks
     serial_stage  One stage of pipelined training without ranks
 """

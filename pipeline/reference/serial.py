@@ -1,8 +1,10 @@
-"""Pipelined training without ranks: the numbers that stale weights give, for any cuts, schedule and weight policy.
+"""``SerialPipeline``: pipelined training without ranks, for any split points, schedule and weight policy.
 
-Source: stale weights, 5 (the simulated implementation). There is no schedule in here: which weights a pass uses is a
-formula. With N stages and a_k mini-batches in flight on stage k = 0..N-1, the forward of mini-batch m finds weights of
-version max(0, m - a_k + 1), the number of updates so far, and its backward version m.
+It does not use the schedules: a formula gives the weights of each pass, so that tests can compare the runtime with it.
+With N stages and a_k mini-batches in flight on stage k = 0..N-1, the forward of mini-batch m uses weights of version
+max(0, m - a_k + 1), the number of updates so far, and its backward version m.
+
+Source: Zhang, Abdelrahman 2021 (stale weights), 5 (the simulated implementation).
 """
 
 from __future__ import annotations
@@ -27,33 +29,61 @@ IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
     "spectrain": lambda stages, stage: stages - stage,
     "stale": lambda stages, stage: 2 * (stages - 1 - stage) + 1,
 }
-"""a_k of the asynchronous schedules, which update after each mini-batch."""
+"""Mini-batches in flight, a_k, of the asynchronous schedules, which update after each mini-batch."""
 SYNCHRONOUS = tuple(
     name for name, family in FAMILIES.items() if family.weights is Weights.SYNCHRONOUS and not family.concurrent
 )
-"""Schedules that differ in time alone: one update with the gradient of the whole mini-batch."""
+"""Schedules that differ in time alone: one update with the gradient of the full mini-batch."""
 WEIGHTS = ("newest", "stash", "recompute", "predict")
 DEFAULT_WEIGHTS = {name: FAMILIES[name].weights.value for name in IN_FLIGHT}
 
 
 class SerialPipeline:
-    """Trains ``stages`` (as ``split`` makes them) with the numbers of a pipeline, one pass after the other.
+    """Pipelined training in one process, one pass after the other.
 
-    ``loss(output, target)`` is the mean over samples; ``optimizer`` makes a torch optimizer of the parameters of each
-    stage that has any. ``weights`` says what a backward uses (asynchronous schedules):
+    Source: Zhang, Abdelrahman 2021 (stale weights), 4 and 5.
 
-    - ``newest``: the activations of its forward, and the newest weights (stale weights, 4.1). Weights that forward
-      itself copies (autocast, weight norm) are activations.
-    - ``stash``: the weights of its forward (PipeDream); with ``vertical_sync`` all stages' forwards use the version
-      with which the first stage began the mini-batch.
-    - ``recompute``: a second forward with the newest weights, from the stage's input; same random numbers, and buffers
-      (running statistics) do not change again.
-    - ``predict``: both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
+    Parameters
+    ----------
+    stages : sequence of Module
+        Stages in order, as :func:`distconv.pipeline.split` makes them.
+    loss : callable
+        ``loss(output, target)`` returns the mean over samples. It belongs to the last stage.
+    optimizer : callable
+        Makes a torch optimizer of the parameters of each stage that has any.
+    schedule : str
+        Name of a schedule.
+    microbatches : int
+        Micro-batches of a mini-batch, for synchronous schedules.
+    weights : str, optional
+        Weights of a backward pass. Synchronous schedules accept "recompute" or None. Asynchronous ones accept:
 
-    A synchronous schedule takes ``weights="recompute"`` or none. Random numbers are those of ``seeded`` for
-    torch's seed at construction, the mini-batch, the micro-batch, and the stage; the loss belongs to the last stage.
+        - "newest": activations of its forward, and the newest weights (stale weights, 4.1). Weights that forward itself
+          copies (autocast, weight norm) count as activations.
+        - "stash": the weights of its forward (PipeDream). - "recompute": a second forward from the stage's input with
+        the newest weights and the same random numbers. Buffers
+          (running statistics) do not change again.
+        - "predict": both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
+    vertical_sync : bool
+        With "stash", True to use on all stages the version with which the first stage began the mini-batch. Otherwise
+        each stage uses its own.
 
-    Attributes: ``losses``, pairs of mini-batch (counted from 0) and loss; ``optimizers``, one for each stage, or None.
+    Attributes
+    ----------
+    losses : list of (int, float)
+        Mini-batches, counted from 0, and their losses.
+    optimizers : list
+        Optimizer of each stage, or None.
+
+    Raises
+    ------
+    ScheduleError
+        If an argument is invalid.
+
+    Notes
+    -----
+    Random numbers are those of ``seeded`` for torch's seed at construction, the mini-batch, the micro-batch and the
+    stage.
     """
 
     def __init__(
@@ -75,14 +105,24 @@ class SerialPipeline:
         self.losses: list[tuple[int, float]] = []
         self._begun = 0
         self._unreported: deque[tuple[int, Tensor]] = deque()
-        self._gradients: dict[tuple[int, int], Gradients] = {}  # of the outputs of (stage, flight)
+        self._gradients: dict[tuple[int, int], Gradients] = {}  # by (stage, flight), of the outputs
         self._restart()
 
     def step(self, x: Tensor, target: Tensor) -> float | None:
-        """Train with one mini-batch x (N, ...).
+        """Train with one mini-batch.
 
-        Synchronous schedules return its loss; asynchronous ones that of the mini-batch whose last update was made, None
-        as long as there is none. Afterwards ``.grad`` is what the last update of each stage used.
+        Afterwards ``.grad`` holds the gradients of the last update of each stage.
+
+        Parameters
+        ----------
+        x, target : Tensor
+            Samples (N, ...) and targets (N, ...).
+
+        Returns
+        -------
+        float or None
+            Loss of the mini-batch. With asynchronous schedules, the loss of the mini-batch whose last update was made;
+            None if there is none yet.
         """
         if self._plan.schedule in SYNCHRONOUS:
             self._synchronous_step(x, target)
@@ -94,7 +134,7 @@ class SerialPipeline:
         return self._report()
 
     def drain(self) -> None:
-        """Do the backward passes and updates that are still to come; the next mini-batch finds an empty pipeline."""
+        """Run the outstanding backward passes and updates, so that the next mini-batch finds an empty pipeline."""
         for stage in reversed(self._stages):
             for minibatch in sorted(stage.flights):
                 self._backward_and_update(stage, minibatch)
@@ -105,7 +145,15 @@ class SerialPipeline:
     def switch(
         self, schedule: str, microbatches: int = 1, weights: str | None = None, vertical_sync: bool = False
     ) -> None:
-        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        """Drain, and continue with another schedule.
+
+        Source: Zhang, Abdelrahman 2021 (stale weights), 4.2 (hybrid training).
+
+        Parameters
+        ----------
+        schedule, microbatches, weights, vertical_sync
+            As in :class:`SerialPipeline`.
+        """
         plan = _plan(schedule, microbatches, weights, vertical_sync)
         self.drain()
         self._plan = plan
@@ -151,7 +199,10 @@ class SerialPipeline:
                 self._backward_and_update(stage, finished)
 
     def _forward(self, flight: int, x: Tensor, target: Tensor, microbatch: int = 0, share: float = 1.0) -> Tensor:
-        """Through all stages, on which ``flight`` then is in flight; the loss, of which the update gets ``share``."""
+        """Run the forward pass of all stages, on which ``flight`` is then in flight, and return the loss.
+
+        The gradient of the loss starts at ``share``, the fraction of the mini-batch's samples.
+        """
         values: Tensors = (x,)
         for stage in self._stages:
             run = self._run(stage, target, self._begun, microbatch)
@@ -162,7 +213,7 @@ class SerialPipeline:
         return loss
 
     def _run(self, stage: SerialStage, target: Tensor, minibatch: int, microbatch: int) -> Run:
-        """Gives the same however often it is called with the same weights."""
+        """Return the forward pass of a stage; with the same weights it gives the same result in each call."""
 
         def run(*inputs: Tensor) -> Tensors:
             devices = {value.device for value in inputs if value.is_cuda}
@@ -187,7 +238,7 @@ class SerialPipeline:
         stage.update(needed_from.get(self._plan.weights, minibatch + 1))
 
     def _version(self, stage: SerialStage, minibatch: int) -> int:
-        """The version of the weights that a pass over ``minibatch`` uses now."""
+        """Return the version of the weights that a pass over ``minibatch`` uses now."""
         if self._plan.weights == "stash":
             first_or_own = 0 if self._plan.vertical_sync else stage.index
             return max(0, minibatch - self._in_flight[first_or_own] + 1)
@@ -205,7 +256,7 @@ class _Plan:
 
 
 def _plan(schedule: str, microbatches: int, weights: str | None, vertical_sync: bool) -> _Plan:
-    """What was asked for, checked and complete."""
+    """Return the checked arguments, with defaults."""
     if schedule not in SYNCHRONOUS and schedule not in IN_FLIGHT:
         raise ScheduleError(f"schedule={schedule!r}: choose from {', '.join((*SYNCHRONOUS, *IN_FLIGHT))}")
     if weights is not None and weights not in WEIGHTS:

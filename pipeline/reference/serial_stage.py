@@ -1,4 +1,4 @@
-"""One stage of pipelined training without ranks: its weights in their versions, and what is in flight on it."""
+"""One stage of pipelined training without ranks: its weight versions, and the mini-batches in flight on it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from distconv.pipeline.stage.stage_inputs import StageInput
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 Run = Callable[..., Tensors]
-"""A stage's part of one forward pass."""
+"""Forward pass of a stage."""
 Values = list[Tensor] | None
-"""Values for a stage's parameters; None: those that they have."""
+"""Values for a stage's parameters; None: their present values."""
 
 
 class _Flight(NamedTuple):
-    """What a stage keeps between the two passes; no outputs: they are computed again, with the buffers of then."""
+    """State of a stage between the two passes. Without outputs, they are computed again with the stored buffers."""
 
     inputs: list[StageInput]
     outputs: Tensors | None
@@ -32,7 +32,7 @@ class _Flight(NamedTuple):
 
 
 class SerialStage:
-    """One stage's weights, of which ``version`` counts the updates, and what is in flight on it."""
+    """Weights of one stage, of which ``version`` counts the updates, and the passes in flight on it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SerialStage:
         self.flights: dict[int, _Flight] = {}
 
     def weights_of(self, version: int) -> Values:
-        """Old weights, or extrapolated ones; None: the newest as they are."""
+        """Return old or extrapolated weights; None for the newest ones."""
         ahead = version - self.version
         if ahead < 0:
             return self.copies[version]
@@ -59,7 +59,7 @@ class SerialStage:
             return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
 
     def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
-        """``keep``: the activations, for the backward; else only the input."""
+        """Run a forward pass. ``keep``: True to keep activations for backward, otherwise only the input."""
         inputs = [StageInput(value, first=self.index == 0) for value in values]
         buffers = None if keep else Buffers([self.module])
         if keep:
@@ -71,7 +71,10 @@ class SerialStage:
         return outputs
 
     def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
-        """Adds to the parameters' gradients; from the ``gradients`` of its outputs those of the stage's inputs."""
+        """Run a backward pass from the ``gradients`` of the outputs, and return those of the stage's inputs.
+
+        Gradients of the parameters are accumulated.
+        """
         inputs, outputs, run, buffers = self.flights.pop(flight)
         with self._holding(weights):
             if outputs is None:
@@ -84,7 +87,7 @@ class SerialStage:
         return tuple(entry.gradient for entry in inputs)
 
     def update(self, needed_from: int) -> None:
-        """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""
+        """Run one optimizer step. Copies of the weights are kept from version ``needed_from`` on."""
         if needed_from <= self.version:
             self.copies[self.version] = [weight.detach().clone() for weight in self.parameters]
         self.copies = {version: copy for version, copy in self.copies.items() if version >= needed_from}
@@ -99,7 +102,7 @@ class SerialStage:
 
     @contextmanager
     def _holding(self, weights: Values) -> Iterator[None]:
-        """The parameters have the values ``weights`` (None: their own)."""
+        """Set the parameters to ``weights`` inside the block (None: no change)."""
         if weights is None:
             yield
             return
@@ -118,15 +121,15 @@ def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
-    """Autograd's references to weights show what the weights are when they are read, and it does not mind the change.
+    """Return hooks with which saved weights read as the present weights, without autograd's check of their version.
 
-    That of anything else it must mind, as without hooks it would.
+    Other saved tensors are checked, as without hooks.
     """
     weights = {weight.untyped_storage().data_ptr() for weight in parameters}
 
     def pack(tensor: Tensor) -> tuple[Tensor, int | None]:
         is_weight = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in weights
-        # Not the tensor itself: an output that its own step keeps would keep that step for ever.
+        # Not the tensor itself: an output that its own node saves would form a reference cycle and never be freed.
         return tensor.detach(), None if is_weight else tensor._version
 
     def unpack(packed: tuple[Tensor, int | None]) -> Tensor:

@@ -1,15 +1,15 @@
-"""Pipelines over MPI ranks: who runs what, and the messages between stages.
+"""Pipelines over MPI ranks: placement of stages, execution of schedules, messages between stages.
 
 ::
 
-    device_kinds     Kinds of devices in one job, and the ranks in the order in which a plan wants them
-    executor         One rank of a pipeline: it does the actions of its list, one after the other
-    message_header   What stands at the head of a message between stages
+    device_kinds     Kinds of devices in one job, and the ranks in the order that a plan requires
+    executor         Execution of one rank's list of actions
+    message_header   Header of a message between stages
     p2p              Messages between the ranks of neighbouring stages
-    pipeline         Pipelined training over MPI ranks: every rank executes its list of a schedule's actions
-    pipeline_plan    Pipeline plans: where a model is cut, which ranks run each stage and how, and by which schedule
-    placement        Which ranks run which stage
-    replicas         What the replicas of a stage do together
-    schedule_source  What a pipeline follows: a schedule for each number of micro-batches, or one without an end
-    topology         Where a rank sits in a pipeline, and the communicators that go with it
+    pipeline         ``Pipeline``: pipelined training, in which every rank executes its list of a schedule's actions
+    pipeline_plan    Pipeline plans: split points, ranks and distributions of each stage, and the schedule
+    placement        Placement: which ranks run which stage
+    replicas         Gradient sums and exchange of records between the replicas of a stage
+    schedule_source  Source of a pipeline's actions: a schedule per number of micro-batches, or a steady stream
+    topology         Position of a rank in a pipeline, and its communicators
 """

@@ -1,8 +1,10 @@
-"""Kinds of devices in one job: which rank has which, and the ranks in the order in which a plan wants them.
+"""Kinds of devices in one job, and the ranks in the order that a plan requires.
+
+The option ``--devices`` accepts::
 
     titanxp:2,v100:2   ranks 0 and 1 have a titanxp, 2 and 3 a v100
     gpu                a rank's kind is the name of its GPU, such as tesla-v100-sxm2-16gb
-    host               ... of its host
+    host               a rank's kind is the name of its host
 
 Source: Zhai et al. 2020 (SparsePipe), III-C.
 """
@@ -23,16 +25,24 @@ from distconv.errors import PlanError
 GPU, HOST = "gpu", "host"
 
 Kinds = Mapping[str, int] | str
-"""How many ranks have a device of each kind, in the order of the ranks; or what names the kind, ``gpu`` or ``host``."""
+"""Number of ranks of each kind, in the order of the ranks; or the source of the names, ``gpu`` or ``host``."""
 
 
 def kinds_of(text: str) -> Kinds:
-    """What ``--devices`` says.
+    """Return the kinds of a ``--devices`` option.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    dict or str
 
     Raises
     ------
     PlanError
-        If it says nothing that can be.
+        If the option is invalid.
 
     Examples
     --------
@@ -55,12 +65,24 @@ def kinds_of(text: str) -> Kinds:
 
 
 def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
-    """The kind of this rank's ``device``. Collective.
+    """Return the kind of this rank's device. Collective: call on every rank.
+
+    Parameters
+    ----------
+    kinds : dict or str
+        As :func:`kinds_of` returns.
+    comm : MPI.Intracomm
+    device : device
+        Device of this rank.
+
+    Returns
+    -------
+    str
 
     Raises
     ------
     PlanError
-        On all ranks, if there are not as many as were counted, or one is to be named by a GPU that it has not got.
+        On all ranks, if the counts do not add up to the number of ranks, or a GPU's name is required of another device.
     """
     return try_on_all_ranks(comm, lambda: _kind_here(kinds, comm, device), PlanError)
 
@@ -79,8 +101,10 @@ def _kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
 
 
 def as_name(text: str) -> str:
-    """A name as kinds have them.
+    """Return a name in the form of a kind: small letters, digits, ``.``, ``_`` and ``-``.
 
+    Examples
+    --------
     >>> as_name("NVIDIA H100 80GB HBM3")
     'nvidia-h100-80gb-hbm3'
     """
@@ -88,27 +112,38 @@ def as_name(text: str) -> str:
 
 
 def written(kinds: Mapping[str, int]) -> str:
-    """As ``--devices`` takes them."""
+    """Return kinds in the form of the ``--devices`` option."""
     return ",".join(f"{kind}:{count}" for kind, count in kinds.items())
 
 
 @contextmanager
 def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> Iterator[MPI.Intracomm]:
-    """The ranks of ``comm`` so that those of each kind are where ``wanted`` has it; ``kind`` is this rank's.
+    """Reorder ranks so that each has the kind of device that a plan requires. Collective: enter on every rank.
 
-    Of one kind they stay in their order; where nothing is wanted all do. Collective.
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    kind : str or None
+        Kind of this rank's device.
+    wanted : sequence of str
+        Kind of each rank in the plan. If it is empty, the order does not change.
+
+    Yields
+    ------
+    MPI.Intracomm
+        Ranks of one kind keep their order.
 
     Raises
     ------
     PlanError
-        On all ranks, if there are other devices than those wanted.
+        On all ranks, if there are other devices than the plan requires.
     """
     if not wanted:
         yield comm
         return
     ordered = MPI.Intracomm(comm.Split(0, _place(comm, kind, wanted)))
     yield ordered
-    ordered.Free()  # not behind an error: that may be this rank's alone, and others would be waited for
+    ordered.Free()  # not after an error on this rank alone: Free would wait for the others
 
 
 def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:

@@ -1,4 +1,7 @@
-"""One rank of a pipeline: it does the actions of its list, one after the other."""
+"""Execution of one rank's list of actions.
+
+:class:`.Pipeline` decides which actions come next; :class:`.Passes` computes, and :class:`.P2P` sends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,16 @@ from .topology import Topology
 
 
 class Executor:
-    """Does what a schedule asks of one rank with its ``passes``; ``spans`` is a list while they are measured."""
+    """Performs the actions of one rank.
+
+    Attributes
+    ----------
+    optimizer : Optimizer or None
+    spans : list of Span or None
+        Measured passes, if a trace is being recorded.
+    losses : dict of int to float
+        Losses that have reached this rank, by micro-batch.
+    """
 
     def __init__(self, topology: Topology, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
         self.optimizer = optimizer
@@ -40,25 +52,30 @@ class Executor:
         }
 
     def begin(self, schedule: Schedule) -> None:
-        """An empty pipeline, about to follow ``schedule`` or a longer one of its kind."""
+        """Start with an empty pipeline that will follow ``schedule`` or a longer one of its kind."""
         self.schedule = schedule
         self._passes.begin(schedule)
         self._microbatches: dict[int, Microbatch] = {}
         self._boundary_tensors: dict[Message, list[torch.Tensor | None]] = {}
         self.losses: dict[int, float] = {}
-        """Of the micro-batches whose loss has reached this rank."""
+        """Losses that have reached this rank, by micro-batch."""
 
     def feed(self, microbatch: int, feed: Microbatch) -> None:
-        """Hand over a micro-batch before its first action."""
+        """Store a micro-batch before its first action."""
         self._microbatches[microbatch] = feed
 
     def perform(self, actions: Sequence[Action]) -> None:
-        """Do ``actions``.
+        """Perform some actions in order.
+
+        Parameters
+        ----------
+        actions : sequence of Action
+            Next actions of this rank.
 
         Raises
         ------
         PipelineError
-            Naming rank, stage, operation and micro-batch, whatever fails in one.
+            If an action fails; the message names rank, stage, operation and micro-batch.
         """
         for action, self._next in zip_longest(actions, actions[1:]):
             try:
@@ -73,7 +90,7 @@ class Executor:
                 self.spans.append(Span(action, self._topology.place.replica, start, time.perf_counter()))
 
     def forget(self, before: int) -> None:
-        """Drop what concerns the micro-batches before ``before``, which are all done."""
+        """Drop the data of all micro-batches below ``before``, which are finished."""
         for numbered in (self._microbatches, self.losses):
             for microbatch in [number for number in numbered if number < before]:
                 del numbered[microbatch]
@@ -86,7 +103,7 @@ class Executor:
         self._topology.p2p.post(message, action.peer)
 
     def _arrive(self, action: Action) -> None:
-        """Wait for what ``action`` needs, if it comes from another stage."""
+        """Wait for the input of ``action`` if it comes from another stage."""
         message = self.schedule.needs(action)
         if message is None or message in self._boundary_tensors:
             return
@@ -122,7 +139,7 @@ class Executor:
     def _backward(self, action: Action) -> None:
         feed, arrived = self._input(action)
         self._clear_gradients()
-        # Where W comes next nobody waits for the first half.
+        # If W is next, no other stage waits for the first half, so the full backward pass runs at once.
         whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
         gradients = self._passes.backward(action, feed, arrived, whole)
         message = self.schedule.makes(action)
@@ -130,7 +147,7 @@ class Executor:
             self._boundary_tensors[message] = gradients
 
     def _input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
-        """The micro-batch of a pass, and what the pass before it made."""
+        """Return the micro-batch of a pass, and the result of the pass before it."""
         assert action.microbatch is not None
         message = self.schedule.needs(action)
         return self._microbatches[action.microbatch], None if message is None else self._boundary_tensors.pop(message)
@@ -142,14 +159,14 @@ class Executor:
     # -- updates ------------------------------------------------------------------------------------------------------
 
     def _clear_gradients(self) -> None:
-        """Before the first gradient after an update."""
+        """Set gradients to None before the first one after an update."""
         if not self._clean:
             for module in self._passes.modules:
                 module.zero_grad(set_to_none=True)
             self._clean = True
 
     def _update(self, action: Action) -> None:
-        self._clear_gradients()  # of a replica for which there was no micro-batch
+        self._clear_gradients()  # needed on a replica that had no micro-batch
         statistics, weights = self._passes.statistics, self._passes.weights
         records = [statistics.records]
         if self._topology.twins.size > 1:
@@ -162,7 +179,7 @@ class Executor:
         self._clean = False
 
     def _join(self, action: Action) -> list[list[StatisticsRecord]]:
-        """Add up the gradients of all replicas, and tell each other losses; the records of each."""
+        """Add the gradients of all replicas and exchange losses. Return the statistics records of each. Collective."""
         parameters = self._passes.weights.parameters
         minibatches = dict(feed.minibatch for feed in self._microbatches.values())
         own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
@@ -180,7 +197,11 @@ class Executor:
         return [each.records for each in facts]
 
     def _together(self, action: Action) -> int:
-        """By what the sum of the replicas' gradients is divided: asynchronous ones do a mini-batch each."""
+        """Return the divisor of the replicas' gradient sum.
+
+        In asynchronous schedules each replica has its own mini-batch, so the sum is divided by the number of
+        mini-batches.
+        """
         if action.microbatch is None:
             return 1
         count = self._topology.twins.size

@@ -1,4 +1,4 @@
-"""What stands at the head of a message between stages: which pass it is for, and the tensors that follow."""
+"""Header of a message between stages: the pass that it belongs to, and the tensors that follow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
 HEADER = 512
-"""Numbers of a header, int64."""
+"""Length of a header, in int64 numbers."""
 
 HEADER_BYTES = 8 * HEADER
 DTYPES = (
@@ -35,10 +35,17 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a message, with its global shape; ``dtype`` None: there is none.
+    """One tensor of a message.
 
-    ``strides`` of a tensor that goes from one rank to one rank, as a clone has them: whatever follows works on the same
-    memory format as in one process, and gives the same bits. Without them it is contiguous.
+    Attributes
+    ----------
+    dtype : dtype or None
+        None: there is no tensor (such as a missing gradient).
+    shape : tuple of int
+        Global shape.
+    strides : tuple of int
+        Strides of a clone, for a tensor that goes from one rank to one rank. The receiver then has the memory format of
+        a single process, and so the same bits. Empty: contiguous.
     """
 
     dtype: torch.dtype | None
@@ -47,7 +54,7 @@ class TensorHeader:
 
     @staticmethod
     def of(value: torch.Tensor | None, strided: bool) -> TensorHeader:
-        """What ``value`` is."""
+        """Return the header of a tensor, with its strides if ``strided``."""
         if value is None:
             return TensorHeader(None)
         return TensorHeader(value.dtype, tuple(value.shape), strides_of(value) if strided else ())
@@ -55,22 +62,33 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Header:
-    """What a message is: for which pass of what, with which tensors; and the loss, where it is known."""
+    """Header of a message.
+
+    Attributes
+    ----------
+    message : Message
+        Pass to which it belongs.
+    minibatch : Minibatch
+    tensors : tuple of TensorHeader
+    loss : float
+        NaN if unknown.
+    nbytes : int
+        Bytes of the tensors, as laid out for one pair of ranks.
+    """
 
     message: Message
     minibatch: Minibatch
     tensors: tuple[TensorHeader, ...]
     loss: float = math.nan
     nbytes: int = 0
-    """Of the tensors, as they are laid out for one pair of ranks."""
 
     def encode(self) -> torch.Tensor:
-        """As ``HEADER`` numbers.
+        """Return the header as ``HEADER`` numbers of dtype int64.
 
         Raises
         ------
         PipelineError
-            For more tensors than fit, or a dtype that cannot be sent.
+            If there are too many tensors, or a dtype cannot be sent.
         """
         payload, microbatch, part = self.message
         loss = int(np.float64(self.loss).view(np.int64))
@@ -88,7 +106,7 @@ class Header:
 
     @staticmethod
     def decode(numbers: Sequence[int]) -> Header:
-        """The header that :meth:`encode` wrote."""
+        """Return the header that :meth:`encode` wrote."""
         backward, microbatch, part, step, samples, loss, nbytes, count = numbers[:8]
         tensors, at = [], 8
         for _ in range(count):
@@ -103,5 +121,8 @@ class Header:
 
 
 def strides_of(value: torch.Tensor) -> tuple[int, ...]:
-    """Those of a clone: the same if ``value`` fills its memory, else in the same order."""
+    """Return the strides of a clone.
+
+    They are those of ``value`` if it fills its memory, otherwise dense in the same order of dimensions.
+    """
     return torch.empty_like(value, device="meta").stride()

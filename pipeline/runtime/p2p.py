@@ -1,8 +1,8 @@
-"""Messages between the ranks of neighbouring stages: tensors of any shapes and dtypes behind a header that says which.
+"""Messages between the ranks of neighbouring stages: tensors of any shapes and dtypes, described by a header.
 
-Each ordered pair of ranks has two streams, one of activations and one of gradients. A receive of each stands posted all
-the time, as large as the largest message that the stream has carried; only one that is larger comes in two parts, the
-header first. So shapes may change from message to message, and none waits for an announcement.
+Each ordered pair of ranks has two streams, one of activations and one of gradients. A receive for each stream is always
+posted, as large as the largest message so far. A larger message comes in two parts, the header first. So shapes may
+change from message to message, and no message waits for an announcement.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
 
 STANDING_BYTES = (1 << 30) - HEADER_BYTES
-"""A standing receive has room for no more tensors. It must be one message: transport cuts what is longer than 1 GiB,
-and of several receives a shorter message would leave some unfilled."""
+"""Most bytes of tensors in a standing receive.
+
+It must be one message. The transport splits messages longer than 1 GiB, and a shorter message would leave some of
+several receives unmatched.
+"""
 
 
 @dataclass(eq=False)
 class _Outgoing:
-    """The stream to one rank."""
+    """Stream to one rank."""
 
     comm: MPI.Intracomm
     peer: int
@@ -45,12 +48,12 @@ class _Outgoing:
     under_way: list[Exchange] = field(default_factory=list)
 
     def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
-        """Send ``payload``, which begins with room for the header."""
-        # Sends that have ended let go of their payloads; nobody waits for the others here.
+        """Send ``payload``, which begins with space for the header."""
+        # Drop finished sends, which frees their payloads; do not wait for the others.
         self.under_way = [exchange for exchange in self.under_way if not exchange.is_done()]
         copy_from_host(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
-        # The receiver reads the same number in the header, and lets its standing receive grow just so.
+        # The receiver reads nbytes in the header and enlarges its standing receive in the same way: both must agree.
         if header.nbytes > self.capacity:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
             self.capacity = min(header.nbytes, STANDING_BYTES)
@@ -64,7 +67,7 @@ class _Outgoing:
 
 @dataclass(eq=False)
 class _Incoming:
-    """The stream from one rank."""
+    """Stream from one rank."""
 
     comm: MPI.Intracomm
     peer: int
@@ -82,9 +85,9 @@ class _Incoming:
         self.standing.post()
 
     def take(self, what: str) -> tuple[Header, torch.Tensor]:
-        """The next message, and its tensors one after the other."""
+        """Return the next header, and the bytes of its tensors."""
         self.standing.wait(what)
-        # As it came by way of the host: what it says is known before the GPU has it.
+        # Read the header from the host buffer, without waiting for the copy to the GPU.
         (received,) = self.standing.received_buffers
         header = Header.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
@@ -98,7 +101,7 @@ class _Incoming:
 
 @dataclass(eq=False)
 class _Payload:
-    """The tensors of a message, read one after the other."""
+    """Tensors of a message, read one after the other."""
 
     memory: torch.Tensor
     end: int = 0
@@ -111,9 +114,19 @@ class _Payload:
 
 
 class P2P:
-    """What one rank sends to and takes from the stages before and after its own.
+    """Messages of one rank to and from the neighbouring stages. Collective: construct on every rank.
 
-    ``grid`` is this rank's own (None: one rank). Collective over ``comm``.
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        All ranks of the pipeline.
+    placement : StagePlacement
+    place : Place
+        Position of this rank.
+    grid : ProcessGrid or None
+        Grid of this rank's stage; None for one rank.
+    device : device
+        Device of the tensors.
     """
 
     def __init__(
@@ -124,7 +137,8 @@ class P2P:
         grid: ProcessGrid | None,
         device: torch.device,
     ) -> None:
-        # Two, so that a standing receive of activations cannot take a gradient: MPI matches by communicator and tag.
+        # Two communicators, so that a standing receive of activations cannot take a gradient: MPI matches messages by
+        # communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
         for each in self._comms.values():
             device_transport.choose_mpi(each, device)
@@ -134,7 +148,7 @@ class P2P:
         self._incoming: dict[tuple[Kind, int], _Incoming] = {}
 
     def post(self, message: Message, stage: int) -> None:
-        """Be ready for ``message`` from ``stage``."""
+        """Post the receive for ``message`` from ``stage``, if it is not posted yet."""
         for rank in self._placement.ranks(stage, message.microbatch):
             if (message.payload, rank) not in self._incoming:
                 self._incoming[message.payload, rank] = _Incoming(self._comms[message.payload], rank, self._device)
@@ -149,7 +163,21 @@ class P2P:
         loss: float,
         what: str,
     ) -> None:
-        """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
+        """Send boundary tensors to a stage. They may change as soon as the call returns.
+
+        Parameters
+        ----------
+        message : Message
+        stage : int
+            Receiving stage.
+        minibatch : Minibatch
+        values : sequence of Tensor or None
+            Boundary tensors.
+        loss : float
+            Loss of the micro-batch.
+        what : str
+            Description for the watchdog.
+        """
         strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
         tensors = tuple(TensorHeader.of(value, strided) for value in values)
         ways = [
@@ -172,12 +200,29 @@ class P2P:
     def take(
         self, message: Message, stage: int, minibatch: Minibatch, what: str
     ) -> tuple[list[torch.Tensor | None], float]:
-        """The tensors of ``message`` from ``stage``, as this stage's boundary tensors, and the loss that came along.
+        """Receive boundary tensors from a stage.
+
+        Parameters
+        ----------
+        message : Message
+        stage : int
+            Sending stage.
+        minibatch : Minibatch
+            Mini-batch of this rank, which the message must match.
+        what : str
+            Description for the watchdog and errors.
+
+        Returns
+        -------
+        tensors : list of Tensor or None
+            Boundary tensors on this stage's grid.
+        loss : float
+            Loss of the micro-batch; valid for gradients only.
 
         Raises
         ------
         PipelineError
-            If another message comes, as when ranks do different steps or are given other samples.
+            If another message arrives, as when ranks do different steps or have other samples.
         """
         self.post(message, stage)
         headers, payloads = [], {}
@@ -205,7 +250,7 @@ class P2P:
     def _assembled(
         self, tensor: TensorHeader, payloads: Mapping[int, _Payload], stage: int, message: Message
     ) -> torch.Tensor | None:
-        """A boundary tensor from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
+        """Return a boundary tensor from the blocks of each sending rank. A tensor from one rank is not copied."""
         if tensor.dtype is None:
             return None
         routes = self._routes(tensor.shape, stage, self._place.stage, message.microbatch)
@@ -215,7 +260,7 @@ class P2P:
             for piece in peer.boxes:
                 sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
                 if piece.extents == shape:
-                    # In place: the buffer is given up, and the next standing receive has one of its own.
+                    # Used in place: the next standing receive has a new buffer.
                     block = sent
                 else:
                     block = self._empty(tensor.dtype, shape) if block is None else block
@@ -238,12 +283,12 @@ class P2P:
         )
 
     def flush(self) -> None:
-        """Wait until everything has been sent."""
+        """Wait until all messages are sent."""
         for stream in self._outgoing.values():
             stream.wait()
 
     def close(self) -> None:
-        """Wait until everything has been sent, and receive nothing more. Collective."""
+        """Wait until all messages are sent, and cancel the standing receives. Collective: call on every rank."""
         self.flush()
         for stream in self._incoming.values():
             stream.standing.cancel()
@@ -254,7 +299,7 @@ class P2P:
 
 
 def _pieces(peers: Sequence[Peer], rank: int) -> Sequence[TransferBox]:
-    """What goes to ``rank``."""
+    """Return the boxes that go to ``rank``."""
     return next((peer.boxes for peer in peers if peer.rank == rank), ())
 
 
@@ -263,7 +308,7 @@ def _aligned(offset: int) -> int:
 
 
 def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of so many bytes begin in a message, and how long it is."""
+    """Return the offsets of tensors of these sizes in a message, and its length."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(_aligned(end))
@@ -272,6 +317,6 @@ def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _view(memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
-    """The first bytes of ``memory`` as a tensor, contiguous without ``strides``."""
+    """Return the first bytes of ``memory`` as a tensor, contiguous without ``strides``."""
     flat = memory[: math.prod(shape) * dtype.itemsize].view(dtype)
     return flat.as_strided(shape, strides) if strides else flat.view(shape)

@@ -1,4 +1,9 @@
-"""Pipelined training over MPI ranks: every rank executes its list of a schedule's actions."""
+"""``Pipeline``: pipelined training over MPI ranks. Every rank executes its list of a schedule's actions.
+
+The class checks the arguments on all ranks, places the stages and gives mini-batches to the :class:`.Executor`.
+
+Source: Zhao et al. 2020 (BaPipe), 3.2; Zhai et al. 2020 (SparsePipe), III; Zhang, Abdelrahman 2021 (stale weights), 4.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +54,42 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Pipeline:
-    """Trains a model that is cut into stages, each on its own ranks.
+    """Pipelined training of a model that is split into stages, each on its own ranks.
 
-    ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model). Each
-    returns a tensor or a tuple of tensors, which the next one is called with as its arguments; a tensor that a later
-    stage needs is handed on. ``schedule``: a schedule, or a name (see :func:`distconv.pipeline.schedule`) with its
-    ``options``. ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous
-    schedule cuts a mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of
-    all) take micro-batches in turn. ``plans`` say how the ranks of each stage share its work: a ``dc.Plan`` of its
-    layers, whose patterns match their names in the stage (:func:`split` keeps those of the model), a grid for all of
-    them (parts by axis), or None: one rank. A plan's first layer is on the grid on which tensors enter and leave.
-    Ranks go stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters.
-    ``weights`` is the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each
-    micro-batch ("micro"), or once per mini-batch as if it had been whole ("deferred"). Random numbers follow from the
-    first rank's torch seed. Collective over ``comm``, as all methods.
+    Ranks are assigned stage by stage, replica by replica. The results are those of one process: of ``SerialPipeline``
+    bit for bit, dropout included. Collective: call the constructor and all methods on every rank.
 
-    The numbers are those of one process: of ``SerialPipeline`` bit for bit, with dropout too.
+    Source: Zhao et al. 2020 (BaPipe), 3.2; Zhai et al. 2020 (SparsePipe), III; Zhang, Abdelrahman 2021 (stale weights),
+    4.
 
-    Source: BaPipe 3.2, SparsePipe III, stale weights 4; DESIGN 8.
+    Parameters
+    ----------
+    stages : sequence of Module
+        All stages in order, identical on every rank; :func:`distconv.pipeline.split` makes them from a model. Each
+        returns a tensor or a tuple of tensors, which are the arguments of the next stage. A tensor that a later stage
+        needs is passed on by the stages between.
+    comm : MPI.Intracomm
+        All ranks of the pipeline.
+    schedule : str or Schedule
+        Schedule, or its name as in :func:`distconv.pipeline.schedule`.
+    loss : callable
+        ``loss(output, target)`` returns the mean over samples.
+    microbatches : int
+        Micro-batches into which a synchronous schedule splits a mini-batch, of balanced sizes; at most one per sample.
+    replicas : int or sequence of int, optional
+        Replicas of each stage, which take micro-batches round-robin. Default: the schedule's, or 1.
+    optimizer : callable, optional
+        Makes a torch optimizer of a list of parameters. Default: no update, so that gradients stay in ``.grad``.
+    weights : str, optional
+        Weight policy of an asynchronous schedule, or "recompute". Default: the schedule's.
+    batch_norm : {"micro", "deferred"}
+        Running statistics are updated after each micro-batch, or once per mini-batch with the statistics of all of it.
+    plans : sequence, optional
+        Distribution of each stage over its ranks: a ``dc.Plan`` whose patterns match the names of layers in the stage
+        (:func:`split` keeps those of the model), a grid for all layers (parts by axis), or None for one rank. Tensors
+        enter and leave a stage on the grid of the plan's first layer. Default: one rank per replica.
+    **options
+        Options of the schedule.
 
     Raises
     ------
@@ -78,6 +101,11 @@ class Pipeline:
         If a plan does not fit its stage.
     MismatchError
         If ranks pass different arguments or parameters.
+
+    Notes
+    -----
+    Random numbers follow from the torch seed of rank 0 (``torch.initial_seed``), the mini-batch, the micro-batch and
+    the stage.
     """
 
     def __init__(  # noqa: PLR0917  (a fixed public signature)
@@ -141,18 +169,35 @@ class Pipeline:
         example: torch.Tensor | None = None,
         kind: str | None = None,
     ) -> Pipeline:
-        """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
+        """Return the pipeline that a plan describes. Collective: call on every rank.
 
-        ``example``: an input of the model, as :func:`split` may need one. ``kind``: that of this rank's device, for a
-        plan that is for several; the ranks then take the stages that are for their kinds.
+        Parameters
+        ----------
+        plan : PipelinePlan or path
+            Plan, or a file of :meth:`PipelinePlan.save`.
+        model : Module or sequence of Module
+            Model to split at ``plan.cuts``, or its stages.
+        comm : MPI.Intracomm
+            All ranks of the pipeline.
+        loss, optimizer, batch_norm
+            As in :class:`Pipeline`.
+        example : Tensor, optional
+            Input of the model, if :func:`split` needs one.
+        kind : str, optional
+            Kind of this rank's device, if the plan is for several kinds. Ranks then take the stages that are for their
+            kind.
+
+        Returns
+        -------
+        Pipeline
 
         Raises
         ------
         PlanError
-            If the plan is none, is for another number of ranks or of stages or other kinds of devices, or does not fit
-            the stages.
+            If the plan is invalid, is for another number of ranks or stages or for other kinds of devices, or does not
+            fit the stages.
         SplitError
-            If the model cannot be cut there.
+            If the model cannot be split there.
         """
         loaded = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
         loaded.check_for(ranks=comm.size)
@@ -178,7 +223,7 @@ class Pipeline:
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
         stage = self._placement.places[self._comm.rank].stage
         modules = self.modules[stage :: len(self._placement.replicas)]
-        # A stage without parameters computes where the others do.
+        # A stage without parameters uses the device of the other stages.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
         device = next((parameter.device for parameter in everything), torch.get_default_device())
         self._topology = topology = Topology.of(self._comm, self._placement, device)
@@ -196,21 +241,21 @@ class Pipeline:
         self._origin = self._reported = self._begun
         self._executor.begin(self._source.begins)
 
-    # -- what it is on this rank --------------------------------------------------------------------------------------
+    # -- this rank ----------------------------------------------------------------------------------------------------
 
     @property
     def stage(self) -> int:
-        """The stage of this rank."""
+        """Stage of this rank."""
         return self._topology.place.stage
 
     @property
     def replica(self) -> int:
-        """Which replica of its stage this rank is."""
+        """Replica of the stage on this rank."""
         return self._topology.place.replica
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of this rank's stage, for learning-rate schedules; None where it has no parameters."""
+        """Optimizer of this rank's stage, such as for learning-rate schedules; None without parameters or optimizer."""
         return self._executor.optimizer
 
     @property
@@ -226,6 +271,15 @@ class Pipeline:
 
     @minibatches.setter
     def minibatches(self, count: int) -> None:
+        """Number of mini-batches begun.
+
+        A resumed run sets it while the pipeline is empty, so that random numbers continue as without the interruption.
+
+        Raises
+        ------
+        ScheduleError
+            If mini-batches are in flight.
+        """
         self._check_empty("minibatches")
         self._begun = count
         self._restart()
@@ -233,18 +287,27 @@ class Pipeline:
     # -- training -----------------------------------------------------------------------------------------------------
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
-        """Train with a mini-batch x (N, ...) and its target (N, ...), the same on all ranks.
+        """Train with a mini-batch. Collective: call on every rank.
 
-        The first stage's ranks read x, the last one's the target. Returns, on all ranks, the loss over the whole
-        mini-batch; an asynchronous schedule that of the newest mini-batch that every stage has learnt from, None while
-        there is none.
+        Parameters
+        ----------
+        x : Tensor
+            Input (N, ...), identical on all ranks. The ranks of the first stage read it.
+        target : Tensor
+            Target (N, ...), identical on all ranks. The ranks of the last stage read it.
+
+        Returns
+        -------
+        float or None
+            Loss over the full mini-batch, on all ranks. With an asynchronous schedule, the loss of the newest
+            mini-batch that has updated every stage; None if there is none yet.
 
         Raises
         ------
         ShapeError
-            If there are no samples, or not as many targets.
+            If there are no samples, or another number of targets.
         PipelineError
-            On the rank where a pass fails.
+            If a pass fails, on the rank where it fails.
         CommunicatorError
             If the pipeline was closed.
         """
@@ -276,7 +339,7 @@ class Pipeline:
             shares.append(len(piece) / len(x))
             self._executor.feed(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
         self._executor.perform(order.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
-        total = 0.0  # added up one by one, as a training loop does: sum() rounds otherwise from Python 3.12 on
+        total = 0.0  # added one by one like a training loop: sum() rounds differently from Python 3.12 on
         for number, share in enumerate(shares):
             total += self._executor.losses[number] * share
         self.losses.append((self._begun, total))
@@ -290,7 +353,10 @@ class Pipeline:
         self._executor.forget(completed)
 
     def drain(self) -> None:
-        """Finish the mini-batches that are under way; the next one finds an empty pipeline."""
+        """Finish the mini-batches in flight, so that the next one finds an empty pipeline.
+
+        Collective: call on every rank.
+        """
         steps = self._begun - self._origin
         if self._source.stream is not None and steps:
             self._executor.perform(self._source.stream.rest(self.stage, self.replica, steps))
@@ -301,12 +367,19 @@ class Pipeline:
     def switch(
         self, schedule: str | Schedule, microbatches: int = 1, weights: str | None = None, **options: Any
     ) -> None:
-        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2).
+        """Drain, and continue with another schedule. Collective: call on every rank.
+
+        Source: Zhang, Abdelrahman 2021 (stale weights), 4.2 (hybrid training).
+
+        Parameters
+        ----------
+        schedule, microbatches, weights, **options
+            As in :class:`Pipeline`.
 
         Raises
         ------
         ScheduleError
-            If the schedule has another number of chunks.
+            If the schedule has another number of chunks, or does not fit.
         """
         check_same_on_all_ranks(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
         if chunks_of(schedule, options) != self._chunks:
@@ -317,15 +390,17 @@ class Pipeline:
         self._source = source
         self._restart()
 
-    # -- the whole model ----------------------------------------------------------------------------------------------
+    # -- the full model -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Bring the parameters and buffers of all stages to every rank, so that ``stages`` is the trained model.
+        """Copy the parameters and buffers of all stages to every rank, so that ``stages`` is the trained model.
+
+        Collective: call on every rank.
 
         Raises
         ------
         ScheduleError
-            If mini-batches are under way: drain first.
+            If mini-batches are in flight; call :meth:`drain` first.
         """
         self._check_empty("synchronize")
         for index, module in enumerate(self.modules):
@@ -340,8 +415,15 @@ class Pipeline:
 
     @contextmanager
     def traced(self) -> Iterator[Callable[[], Timeline]]:
-        """Measure when the passes inside run; the function that it gives makes their timeline, in seconds.
+        """Measure the passes inside a ``with`` block. Collective: enter on every rank.
 
+        Yields
+        ------
+        callable
+            Returns the :class:`Timeline`, in seconds. Collective: call on every rank.
+
+        Examples
+        --------
         ::
 
             with pipe.traced() as timeline:
@@ -368,7 +450,10 @@ class Pipeline:
         return Timeline(followed, every, self._placement.replicas, work, in_flight)
 
     def close(self) -> None:
-        """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
+        """Drain, and free the pipeline's communicators. Collective: call on every rank.
+
+        A stage's grid stays, because its model needs it.
+        """
         self.drain()
         self._topology.close()
         self._comm.Free()
@@ -377,13 +462,13 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        # After a failure other ranks may be elsewhere: closing, which all do together, would wait for them.
+        # After a failure other ranks may not get here, and close(), which is collective, would wait for them.
         if kind is None:
             self.close()
 
 
 def _check_kinds(modules: Sequence[Any], schedule: object, loss: object, optimizer: object, batch_norm: object) -> None:
-    """Raise ScheduleError for an argument that is something else than it should be."""
+    """Raise ScheduleError if an argument has the wrong type."""
     for index, module in enumerate(modules):
         if not isinstance(module, nn.Module):
             raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")

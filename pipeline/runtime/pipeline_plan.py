@@ -1,12 +1,14 @@
-"""Pipeline plans: where a model is cut, which ranks run each stage and how, and by which schedule.
+"""Pipeline plans: split points, ranks and distributions of each stage, and the schedule.
+
+``distconv explore`` writes plan files, and :meth:`.Pipeline.from_plan` reads them::
 
     {"format": "distconv-pipeline-plan", "version": 1, "model": "resnet20", "batch": 32, "ranks": 3, "stages": 2,
      "cuts": ["layer3.0.conv1"], "replicas": [1, 1],
      "plans": [{"ranks": 2, "layers": {"conv1": {"n": 2}, "layer?.*": {"h": 2}}}, null],
      "schedule": "1f1b-so", "microbatches": 4, "weights": null}
 
-``plans`` has for each stage the layers' grids as a plan file has them, one grid (``{"h": 2}``), or null: one rank. A
-plan for several kinds of devices has ``"kinds": ["titanxp", "titanxp", "v100"]``, that of each rank, stage by stage.
+``plans`` has for each stage the layers' grids as in a plan file, one grid (``{"h": 2}``), or null for one rank. A plan
+for several kinds of devices has ``"kinds": ["titanxp", "titanxp", "v100"]``, one for each rank, stage by stage.
 """
 
 from __future__ import annotations
@@ -55,16 +57,33 @@ class _PipelinePlanFile(File, omit_defaults=True):
 
 @dataclass(frozen=True, eq=True)
 class PipelinePlan:
-    """How ``ranks`` ranks train ``model``, a name for the reader, with mini-batches of ``batch`` samples.
+    """Plan of pipelined training.
 
-    ``cuts``: the submodules that begin the second stage, the third, ...; of each stage ``replicas``, and ``plans``: how
-    the ranks of one replica share its work. ``schedule``, ``microbatches`` and ``weights`` are those of ``Pipeline``.
-    ``kinds``: the kind of device of each rank; none: all ranks are alike.
+    Attributes
+    ----------
+    model : str
+        Name of the model, for information.
+    batch : int
+        Samples of a mini-batch.
+    ranks : int
+        Ranks of all stages.
+    cuts : tuple of str
+        Submodules that begin the second stage, the third, and so on.
+    replicas : tuple of int
+        Replicas of each stage.
+    plans : tuple
+        Distribution of each stage over the ranks of one replica, as in :class:`.Pipeline`.
+    schedule : str
+    microbatches : int
+    weights : str or None
+        As in :class:`.Pipeline`.
+    kinds : tuple of str
+        Kind of device of each rank; empty if all ranks are equal.
 
     Raises
     ------
     PlanError
-        If one of them is impossible or they do not fit each other.
+        If a value is invalid, or values do not fit each other.
     """
 
     model: str
@@ -131,14 +150,26 @@ class PipelinePlan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> PipelinePlan:
-        """The plan in a file of :meth:`save`. Collective over ``comm`` (default: all ranks).
+        """Return the plan in a file of :meth:`save`. Collective: call on every rank.
+
+        Parameters
+        ----------
+        path : str or path
+            File to read.
+        comm : MPI.Intracomm, optional
+            Ranks that read it. Default: all ranks.
+
+        Returns
+        -------
+        PipelinePlan
+            Identical on all ranks.
 
         Raises
         ------
         PlanError
-            On all ranks, if any of them cannot read it or finds something else in it.
+            On all ranks, if any of them cannot read the file or its content is invalid.
         MismatchError
-            If the ranks find different plans.
+            If the ranks read different plans.
         """
         return try_for_same_result(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "pipeline plan")
 
@@ -156,24 +187,35 @@ class PipelinePlan:
             raise PlanError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. Every rank that calls it writes."""
+        """Write the plan as JSON. Every rank that calls this method writes the file.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write.
+        """
         write_file(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
-        """The content of a plan file."""
+        """Return the content of a plan file."""
         plans = [entry_of(plan) for plan in self.plans]
         content = {**vars(self), "format": FORMAT, "version": VERSION, "stages": len(plans), "plans": plans}
         return json.dumps(msgspec.to_builtins(msgspec.convert(content, _PipelinePlanFile)), indent=1)
 
-    # -- whom it is for -----------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     def check_for(self, **given: object) -> None:
-        """Check that the plan was made for the ``ranks``, the ``batch`` or the ``model`` that are given.
+        """Check that the plan was made for these values.
+
+        Parameters
+        ----------
+        **given
+            ``ranks``, ``batch`` or ``model``.
 
         Raises
         ------
         PlanError
-            If it was made for others.
+            If the plan has other values.
         """
         for name, value in given.items():
             own = getattr(self, name)
@@ -185,19 +227,29 @@ class PipelinePlan:
 
 
 def entry_of(plan: StagePlan) -> dict[str, Any] | None:
-    """How the ranks of a stage share its work, as a file has it."""
+    """Return the distribution of a stage as a plan file has it."""
     if isinstance(plan, Plan):
         return plan.entries()
     return None if plan is None else dict(plan)
 
 
 def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
-    """What :func:`entry_of` wrote.
+    """Return the distribution that :func:`entry_of` wrote.
+
+    Parameters
+    ----------
+    index : int
+        Stage, for the error message.
+    entry : dict or None
+
+    Returns
+    -------
+    Plan, dict or None
 
     Raises
     ------
     PlanError
-        If it is something else.
+        If the entry is invalid.
     """
     where = f"pipeline plan: plans[{index}]"
     if entry is None or "layers" not in entry:
@@ -210,7 +262,7 @@ def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
 
 
 def _size(index: int, plan: StagePlan) -> int:
-    """Ranks of one replica of a stage."""
+    """Return the ranks of one replica of a stage."""
     if plan is None:
         return 1
     if isinstance(plan, Plan):

@@ -1,4 +1,4 @@
-"""Which ranks run which stage: stage after stage, its replicas one after the other, each on its own grid."""
+"""Placement: which ranks run which stage. Stage by stage, replica by replica, each on its own grid. No MPI."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from distconv.errors import GridError, PlanError
 from distconv.plan import Plan, check_product
 
 StagePlan = Plan | Mapping[str, int] | None
-"""How the ranks of a stage share its work: by a plan of its layers, all on one grid (parts by axis), or one rank."""
+"""Distribution of a stage: a plan of its layers, one grid for all of them (parts by axis), or None for one rank."""
 
 
 class Place(NamedTuple):
-    """Where a rank is: its stage, which replica of it, and its rank in that replica's grid."""
+    """Position of a rank: its stage, replica, and rank in that replica's grid."""
 
     stage: int
     replica: int
@@ -26,12 +26,21 @@ class Place(NamedTuple):
 
 
 class StagePlacement:
-    """The ranks of every stage. ``replicas`` counts and ``grids`` (extents by axis; None: one rank) per stage.
+    """Ranks of every stage.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks of the pipeline.
+    replicas : sequence of int
+        Replicas of each stage.
+    grids : sequence, optional
+        Parts by axis for each stage; None for one rank.
 
     Raises
     ------
     GridError
-        If ``ranks`` is not the number of ranks that all stages need.
+        If the stages need another number of ranks.
     """
 
     def __init__(
@@ -53,7 +62,7 @@ class StagePlacement:
 
     @cached_property
     def places(self) -> list[Place]:
-        """The place of every rank."""
+        """Position of every rank."""
         return [
             Place(stage, replica, member)
             for stage, (count, grid) in enumerate(zip(self.replicas, self.grids, strict=True))
@@ -62,29 +71,41 @@ class StagePlacement:
         ]
 
     def ranks(self, stage: int, microbatch: int) -> range:
-        """The ranks of the replica of ``stage`` that has a micro-batch, in the order of its grid."""
+        """Return the ranks of the replica of ``stage`` that has a micro-batch, in the order of its grid."""
         first = self._first[stage, microbatch % self.replicas[stage]]
         return range(first, first + self.grids[stage].size)
 
     @cached_property
     def _first(self) -> dict[tuple[int, int], int]:
-        """The first rank of every replica."""
+        """First rank of every replica."""
         return {(place.stage, place.replica): rank for rank, place in enumerate(self.places) if place.member == 0}
 
 
 def boundary_grids(
     plans: Sequence[StagePlan], modules: Sequence[nn.Module], stages: int
 ) -> list[Mapping[str, int] | None]:
-    """The grid on which tensors enter and leave each stage: of a plan that of the first layer that it decides.
+    """Return the grid on which tensors enter and leave each stage; for a plan, that of its first deciding layer.
 
-    ``modules``: those of all stages; of several chunks stage i has every ``stages``-th one from the i-th on.
+    Parameters
+    ----------
+    plans : sequence
+        Distribution of each stage.
+    modules : sequence of Module
+        Modules of all stages. With several chunks, stage i has every ``stages``-th module from the i-th on.
+    stages : int
+        Number of stages.
+
+    Returns
+    -------
+    list of mapping or None
+        Parts by axis; None for one rank.
 
     Raises
     ------
     GridError
-        If there are not as many plans as ``stages``.
+        If there is another number of plans.
     PlanError
-        If a plan is none, does not fit its stage, or its layers have numbers of parts that no number of ranks suits.
+        If a plan is invalid, or does not fit its stage.
     """
     if len(plans) != stages:
         raise GridError(f"pipeline: {len(plans)} plans for {stages} stages; give one (or None) for each")
@@ -92,12 +113,26 @@ def boundary_grids(
 
 
 def boundary_grid(where: str, plan: StagePlan, modules: Sequence[nn.Module]) -> Mapping[str, int] | None:
-    """That of one stage; of a plan on as many ranks as all its layers need.
+    """Return the grid on which tensors enter and leave one stage.
+
+    Parameters
+    ----------
+    where : str
+        Stage, for the error message.
+    plan : Plan, mapping or None
+        A plan without a number of ranks uses the least common multiple of its layers' parts.
+    modules : sequence of Module
+        Modules of the stage.
+
+    Returns
+    -------
+    mapping or None
+        Parts by axis; None for one rank.
 
     Raises
     ------
     PlanError
-        As :func:`boundary_grids`, saying ``where``.
+        As in :func:`boundary_grids`.
     """
     if plan is None or isinstance(plan, Mapping):
         return plan

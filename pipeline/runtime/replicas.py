@@ -1,4 +1,7 @@
-"""What the replicas of a stage do together: add their gradients, always in the same order, and exchange small facts."""
+"""Gradient sums and exchange of records between the replicas of a stage.
+
+Gradients are added in the order of the replicas, so that the sum does not depend on the MPI library.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,17 @@ T = TypeVar("T")
 
 
 class ReplicaRecord(NamedTuple):
-    """What a replica tells the others before an update: small beside its gradients.
+    """Data that a replica sends to the others before an update.
 
-    ``losses`` by micro-batch, ``minibatches``: samples of the mini-batches it works on, by their numbers.
+    Attributes
+    ----------
+    records : list of StatisticsRecord
+    losses : dict of int to float
+        By micro-batch.
+    has_gradients : list of bool
+        True for each parameter with a gradient. Otherwise False.
+    minibatches : dict of int to int
+        Samples of the mini-batches that the replica works on.
     """
 
     records: list[StatisticsRecord]
@@ -32,13 +43,27 @@ class ReplicaRecord(NamedTuple):
 
 
 def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
-    """``mine`` of every replica, in their order."""
+    """Return the value of every replica, in order. Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Replicas of the stage.
+    mine : object
+        Picklable value of this replica.
+    what : str
+        Description for the watchdog.
+
+    Returns
+    -------
+    list
+    """
     with watchdog.waiting(lambda: what):
         return [pickle.loads(each) for each in comm.allgather(_pickled(mine))]
 
 
 def _pickled(value: object) -> bytes:
-    # torch writes an archive for each tensor, which takes 0.2 ms: too long for the statistics of every batch norm.
+    # torch pickles each tensor as an archive, which takes 0.2 ms: too long for the statistics of every batch norm.
     text = io.BytesIO()
     pickler = pickle.Pickler(text, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {torch.Tensor: lambda tensor: (_tensor, (tensor.double().cpu().numpy(), tensor.dtype))}
@@ -51,18 +76,29 @@ def _tensor(values: npt.NDArray[np.float64], dtype: torch.dtype) -> torch.Tensor
 
 
 def has_gradients(parameters: Sequence[torch.Tensor]) -> list[bool]:
-    """Which of them have one."""
+    """Return for each parameter if it has a gradient."""
     return [parameter.grad is not None for parameter in parameters]
 
 
 def add_gradients(
     comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], there: Sequence[Sequence[bool]], divisor: int, what: str
 ) -> None:
-    """Make ``.grad`` on every replica the sum of all replicas' (replica 0 first), divided by ``divisor``.
+    """Replace ``.grad`` on every replica by the sum over all replicas, divided by a number.
 
-    ``there``: :func:`has_gradients` of each. A gradient that only some have counts as zero on the others; one that
-    nobody has stays None. Each replica adds one part of all and sends it to the others, so that 2 (p - 1) / p of the
-    gradients cross, as in a ring.
+    Each replica adds one part of all gradients, replica 0 first, and sends it to the others. So 2 (p - 1) / p of the
+    gradients are sent, as in a ring. A gradient that only some replicas have counts as zero on the others; one that no
+    replica has stays None. Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Replicas of the stage.
+    parameters : sequence of Tensor
+    there : sequence of sequence of bool
+        :func:`has_gradients` of each replica.
+    divisor : int
+    what : str
+        Description for the watchdog.
     """
     wanted = [p for p, *has in zip(parameters, *there, strict=True) if any(has)]
     for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
@@ -79,7 +115,7 @@ def add_gradients(
 
 
 def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Tensor:
-    """The sum over all ranks, rank 0's first: the same bits whatever the MPI library would do."""
+    """Return the sum over all ranks, rank 0 first: the same bits with any MPI library. Collective."""
     shares = list(flat.tensor_split(comm.size))
     mine = shares[comm.rank]
     others = [rank for rank in range(comm.size) if rank != comm.rank]

@@ -1,4 +1,4 @@
-"""What a pipeline follows: a schedule for each number of micro-batches, or one without an end."""
+"""Source of a pipeline's actions: a schedule for each number of micro-batches, or a steady stream."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ from distconv.pipeline.schedules.validation import validate
 
 @dataclass(frozen=True)
 class ScheduleSource:
-    """``make(m)``: the schedule of a mini-batch of m micro-batches, at most ``microbatches``.
+    """Source of a pipeline's actions.
 
-    ``stream``: what an asynchronous schedule does instead, step after step. ``begins``: one of the kind that comes.
+    Attributes
+    ----------
+    microbatches : int
+        Most micro-batches of a mini-batch.
+    make : callable
+        ``make(m)`` returns the schedule of a mini-batch of m micro-batches.
+    stream : SteadyStream or None
+        Actions of an asynchronous schedule, step by step.
+    begins : Schedule
+        A schedule of the same kind, with which passes begin.
     """
 
     microbatches: int
@@ -35,14 +44,33 @@ def course(
     weights: str | None,
     options: Mapping[str, Any],
 ) -> ScheduleSource:
-    """What a pipeline of ``stages`` follows if it is asked for ``given``, a name or a schedule.
+    """Return the source of actions for a schedule or its name.
 
-    Of a schedule that :func:`schedule` makes name and options count; one of another origin is followed as it is.
+    A schedule that :func:`schedule` made can be made again for other numbers of micro-batches. Any other schedule is
+    used unchanged.
+
+    Parameters
+    ----------
+    given : str or Schedule
+    stages : int
+        Number of stages.
+    replicas : sequence of int
+        Replicas of each stage.
+    microbatches : int
+        Most micro-batches of a mini-batch.
+    weights : str or None
+        Weight policy.
+    options : mapping
+        Options of the schedule.
+
+    Returns
+    -------
+    ScheduleSource
 
     Raises
     ------
     ScheduleError
-        For whatever cannot be run.
+        If the schedule cannot be run.
     """
     microbatches = check_count(_name(given), "microbatches", microbatches)
     settings = dict(options) | ({} if weights is None else {"weights": weights})
@@ -69,7 +97,18 @@ def course(
 
 
 def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:
-    """How many modules each rank has."""
+    """Return the number of modules on each rank.
+
+    Parameters
+    ----------
+    given : str or Schedule
+    options : mapping
+        Options of the schedule.
+
+    Returns
+    -------
+    int
+    """
     if isinstance(given, Schedule):
         return given.chunks
     family = FAMILIES.get(given)
@@ -83,7 +122,7 @@ def _name(given: str | Schedule) -> str:
 
 
 def _with_replicas(name: str, replicas: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a schedule; the pipeline's replicas are an option of some."""
+    """Return the options of a schedule, with the pipeline's replicas if they are an option of it."""
     family = FAMILIES.get(name)
     if "switch_after" in options:
         raise ScheduleError(f"{name}: switch_after is for simulations; call switch() when it is time")

@@ -1,4 +1,4 @@
-"""Where a rank sits in a pipeline, and the communicators that go with it."""
+"""Position of a rank in a pipeline, and its communicators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,19 @@ from .placement import Place, StagePlacement
 
 @dataclass(frozen=True)
 class Topology:
-    """``group``: the ranks of one replica; over ``grid`` (None: one rank) tensors enter and leave the stage.
+    """Position and communicators of a rank.
 
-    ``twins``: the ranks with the same part of the stage in all of its replicas.
+    Attributes
+    ----------
+    place : Place
+    group : MPI.Intracomm
+        Ranks of one replica.
+    twins : MPI.Intracomm
+        Ranks with the same block of the stage in all replicas.
+    grid : ProcessGrid or None
+        Grid on which tensors enter and leave the stage; None for one rank.
+    p2p : P2P
+        Messages to neighbouring stages.
     """
 
     place: Place
@@ -28,7 +38,20 @@ class Topology:
 
     @staticmethod
     def of(comm: MPI.Intracomm, placement: StagePlacement, device: torch.device) -> Topology:
-        """That of this rank, whose messages are for tensors on ``device``. Collective over ``comm``."""
+        """Return the topology of this rank. Collective: call on every rank.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            All ranks of the pipeline.
+        placement : StagePlacement
+        device : device
+            Device of the tensors in messages.
+
+        Returns
+        -------
+        Topology
+        """
         places = placement.places
         place = places[comm.rank]
         group = MPI.Intracomm(comm.Split(places.index(place._replace(member=0)), comm.rank))
@@ -38,7 +61,10 @@ class Topology:
         return Topology(place, group, twins, grid, P2P(comm, placement, place, grid, device))
 
     def close(self) -> None:
-        """Wait until everything has been sent, and free the communicators; the grid stays, for its model."""
+        """Wait until all messages are sent, and free the communicators. Collective: call on every rank.
+
+        The grid stays, because its model needs it.
+        """
         self.p2p.close()
         self.group.Free()
         self.twins.Free()

@@ -1,8 +1,8 @@
-"""A pipeline schedule as data: for each stage the list of actions that it performs, in order.
+"""Pipeline schedules as data: for each stage the list of its actions, in order.
 
 The simulator, the deadlock check, the memory estimate and the runtime all read the same lists. Stages, micro-batches,
-chunks and versions count from 0. A model cut for ``stages`` stages with ``chunks`` chunks each has ``stages * chunks``
-parts; part ``chunk * stages + stage`` is a stage's chunk number ``chunk``.
+chunks and versions count from 0. A model that is split for ``stages`` stages with ``chunks`` chunks each has ``stages *
+chunks`` parts; part ``chunk * stages + stage`` is chunk number ``chunk`` of a stage.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from distconv.errors import DistconvError
 
 
 class ScheduleError(DistconvError, ValueError):
-    """A schedule that cannot be, or costs that do not fit it."""
+    """A schedule is invalid, or an argument does not fit it."""
 
 
 class Kind(str, Enum):
-    """What an action does."""
+    """Kind of an action."""
 
     F = "F"
     """Forward of one micro-batch through one chunk, with weights ``version``."""
     B = "B"
-    """Backward; in a schedule with W it computes the gradient of the input alone."""
+    """Backward of one micro-batch. In a schedule with W it computes the gradient of the input alone."""
     W = "W"
-    """The gradient of the weights, where it is apart from B."""
+    """Gradient of the weights, in schedules that separate it from B."""
     SEND = "send"
-    """Pass what ``payload`` made to ``peer``; begins here, and occupies the stage no longer."""
+    """Send the result of ``payload`` to ``peer``. The action starts the message and occupies the stage no longer."""
     RECEIVE = "receive"
-    """The last moment to post the receive. What needs the message waits for it, not this action."""
+    """Latest position to post the receive. The pass that needs the message waits for it, not this action."""
     UPDATE = "update"
-    """Optimizer step; afterwards the weights are ``version``. Of one mini-batch if it names one, else of all.
+    """Optimizer step, after which the weights are ``version``.
 
-    Replicas of a stage do it together: each after its own mini-batch, with the gradients of all of them."""
+    It is for one mini-batch if ``microbatch`` is set, otherwise for all. Replicas of a stage update together: each
+    after its own mini-batch, with the gradients of all of them.
+    """
     STASH = "stash"
-    """Keep a copy of weights ``version`` until the last gradient of ``microbatch`` is done."""
+    """Keep a copy of weights ``version`` until the last gradient of ``microbatch`` is computed."""
     PREDICT = "predict"
     """Extrapolate the newest weights to ``version``, for the action that follows."""
     SWITCH = "switch"
-    """Another schedule begins; the pipeline is empty."""
+    """Start of another schedule, with an empty pipeline."""
 
     def __str__(self) -> str:
         return self.value
@@ -59,33 +61,47 @@ def _kind(value: Kind | str) -> Kind:
 
 
 class Weights(str, Enum):
-    """Which weights the forward and the backward pass of a micro-batch use."""
+    """Weight policy: the versions that the forward and the backward pass of a micro-batch use."""
 
     SYNCHRONOUS = "synchronous"
-    """One version for all micro-batches; one update at the end."""
+    """One version for all micro-batches, and one update at the end."""
     STASH = "stash"
-    """Backward with the version of the forward, kept since (PipeDream)."""
+    """Backward uses the version of the forward, which is kept (PipeDream)."""
     PREDICT = "predict"
-    """Both passes with a version predicted from the newest (SpecTrain)."""
+    """Both passes use a version predicted from the newest weights (SpecTrain)."""
     NEWEST = "newest"
-    """Each pass with the newest weights there are; one copy (stale weights)."""
+    """Each pass uses the newest weights; there is one copy (stale weights)."""
     RECOMPUTE = "recompute"
-    """As NEWEST, but a stage keeps only its input: B runs the forward again, so its activations are new, too."""
+    """As NEWEST, but a stage keeps only its input. B repeats the forward pass, so its activations are new, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry of a stage's list. What does not apply is None (``chunk``: 0).
+    """One entry of a stage's list. Fields that do not apply are None (``chunk``: 0).
 
-    ``chunk`` is always the acting stage's own. ``peer`` is a stage; of its replicas the one that has the micro-batch,
-    number ``microbatch`` modulo their count. ``payload`` says of a send or receive whether it carries an activation
-    (F) or a gradient (B): with several chunks both may go to the same peer. Left out, it is an activation on the way
-    to a later stage, a gradient on the way to an earlier one. ``kind`` and ``payload`` may be given as text.
+    Attributes
+    ----------
+    kind : Kind
+        Kind of action, or its value as a string.
+    stage : int
+        Stage that performs the action.
+    microbatch : int or None
+        Micro-batch; in asynchronous schedules the mini-batch.
+    chunk : int
+        Chunk of the acting stage.
+    peer : int or None
+        Stage at the other end of a message. Of its replicas, the one that has the micro-batch: number ``microbatch``
+        modulo their count.
+    version : int or None
+        Weights that a pass uses, or that an UPDATE, STASH or PREDICT makes.
+    payload : Kind or None
+        Content of a message: activation (F) or gradient (B). With several chunks both may go to the same peer. Default:
+        an activation if the message goes to a later stage, a gradient if it goes to an earlier one.
 
     Raises
     ------
     ScheduleError
-        If there is no such kind.
+        If ``kind`` or ``payload`` is invalid.
     """
 
     kind: Kind
@@ -113,7 +129,7 @@ class Action:
 
 
 class Message(NamedTuple):
-    """The input of part ``part`` for a pass over ``microbatch``: an activation (F) or a gradient (B)."""
+    """Input of part ``part`` for a pass over ``microbatch``: an activation (F) or a gradient (B)."""
 
     payload: Kind
     microbatch: int
@@ -122,12 +138,30 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each stage does, in order.
+    """Actions of each stage, in order.
 
-    ``hidden_transfers``: results are passed on while they are computed (asynchronous execution), so a transfer
-    takes no time of its own as long as the link keeps up. ``concurrent``: an F and the B that comes next in the
-    list share the stage. ``replicas``: ranks of each stage, which take mini-batches in turn; none given: one each.
-    ``options``: with which it was asked for.
+    :func:`distconv.pipeline.schedule` makes the known schedules. Any other list can be checked with :func:`validate`.
+
+    Attributes
+    ----------
+    name : str
+    stages : list of list of Action
+        One list per stage.
+    microbatches : int
+        Micro-batches; in asynchronous schedules mini-batches.
+    weights : Weights
+        Weight policy.
+    chunks : int
+        Parts of the model on each stage.
+    hidden_transfers : bool
+        True if results are passed on while they are computed (asynchronous execution), so that transfers take no time
+        of their own while the link keeps up. Otherwise they start after the pass.
+    concurrent : bool
+        True if an F and the next B in the list share the stage. Otherwise passes run one after the other.
+    replicas : tuple of int
+        Ranks of each stage, which take mini-batches round-robin. Empty: one each.
+    options : dict
+        Options with which the schedule was made.
     """
 
     name: str
@@ -144,8 +178,10 @@ class Schedule:
         return (action for actions in self.stages for action in actions)
 
     def __str__(self) -> str:
-        """Each stage's passes in a row.
+        """Return the passes of each stage in a row.
 
+        Examples
+        --------
         >>> from distconv.pipeline import schedule
         >>> print(schedule("1f1b-sno", 2, 3))
         1f1b-sno: 2 stages, 3 micro-batches
@@ -159,21 +195,21 @@ class Schedule:
         return "\n".join(rows)
 
     def of_replica(self, stage: int, replica: int, replicas: int) -> list[Action]:
-        """What one of ``replicas`` ranks of a stage does: all that concerns its micro-batches, which come in turn."""
+        """Return the actions of one of ``replicas`` ranks of a stage, which take micro-batches round-robin."""
         return [a for a in self.stages[stage] if a.microbatch is None or a.microbatch % replicas == replica]
 
     @cached_property
     def asynchronous(self) -> bool:
-        """True if each mini-batch has an update of its own."""
+        """True if each mini-batch has its own update. Otherwise there is one for all micro-batches."""
         return any(action.kind is Kind.UPDATE and action.microbatch is not None for action in self)
 
     @cached_property
     def splits_backward(self) -> bool:
-        """True if dL/dw is an action of its own, W."""
+        """True if dL/dw is a separate action, W. Otherwise B computes it."""
         return any(action.kind is Kind.W for action in self)
 
     def needs(self, action: Action) -> Message | None:
-        """The input of an F or B; None for an F of the first part, a B of the last, and other actions."""
+        """Return the input of an F or B; None for an F of the first part, a B of the last, and other actions."""
         if action.kind not in (Kind.F, Kind.B) or action.microbatch is None:
             return None
         part = action.chunk * len(self.stages) + action.stage
@@ -181,30 +217,33 @@ class Schedule:
         return None if part == first else Message(action.kind, action.microbatch, part)
 
     def awaits(self, action: Action) -> Message | None:
-        """As :meth:`needs`, if the input comes as a message: one stage hands its chunks' results to itself."""
+        """Return the input of an action as :meth:`needs`, if it comes as a message.
+
+        The chunks of a single stage exchange their results without messages.
+        """
         return None if len(self.stages) == 1 else self.needs(action)
 
     def makes(self, action: Action) -> Message | None:
-        """The input that an F or B makes for the part after or before; None where that part does not exist."""
+        """Return the input that an F or B makes for the next or previous part; None where that part does not exist."""
         if action.kind not in (Kind.F, Kind.B) or action.microbatch is None:
             return None
         target = action.chunk * len(self.stages) + action.stage + (1 if action.kind is Kind.F else -1)
         return Message(action.kind, action.microbatch, target) if 0 <= target < len(self.stages) * self.chunks else None
 
     def carries(self, action: Action) -> Message | None:
-        """What a send or receive moves; None for other actions."""
+        """Return the message of a send or receive; None for other actions."""
         if action.payload is None:
             return None
         ends = Action(action.payload, action.stage, action.microbatch, action.chunk)
         return self.makes(ends) if action.kind is Kind.SEND else self.needs(ends)
 
     def sends(self, message: Message) -> Action:
-        """The action by which ``message`` leaves the stage that made it."""
+        """Return the action that sends ``message``, on the stage that made it."""
         source = message.part - 1 if message.payload is Kind.F else message.part + 1
         return self._end(Kind.SEND, message, source, message.part)
 
     def receives(self, message: Message) -> Action:
-        """The action by which the stage that needs ``message`` gets it."""
+        """Return the action that receives ``message``, on the stage that needs it."""
         source = message.part - 1 if message.payload is Kind.F else message.part + 1
         return self._end(Kind.RECEIVE, message, message.part, source)
 

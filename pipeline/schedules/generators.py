@@ -1,6 +1,7 @@
-"""The order of passes on each stage, one short pure function for each family of schedules.
+"""Order of passes on each stage, one short pure function for each family of schedules.
 
-Each returns, for every stage, its steps; weight versions and messages are added afterwards (``families.py``).
+Each function returns the passes of every stage. :mod:`.registry` then adds weight versions (:mod:`.weight_policy`) and
+messages (:mod:`.send_receive`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,19 @@ Orders = list[list[SchedulePass]]
 
 
 def alternating(microbatches: int, in_flight: int) -> list[SchedulePass]:
-    """One stage of 1F1B: forwards until ``in_flight`` micro-batches are on the way, then a B and an F in turn.
+    """Return one stage of 1F1B: forwards until ``in_flight`` micro-batches are in flight, then B and F alternate.
 
+    Parameters
+    ----------
+    microbatches : int
+    in_flight : int
+
+    Returns
+    -------
+    list of SchedulePass
+
+    Examples
+    --------
     >>> [f"{step.kind}{step.microbatch}" for step in alternating(3, 2)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
@@ -39,9 +51,20 @@ def alternating(microbatches: int, in_flight: int) -> list[SchedulePass]:
 
 
 def gpipe(stages: int, microbatches: int) -> Orders:
-    """All forwards, then all backwards (Huang et al. 2019).
+    """Return all forwards, then all backwards.
 
-    In the same order: gradients then add up as they do in one process, micro-batch after micro-batch.
+    Backwards have the order of the forwards, so that gradients add up micro-batch by micro-batch as in one process.
+
+    Source: Huang et al. 2019 (GPipe).
+
+    Parameters
+    ----------
+    stages, microbatches : int
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     forward = [SchedulePass(Kind.F, m) for m in range(microbatches)]
     backward = [SchedulePass(Kind.B, m) for m in range(microbatches)]
@@ -49,33 +72,83 @@ def gpipe(stages: int, microbatches: int) -> Orders:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Orders:
-    """At most N - i + 1 micro-batches in flight on stage i of 1..N. Source: BaPipe, Figures 5a and 6a."""
+    """Return 1F1B: at most N - i + 1 micro-batches are in flight on stage i of 1..N.
+
+    Source: Zhao et al. 2020 (BaPipe), Figures 5a and 6a.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
+    """
     return [alternating(microbatches, stages - stage) for stage in range(stages)]
 
 
 def doubled_warm_up(stages: int, microbatches: int) -> Orders:
-    """At most 2(N - i + 1) in flight, so that transfers hide behind other micro-batches. Source: BaPipe, Figure 6b.
+    """Return 1F1B with at most 2(N - i + 1) micro-batches in flight on stage i of 1..N.
 
-    In FBP-AS each F runs beside the B that follows it in this order (Figure 5b).
+    Transfers then overlap with other micro-batches. In FBP-AS each F runs at the same time as the B that follows it in
+    this order.
+
+    Source: Zhao et al. 2020 (BaPipe), Figures 5b and 6b.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     return [alternating(microbatches, 2 * (stages - stage)) for stage in range(stages)]
 
 
 def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders:
-    """1F1B in which each replica keeps ceil(ranks from here on / replicas here) mini-batches in flight.
+    """Return 1F1B for stages with different numbers of replicas.
 
-    No stage keeps more than the one before it hands on. Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and
-    1F1B round robin); SparsePipe III-A.
+    Each replica keeps ceil(ranks from this stage on / replicas of this stage) mini-batches in flight. No stage keeps
+    more than the stage before it passes on.
+
+    Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and 1F1B round robin); Zhai et al. 2020 (SparsePipe), III-A.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+    replicas : sequence of int
+        Ranks of each stage.
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     in_flight = (here * -(-sum(replicas[stage:]) // here) for stage, here in enumerate(replicas))
     return [alternating(microbatches, count) for count in itertools.accumulate(in_flight, min)]
 
 
 def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
-    """Mini-batch m is in forward stage i (1..K+1) in cycle m + i - 1 and in its backward in cycle m + 2K + 1 - i.
+    """Return the cycles of stale weights, followed by training without pipelining (hybrid).
 
-    So 2(K - i + 1) cycles, and as many updates, lie between the two passes. From mini-batch ``switch_after`` on
-    without pipelining, one mini-batch at a time (hybrid). Source: stale weights, 4.1 and 4.2.
+    Mini-batch m is in forward stage i (1..K+1) in cycle m + i - 1, and in its backward stage in cycle m + 2K + 1 - i.
+    So 2(K - i + 1) cycles, and as many updates, lie between the two passes.
+
+    Source: Zhang, Abdelrahman 2021 (stale weights), 4.1 and 4.2.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+    switch_after : int
+        Mini-batches that are pipelined.
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     rest = [SchedulePass(kind, m) for m in range(switch_after, microbatches) for kind in (Kind.F, Kind.B)]
     tail = [SchedulePass(Kind.SWITCH, None), *rest] if rest else []
@@ -83,9 +156,22 @@ def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Orders:
-    """1F1B over ``chunks`` parts on each stage, in groups of N micro-batches (Narayanan et al. 2021, 2.2).
+    """Return 1F1B over several parts on each stage, in groups of N micro-batches.
 
-    A last group that is smaller keeps the order of a whole one, without the micro-batches that are not there.
+    A smaller last group keeps the order of a full one, without the missing micro-batches.
+
+    Source: Narayanan et al. 2021, 2.2.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+    chunks : int
+        Parts on each stage.
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
@@ -103,9 +189,20 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Orders:
 
 
 def zero_bubble(stages: int, microbatches: int) -> Orders:
-    """1F1B whose W on stage i of 0..N-1 comes i micro-batches after its B: N in flight everywhere.
+    """Return 1F1B whose W on stage i of 0..N-1 follows its B by i micro-batches: N are in flight on each stage.
 
-    At the end the Ws fill the time in which 1F1B waits for gradients (Qi et al. 2024, ZB-H1).
+    At the end, W passes fill the time in which 1F1B waits for gradients.
+
+    Source: Qi et al. 2024 (ZB-H1).
+
+    Parameters
+    ----------
+    stages, microbatches : int
+
+    Returns
+    -------
+    list of list of SchedulePass
+        One list per stage.
     """
     orders = []
     for stage in range(stages):

@@ -1,4 +1,4 @@
-"""What a schedule keeps in memory, and how stale its weights are: read off the lists, without times."""
+"""Memory and weight staleness of a schedule, from its lists without times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from .per_stage import Cost, per_stage
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The most that a stage holds at once.
+    """Peak memory of a stage.
 
-    ``in_flight``: micro-batches whose F has begun and whose last gradient is not done; a micro-batch of one of several
-    chunks counts as that fraction. ``versions``: copies of its weights, the newest among them.
+    Attributes
+    ----------
+    in_flight : float
+        Micro-batches whose F has begun and whose last gradient is not computed. A micro-batch of one of several chunks
+        counts as that fraction.
+    versions : int
+        Copies of the weights, the newest included.
     """
 
     in_flight: float
@@ -22,8 +27,18 @@ class StageMemory:
 
 
 def peak_memory(schedule: Schedule) -> list[StageMemory]:
-    """The peak of each stage with one replica, whatever the costs are: what its list allows.
+    """Return the peak of each stage with one replica, for any costs.
 
+    Parameters
+    ----------
+    schedule : Schedule
+
+    Returns
+    -------
+    list of StageMemory
+
+    Examples
+    --------
     >>> from distconv.pipeline import schedule
     >>> peak_memory(schedule("1f1b-sno", 2, 8))
     [StageMemory(in_flight=2.0, versions=1), StageMemory(in_flight=1.0, versions=1)]
@@ -34,9 +49,19 @@ def peak_memory(schedule: Schedule) -> list[StageMemory]:
 
 
 def staleness(schedule: Schedule) -> list[int]:
-    """For each stage the most updates between the weights that F of a micro-batch used and those its gradient changes.
+    """Return for each stage the most updates between the weights of a forward and those that its gradient changes.
 
-    Zero or less where weights were predicted. Source: stale weights, 4.1, degree of staleness.
+    The value is zero or less if weights were predicted.
+
+    Source: Zhang, Abdelrahman 2021 (stale weights), 4.1, degree of staleness.
+
+    Parameters
+    ----------
+    schedule : Schedule
+
+    Returns
+    -------
+    list of int
     """
     ages = []
     for actions in schedule.stages:
@@ -47,14 +72,24 @@ def staleness(schedule: Schedule) -> list[int]:
 
 
 def stale_fraction(schedule: Schedule, weights: Cost) -> float:
-    """The fraction of all weights that lie on stages with stale ones.
+    """Return the fraction of all weights that are on stages with stale weights.
 
-    ``weights``: how many each stage has. Source: stale weights, 4.1, percentage of stale weights.
+    Source: Zhang, Abdelrahman 2021 (stale weights), 4.1, percentage of stale weights.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    weights : float or sequence of float
+        Number of weights of each stage.
+
+    Returns
+    -------
+    float
 
     Raises
     ------
     ScheduleError
-        If no stage has any weights.
+        If no stage has weights.
     """
     counts: Sequence[float] = per_stage("weights", weights, len(schedule.stages))
     if not sum(counts):
@@ -78,7 +113,7 @@ def _in_flight(schedule: Schedule, stage: int) -> float:
 
 
 def _versions(schedule: Schedule, stage: int) -> int:
-    """Newest, stashed and, while a pass uses them, predicted weights."""
+    """Return the newest, the stashed and, while a pass uses them, the predicted weights."""
     stashed: set[int | None] = set()
     peak = 1
     for action in schedule.stages[stage]:

@@ -1,4 +1,4 @@
-"""A cost as one number for all stages, or one for each."""
+"""Costs as one number for all stages, or one for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ Cost = float | Sequence[float]
 
 
 def per_stage(name: str, value: Cost, stages: int) -> tuple[float, ...]:
-    """``value`` as one finite number for each stage, not below zero.
+    """Return a cost as one number for each stage.
+
+    Parameters
+    ----------
+    name : str
+        Argument, for the error message.
+    value : float or sequence of float
+    stages : int
+        Number of stages.
+
+    Returns
+    -------
+    tuple of float
 
     Raises
     ------
     ScheduleError
-        Otherwise.
+        If there are not ``stages`` numbers, or one is negative or not finite.
 
     Examples
     --------

@@ -1,4 +1,10 @@
-"""The schedules by name."""
+"""Schedules by name.
+
+:func:`schedule` combines a generator, a weight policy and the messages into a :class:`Schedule`.
+
+Source: Zhao et al. 2020 (BaPipe), 3.2 for "1f1b-as", "fbp-as", "1f1b-sno" and "1f1b-so"; the others are cited in
+:mod:`.generators`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,21 @@ from .weight_policy import many_updates, one_update
 
 @dataclass(frozen=True)
 class Family:
-    """What sets the schedules of one name apart. ``summary``: in a line, for help."""
+    """Properties of the schedules of one name.
+
+    Attributes
+    ----------
+    summary : str
+        One line for ``--help``.
+    order : callable
+        Generator of the order of passes.
+    weights : Weights
+        Default policy.
+    options : tuple of str
+        Options of :func:`schedule` that apply.
+    hidden_transfers, concurrent : bool
+        As in :class:`Schedule`.
+    """
 
     summary: str
     order: Callable[..., generators.Orders]
@@ -47,17 +67,32 @@ FAMILIES = {
 
 
 def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Schedule:
-    """The schedule ``name`` of ``microbatches`` micro-batches (asynchronous ones: mini-batches) over ``stages`` stages.
+    """Return a schedule by its name.
 
-    Options: ``chunks`` of each stage (interleaved; default 2); ``vertical_sync`` (pipedream; default False);
-    ``replicas`` of each stage (pipedream; default 1 each); ``switch_after`` that many mini-batches go on without
-    pipelining (stale; default: never); ``weights`` of the passes, one of ``Weights`` (asynchronous ones: any but
-    synchronous, default the family's own; synchronous ones: recompute, default none).
+    Parameters
+    ----------
+    name : str
+        Key of ``FAMILIES``.
+    stages : int
+        Number of stages.
+    microbatches : int
+        Number of micro-batches, for asynchronous schedules of mini-batches.
+    **options
+        ``chunks``: parts on each stage (interleaved; default 2). ``vertical_sync``: True to use the weights of the
+        first stage on all stages (pipedream; default False). ``replicas`` of each stage (pipedream; default 1).
+        ``switch_after``: number of mini-batches after which the rest runs without pipelining (stale; default: all).
+        ``weights``: a policy of ``Weights``. Asynchronous schedules accept any but synchronous (default: the family's);
+        synchronous ones accept recompute (default: none).
+
+    Returns
+    -------
+    Schedule
+        With messages, updates and weight versions.
 
     Raises
     ------
     ScheduleError
-        For an unknown name, counts below one, or an option that the schedule does not have.
+        If the name is unknown, a count is below one, or an option does not apply.
 
     Examples
     --------
@@ -96,7 +131,7 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
 
 
 def _weights(name: str, family: Family, value: Any) -> Weights:
-    """The weight policy that ``value`` names, if the family can have it."""
+    """Return the weight policy that ``value`` names, if the family supports it."""
     synchronous = family.weights is Weights.SYNCHRONOUS
     possible = (Weights.RECOMPUTE,) if synchronous else tuple(w for w in Weights if w is not Weights.SYNCHRONOUS)
     if value is None or value == family.weights:
@@ -114,14 +149,27 @@ def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, repli
 
 
 def check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
-    """``value`` if it is a whole number in range.
+    """Return a value as an int, checked to be in range.
+
+    Parameters
+    ----------
+    name, what : str
+        Schedule and argument, for the error message.
+    value : object
+        Any integer type but bool.
+    least, most : number
+        Limits, both included.
+
+    Returns
+    -------
+    int
 
     Raises
     ------
     ScheduleError
-        If it is not.
+        If it is not an integer in the range.
     """
-    # NumPy's whole numbers are welcome, True is not.
+    # NumPy's integers are accepted, True is not.
     if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
         return int(value)
     limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
@@ -155,12 +203,23 @@ CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
 
 
 def remade(given: Schedule, **options: Any) -> Schedule:
-    """``given``, which :func:`schedule` made, with other ``options``.
+    """Return a schedule again with other options.
+
+    Parameters
+    ----------
+    given : Schedule
+        Schedule that :func:`schedule` has made.
+    **options
+        Options to replace.
+
+    Returns
+    -------
+    Schedule
 
     Raises
     ------
     ScheduleError
-        If it is of another origin, or does not have the options.
+        If ``given`` was not made by :func:`schedule`, or an option does not apply.
     """
     sizes = len(given.stages), given.microbatches
     if given.name not in FAMILIES or schedule(given.name, *sizes, **given.options) != given:
@@ -170,12 +229,24 @@ def remade(given: Schedule, **options: Any) -> Schedule:
 
 
 def per_stage_replicas(name: str, value: Any, stages: int) -> tuple[int, ...]:
-    """Replicas as one count for each stage.
+    """Return replicas as one count for each stage.
+
+    Parameters
+    ----------
+    name : str
+        Schedule, for the error message.
+    value : int or sequence of int
+    stages : int
+        Number of stages.
+
+    Returns
+    -------
+    tuple of int
 
     Raises
     ------
     ScheduleError
-        If there are not ``stages`` of them, or one is below 1.
+        If there are not ``stages`` counts, or one is below 1.
     """
     counts = tuple(value) if isinstance(value, Iterable) else (value,) * stages
     if len(counts) != stages:

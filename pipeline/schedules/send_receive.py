@@ -1,8 +1,9 @@
-"""Adds sends and receives to the lists of passes, such that synchronous sends never deadlock.
+"""Insertion of sends and receives, such that synchronous sends never deadlock.
 
-The lists are run as if a send ended only when its receiver takes it. A send stands right behind the pass that made its
-message, a receive right before the pass that needs it. Where all stages would wait for each other, as neighbours do
-that send to each other at once, one that is sending takes what is sent to it first: its receive moves before its send.
+The lists are replayed as if a send ended only when its receiver takes the message. A send follows the pass that made
+its message, and a receive precedes the pass that needs it. If all stages would wait for each other, as neighbours do
+that send to each other at the same time, a sending stage first takes the message that is sent to it: its receive moves
+before its send.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .replay import Replay
 
 @dataclass
 class _Stage:
-    """What one stage does, with its messages, as far as it has come."""
+    """Actions placed on one stage so far, with its messages."""
 
     placed: list[Action] = field(default_factory=list)
     sending: Message | None = None
@@ -23,12 +24,21 @@ class _Stage:
 
 
 def with_transfers(schedule: Schedule) -> Schedule:
-    """The same schedule with its messages.
+    """Return a schedule with sends and receives added to its passes.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Passes and updates.
+
+    Returns
+    -------
+    Schedule
 
     Raises
     ------
     ScheduleError
-        If the passes wait for each other in a circle.
+        If passes wait for each other in a cycle.
     """
     placing = _Placing(schedule)
     while True:
@@ -43,7 +53,7 @@ def with_transfers(schedule: Schedule) -> Schedule:
 
 
 class _Placing(Replay[int]):
-    """The lists of passes under way."""
+    """Replay of the lists of passes."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(dict(enumerate(schedule.stages)))
@@ -51,7 +61,7 @@ class _Placing(Replay[int]):
         self.stages = [_Stage() for _ in schedule.stages]
 
     def advance(self, index: int) -> bool:
-        """Do one thing on a stage; False if it has to wait."""
+        """Do one action of a stage. Return False if it has to wait."""
         stage = self.stages[index]
         if stage.sending:
             awaited = self._awaited(stage.sending.part % len(self.stages))
@@ -69,7 +79,7 @@ class _Placing(Replay[int]):
         return True
 
     def _awaited(self, index: int) -> Message | None:
-        """The message without which a stage cannot go on; None if it can, or is sending."""
+        """Return the message for which a stage waits; None if it can continue, or is sending."""
         stage, action = self.stages[index], self.head(index)
         if stage.sending or action is None:
             return None
@@ -77,7 +87,7 @@ class _Placing(Replay[int]):
         return None if needed in stage.arrived else needed
 
     def deliver(self, sender: _Stage) -> None:
-        """The receiver of what a stage is sending takes it."""
+        """Place the send of a stage and the receive of the same message."""
         message = sender.sending
         assert message is not None
         receiver = self.stages[message.part % len(self.stages)]

@@ -1,7 +1,7 @@
-"""An asynchronous schedule without an end: what each rank does in a step, and at last to empty the pipeline.
+"""Asynchronous schedules without an end: the actions of each rank in a step, and those that empty the pipeline.
 
-A schedule of more mini-batches begins as one of fewer does, and repeats itself once the pipeline is full. So a short
-schedule holds all that a long run does; the numbers of mini-batches and versions are shifted.
+A schedule of more mini-batches begins like one of fewer, and is periodic once the pipeline is full. A short schedule
+thus contains all that a long run needs, with the numbers of mini-batches and versions shifted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,18 @@ from .replay import Replay
 
 
 class SteadyStream:
-    """The schedule ``name`` over ``stages`` stages for as many mini-batches as come.
+    """Asynchronous schedule for any number of mini-batches.
 
-    In step m each rank goes as far as it can without a mini-batch after m, so no step waits for the next one.
+    In step m each rank advances as far as it can without a mini-batch after m, so no step waits for the next one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the schedule.
+    stages : int
+        Number of stages.
+    **options
+        As in :func:`.schedule`.
     """
 
     def __init__(self, name: str, stages: int, **options: Any) -> None:
@@ -29,23 +38,23 @@ class SteadyStream:
         self.replicas = self._make(1).replicas
         self._period = lcm(*self.replicas)
         in_flight = max(_forwards_before_backward(actions) for actions in self._make(4 * sum(self.replicas)).stages)
-        # Whole periods, so that mini-batches keep their replicas when they are shifted.
+        # A multiple of the period, so that shifted mini-batches keep their replicas.
         self._filled = -(-2 * in_flight // self._period) * self._period
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
-        """A piece of it, long enough to hold every kind of action."""
+        """A finite part of the schedule, long enough to contain every kind of action."""
         ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
         self._lists = {rank: self.schedule.of_replica(*rank, self.replicas[rank[0]]) for rank in ranks}
         self._ends = _ends(self.schedule, self._lists, self._filled + self._period)
         self._completed = [self._updated(end) for end in self._ends]
 
     def step(self, stage: int, replica: int, number: int) -> list[Action]:
-        """What one rank does in step ``number``."""
+        """Return the actions of one rank in step ``number``."""
         alike = self._alike(number)
         start, stop = (self._end(stage, replica, last) for last in (alike - 1, alike))
         return self._shifted(self._lists[stage, replica][start:stop], number - alike)
 
     def rest(self, stage: int, replica: int, steps: int) -> list[Action]:
-        """What is left for one rank after ``steps`` steps, if no more come."""
+        """Return the actions that one rank still has to do after ``steps`` steps if no mini-batch follows."""
         alike = self._alike(steps - 1) + 1
         done = self._lists[stage, replica][: self._end(stage, replica, alike - 1)]
         left = []
@@ -58,23 +67,23 @@ class SteadyStream:
         return self._shifted(left, steps - alike)
 
     def completed(self, number: int) -> int:
-        """How many mini-batches have changed the weights of every stage by the end of step ``number``."""
+        """Return the number of mini-batches that have updated every stage by the end of step ``number``."""
         alike = self._alike(number)
         return self._completed[alike] + number - alike
 
     def _updated(self, end: dict[tuple[int, int], int]) -> int:
-        """That number, if each rank is at ``end`` of its list; replicas are equally far."""
+        """Return this number if each rank is at ``end`` of its list. Replicas advance equally far."""
         return min(
             count * sum(action.kind is Kind.UPDATE for action in self._lists[stage, 0][: end[stage, 0]])
             for stage, count in enumerate(self.replicas)
         )
 
     def _end(self, stage: int, replica: int, number: int) -> int:
-        """How far one rank has come after step ``number`` (-1: before the first)."""
+        """Return the position of one rank after step ``number`` (-1: before the first)."""
         return self._ends[number][stage, replica] if number >= 0 else 0
 
     def _alike(self, number: int) -> int:
-        """The first step after which the pipeline is as full, and whose mini-batch has the same replicas."""
+        """Return the first step with the same fill of the pipeline, whose mini-batch has the same replicas."""
         return number if number < self._filled else self._filled + (number - self._filled) % self._period
 
     def _shifted(self, actions: list[Action], by: int) -> list[Action]:
@@ -87,7 +96,7 @@ class SteadyStream:
 
 
 class _ScheduleRun(Replay[tuple[int, int]]):
-    """A schedule under way: where each rank, a stage and a replica of it, is, and the messages that were made."""
+    """Replay of a schedule: the position of each rank (stage, replica), and the messages that were made."""
 
     def __init__(self, schedule: Schedule, lists: Mapping[tuple[int, int], Sequence[Action]]) -> None:
         super().__init__(lists)
@@ -95,7 +104,7 @@ class _ScheduleRun(Replay[tuple[int, int]]):
         self.made: set[Message | None] = {None}
 
     def advance(self, rank: tuple[int, int], last: int) -> bool:
-        """Do one action, if it needs no mini-batch after ``last`` and its input is there."""
+        """Do one action if it needs no mini-batch after ``last`` and its input is available."""
         action = self.head(rank)
         if action is None:
             return False
@@ -116,7 +125,7 @@ class _ScheduleRun(Replay[tuple[int, int]]):
 
 
 def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
-    """How far each rank can come in each step."""
+    """Return how far each rank gets in each step."""
     run = _ScheduleRun(whole, lists)
     ends = []
     for number in range(steps):
@@ -126,7 +135,10 @@ def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: in
 
 
 def _identity(action: Action) -> Action:
-    """A copy of a version is the same for whichever mini-batch it is kept: that depends on how many there are."""
+    """Return an action without the mini-batch for which a STASH is kept.
+
+    That mini-batch depends on the number of mini-batches of the schedule.
+    """
     return replace(action, microbatch=None) if action.kind is Kind.STASH else action
 
 

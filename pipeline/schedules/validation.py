@@ -1,4 +1,4 @@
-"""Checks that a schedule can run: every pass once and in order, no deadlock, weights that exist and agree."""
+"""Checks that a schedule can run: every pass once and in order, no deadlock, valid weight versions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from .replay import Replay
 
 
 def validate(schedule: Schedule) -> None:
-    """Nothing if ``schedule`` can run.
+    """Check that a schedule can run.
 
-    Checked: each stage does F, then B, then W of every micro-batch and chunk once; a pass's input is received before
-    it, and what it makes is sent after it; each receive meets its send in order; no deadlock when a send ends only at
-    its receive and a receive only at its send; weight versions are those that the policy allows and that exist.
+    - Each stage does F, then B, then W of every micro-batch and chunk once.
+    - The input of a pass is received before the pass, and its result is sent after it.
+    - Receives match sends, in order, and all stages have the same number of updates.
+    - There is no deadlock if a send and its receive end together.
+    - Weight versions exist and are those that the policy allows.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Schedule to check, such as one that :func:`schedule` did not make.
 
     Raises
     ------
     ScheduleError
-        Naming stage, operation and micro-batch.
+        If a check fails; the message names stage, operation and micro-batch.
     """
     if not schedule.stages:
         raise ScheduleError(f"{schedule.name}: there are no stages")
@@ -39,7 +46,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def _check_passes(schedule: Schedule, stage: int, actions: list[Action]) -> None:
-    """F, then B, then W, once each."""
+    """Check that F, then B, then W occur once each."""
     kinds = (Kind.F, Kind.B, Kind.W) if schedule.splits_backward else (Kind.F, Kind.B)
     done: Counter[tuple[Kind, int | None, int]] = Counter()
     for action in actions:
@@ -59,7 +66,7 @@ def _check_passes(schedule: Schedule, stage: int, actions: list[Action]) -> None
 
 
 def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
-    """Sends and receives name what they carry and the stage at the other end."""
+    """Check that sends and receives name their message and the stage at the other end."""
     for action in actions:
         if action.kind in (Kind.SEND, Kind.RECEIVE):
             message = schedule.carries(action)
@@ -71,7 +78,7 @@ def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
 
 
 def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
-    """Received before it is needed, sent after it is made."""
+    """Check that inputs are received before they are needed, and results sent after they are made."""
     received, produced = set(), set()
     for action in actions:
         message = schedule.carries(action)
@@ -86,7 +93,7 @@ def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
 
 
 def _check_updates(schedule: Schedule) -> None:
-    """All stages change their weights equally often; replicas without a last mini-batch take part in its update."""
+    """Check that all stages update equally often. Replicas without a last mini-batch take part in its update."""
     counts = [
         sum(a.kind is Kind.UPDATE and (a.microbatch or 0) < schedule.microbatches for a in actions)
         for actions in schedule.stages
@@ -97,7 +104,7 @@ def _check_updates(schedule: Schedule) -> None:
 
 
 def _check_pairs(schedule: Schedule) -> None:
-    """Between two stages messages are received in the order in which they are sent."""
+    """Check that messages between two stages are received in the order in which they are sent."""
     for here in range(len(schedule.stages)):
         for there in range(len(schedule.stages)):
             sent = _between(schedule.stages[here], Kind.SEND, there)
@@ -114,7 +121,7 @@ def _between(actions: list[Action], kind: Kind, peer: int) -> list[Action]:
 
 
 def _check_rendezvous(schedule: Schedule) -> None:
-    """Run all lists with sends and receives that end together."""
+    """Check that the lists run to their end if a send and its receive end together."""
     replay = Replay(dict(enumerate(schedule.stages)))
 
     def step(stage: int) -> bool:
@@ -142,7 +149,7 @@ def _listed(actions: Iterable[Action]) -> str:
 
 
 def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
-    """Each pass uses weights that are there, and the two passes of a micro-batch those that the policy says."""
+    """Check that each pass uses weights that exist, and that a micro-batch's passes follow the policy."""
     newest = 0
     stashed: dict[int, int | None] = {}
     predicted: Action | None = None

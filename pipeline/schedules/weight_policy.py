@@ -1,7 +1,7 @@
-"""Adds updates and weight versions to the order of passes: one function for each weight policy.
+"""Insertion of updates and weight versions, one function for each kind of policy.
 
-Replicas of a stage count versions together: each does an update after its own mini-batch, with the gradients of the
-mini-batches that the others have at that time.
+Replicas of a stage share version numbers: each updates after its own mini-batch, with the gradients of the mini-batches
+that the other replicas have at that time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from .generators import Orders, SchedulePass
 
 
 def one_update(orders: Orders) -> list[list[Action]]:
-    """The steps of a synchronous schedule as actions: one version for all of them, and an update at the end."""
+    """Return the actions of a synchronous schedule: one version for all passes, and an update at the end.
+
+    Parameters
+    ----------
+    orders : list of list of SchedulePass
+        Passes of each stage.
+
+    Returns
+    -------
+    list of list of Action
+    """
     actions = []
     for stage, steps in enumerate(orders):
         passes = [Action(step.kind, stage, step.microbatch, step.chunk, version=0) for step in steps]
@@ -24,19 +34,33 @@ def one_update(orders: Orders) -> list[list[Action]]:
 def many_updates(
     orders: Orders, weights: Weights, replicas: Sequence[int], vertical_sync: bool = False
 ) -> list[list[Action]]:
-    """The steps of an asynchronous schedule as actions, and the updates, stashes and predictions between them.
+    """Return the actions of an asynchronous schedule, with updates, stashes and predictions.
 
-    There is an update after each mini-batch's B, so that without replicas B of mini-batch m finds weights of version m.
-    With ``vertical_sync`` a mini-batch uses on every stage the version with which the first stage began it (PipeDream);
-    all stages then have the same number of replicas.
+    An update follows each mini-batch's B, so that without replicas the B of mini-batch m finds weights of version m.
+
+    Parameters
+    ----------
+    orders : list of list of SchedulePass
+        Passes of each stage.
+    weights : Weights
+        Weight policy.
+    replicas : sequence of int
+        Replicas of each stage.
+    vertical_sync : bool
+        True if a mini-batch uses on every stage the version with which the first stage began it (PipeDream). All stages
+        then have the same number of replicas. Otherwise each stage uses its newest version.
+
+    Returns
+    -------
+    list of list of Action
     """
     entry = newest_at_forward(orders[0], replicas[0])
     chosen = []
     for stage, (steps, count) in enumerate(zip(orders, replicas, strict=True)):
         forward = entry if vertical_sync else newest_at_forward(steps, count)
         if weights is Weights.PREDICT:
-            # Where the gradient will be applied: after B here, while it travels on to stage 0, floor(stage / 2)
-            # updates happen here (Chen et al. 2018, s).
+            # Predict the weights of the time at which the gradient reaches stage 0: floor(stage / 2) updates happen
+            # here between B and that time (Chen et al. 2018, s).
             forward = {m: m // count + stage // 2 for m in forward}
         actions = [*_with_updates(stage, steps, weights, forward, count), *_last_updates(stage, len(forward), count)]
         chosen.append(_with_stashes(actions, count) if weights is Weights.STASH else actions)
@@ -44,7 +68,19 @@ def many_updates(
 
 
 def newest_at_forward(steps: list[SchedulePass], replicas: int) -> dict[int, int]:
-    """For each mini-batch the number of updates before its F, if each B of its replica is followed by one."""
+    """Return for each mini-batch the number of updates before its F, if each B of its replica is followed by one.
+
+    Parameters
+    ----------
+    steps : list of SchedulePass
+        Passes of one stage.
+    replicas : int
+        Replicas of the stage.
+
+    Returns
+    -------
+    dict of int to int
+    """
     versions: dict[int, int] = {}
     updates = [0] * replicas
     for step in steps:
@@ -76,13 +112,13 @@ def _with_updates(
 
 
 def _last_updates(stage: int, microbatches: int, replicas: int) -> Iterator[Action]:
-    """Replicas for which no mini-batch is left take part in the last update: it changes their weights, too."""
+    """Yield the last update of replicas without a mini-batch: it changes their weights, too."""
     for missing in range(microbatches, -(-microbatches // replicas) * replicas):
         yield Action(Kind.UPDATE, stage, missing, version=missing // replicas + 1)
 
 
 def _with_stashes(actions: list[Action], replicas: int) -> list[Action]:
-    """Before an update replaces weights that a later pass needs, a stash keeps them until that pass is done."""
+    """Return the actions with a stash before each update that replaces weights that a later pass needs."""
     last_use: dict[tuple[int, int | None], int] = {}
     for index, action in enumerate(actions):
         if action.kind in COMPUTE and action.microbatch is not None:

@@ -1,10 +1,10 @@
-"""Runs of a schedule against costs, and their pictures.
+"""Simulation of a schedule with given costs, timelines and Gantt charts.
 
 ::
 
-    costs     What the actions of a schedule cost: numbers or one per stage, checked once
-    events    Runs a schedule's lists against costs, event by event
-    gantt     Spans as a picture
-    span      One pass or update of a schedule: when it ran, simulated or measured
-    timeline  When each pass of a schedule ran, simulated or measured, and what follows from it
+    costs     Costs of the actions of a schedule, as numbers for each stage
+    events    Event simulation of a schedule
+    gantt     Gantt charts of timelines
+    span      One pass or update: its time and place, simulated or measured
+    timeline  Timeline of a schedule, simulated or measured: makespan, bubble, plots
 """

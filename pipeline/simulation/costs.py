@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: numbers or one per stage, checked once."""
+"""Costs of the actions of a schedule, as numbers for each stage that are checked once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distconv.pipeline.schedules.per_stage import Cost, per_stage
 
 @dataclass(frozen=True)
 class ScheduleCosts:
-    """Seconds, one per stage and for all of its chunks together; ``activation`` in any unit of memory."""
+    """Seconds of each stage, for all of its chunks together; ``activation`` in any unit of memory."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -31,17 +31,17 @@ class ScheduleCosts:
         update: Cost,
         activation: Cost,
     ) -> ScheduleCosts:
-        """Costs for ``schedule``, in which B is what the backward pass does apart from W.
+        """Return the costs of a schedule, where ``backward`` of the result is that of B without W.
 
         Raises
         ------
         ScheduleError
-            For a cost that is negative, no finite number, or not one per stage.
+            If a cost is negative or not finite, or there is not one per stage.
         """
         count = len(schedule.stages)
         back = per_stage("backward", backward, count)
         if weight is None:
-            # The whole backward pass: where dL/dw is apart from it, half of it.
+            # ``backward`` is the full backward pass; a separate W takes half of it.
             weights = tuple(cost / 2 if schedule.splits_backward else 0.0 for cost in back)
             back = tuple(cost - part for cost, part in zip(back, weights, strict=True))
         else:
@@ -58,23 +58,23 @@ class ScheduleCosts:
         )
 
     def of_action(self, action: Action, chunks: int) -> float:
-        """How long an action occupies its stage: passes and updates do, the rest takes no time."""
+        """Return how long an action occupies its stage; 0 for all but passes and updates."""
         per_pass = {Kind.F: self.forward, Kind.B: self.backward, Kind.W: self.weight}
         if action.kind in per_pass:
             return per_pass[action.kind][action.stage] / chunks
         return self.update[action.stage] if action.kind is Kind.UPDATE else 0.0
 
     def of_message(self, message: Message) -> float:
-        """How long a message is on its way: an activation and its gradient cross the same boundary."""
+        """Return the transfer time of a message. An activation and its gradient cross the same boundary."""
         upper = message.part - 1 if message.payload is Kind.F else message.part
         return self.transfer[upper % len(self.transfer)]
 
     def streamed(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
-        """For how long a pass makes what is passed on meanwhile, and for how long the link carries that.
+        """Return how long a pass makes the result that is passed on meanwhile, and how long the link carries it.
 
-        A pass makes its message from its beginning to its end. Of a concurrent schedule F and B share the stage for as
-        long as both take, and each has half of the link: in F + B a message crosses it either way. So transfers stay
-        hidden up to F, and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I asks for.
+        A pass makes its message from its beginning to its end. In a concurrent schedule F and B share the stage, and
+        each has half of the link: in F + B a message crosses it in each direction. So transfers stay hidden up to F,
+        and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I requires.
         """
         carrying = self.of_message(message)
         if schedule.concurrent:

@@ -1,4 +1,7 @@
-"""Runs a schedule's lists against costs, event by event."""
+"""Event simulation of a schedule: ``simulate``.
+
+The simulator reads the same lists of actions as the runtime, so both follow the same order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .span import Span
 from .timeline import Timeline
 
 OCCUPYING = COMPUTE | {Kind.UPDATE}
-"""What takes time on a stage."""
+"""Actions that take time on a stage."""
 
 
 def simulate(  # noqa: PLR0917 - a fixed public signature
@@ -30,22 +33,43 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
     activation: Cost = 1.0,
     replicas: int | Sequence[int] | None = None,
 ) -> Timeline:
-    """When every pass runs if each stage takes its list in order and a pass waits for its input.
+    """Simulate a schedule: each stage follows its list in order, and a pass waits for its input.
 
-    Costs are numbers or one per stage. ``forward`` and ``backward`` are those of one micro-batch through all chunks
-    of a stage. ``backward`` is the whole backward pass; with ``weight`` it is dL/dx alone and ``weight`` dL/dw.
-    Without ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the
-    boundary after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody.
-    Where the schedule hides transfers it is the time on the link instead, which carries one message after the other
-    in each direction, from when the pass that makes it begins. ``activation`` is what one micro-batch keeps on a
-    stage. ``replicas`` of a stage (default: the schedule's) take micro-batches in turn and do an update for all of
-    them together; a schedule whose updates are for other replicas is made again. F and B of a concurrent schedule
-    share their rank in proportion to their work; one that is alone has all of it.
+    All costs are one number, or one for each stage, in any unit of time.
+
+    Source: Zhao et al. 2020 (BaPipe), 3.2, for asynchronous and synchronous execution.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Schedule to simulate.
+    forward : float or sequence
+        Forward pass of one micro-batch through all chunks of a stage.
+    backward : float or sequence
+        Full backward pass; with ``weight`` that of the input (dL/dx) alone.
+    weight : float or sequence, optional
+        Backward pass of the weights (dL/dw). By default, schedules with W spend half of ``backward`` on each.
+    transfer : float or sequence
+        Latency of the boundary after a stage, in both directions; after the last stage, back to the first between
+        chunks. It occupies no rank. If the schedule hides transfers, it is the time on the link, which carries one
+        message at a time in each direction, starting with the pass that makes the message.
+    update : float or sequence
+        Optimizer step.
+    activation : float or sequence
+        Memory that one micro-batch keeps on a stage, in any unit.
+    replicas : int or sequence, optional
+        Ranks of each stage, which take micro-batches round-robin and update together. Default: the schedule's. A
+        schedule with updates for another number of replicas is made again.
+
+    Returns
+    -------
+    Timeline
+        Time of every pass. F and B of a concurrent schedule share their rank in proportion to their work.
 
     Raises
     ------
     ScheduleError
-        For costs or counts that do not fit, or lists that wait for each other for ever.
+        If costs or counts do not fit, or lists wait for each other forever.
     """
     costs = ScheduleCosts.of(
         schedule, forward, backward, weight=weight, transfer=transfer, update=update, activation=activation
@@ -59,9 +83,9 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
 
 @dataclass
 class _Track:
-    """Actions that run one after the other: all of a rank, or its F and its B apart.
+    """Actions that run one after the other: all of a rank, or its F and its B separately.
 
-    ``behind[k]``: how many passes of the other track must have ended before action k begins.
+    ``behind[k]``: passes of the other track that must have ended before action k begins.
     """
 
     actions: list[Action]
@@ -72,13 +96,13 @@ class _Track:
 
     @property
     def head(self) -> Action | None:
-        """The action whose turn it is; it stays here while it runs."""
+        """Next action; it stays here while it runs."""
         return self.actions[self.next] if self.next < len(self.actions) else None
 
 
 @dataclass
 class _PassRun:
-    """A pass under way: its start, the work it is, and what is left of that, in seconds of a whole rank."""
+    """Running pass: its start, its work, and the remaining work in seconds of a full rank."""
 
     action: Action
     start: float
@@ -100,7 +124,7 @@ class _Rank:
     peak: float = 0.0
 
     def work_until(self, now: float) -> None:
-        """Take what was done since ``changed`` off what is left."""
+        """Subtract the work since ``changed`` from the remaining work."""
         total = sum(run.work for run in self.running.values())
         for run in self.running.values():
             share = run.work / total if total else 1.0
@@ -109,7 +133,7 @@ class _Rank:
 
 
 class _PassEnd(NamedTuple):
-    """A pass will end, if nothing begins or ends on its rank before: then ``epoch`` is another."""
+    """End of a pass, which is void if a pass begins or ends on its rank before: ``epoch`` then differs."""
 
     rank: _Rank
     track: int
@@ -117,7 +141,7 @@ class _PassEnd(NamedTuple):
 
 
 class _Simulation:
-    """The state at time ``now``, and the events to come."""
+    """Simulation at time ``now``, and the coming events."""
 
     def __init__(self, schedule: Schedule, costs: ScheduleCosts, replicas: tuple[int, ...]) -> None:
         self.schedule = schedule
@@ -128,12 +152,12 @@ class _Simulation:
             for stage, count in enumerate(replicas)
         ]
         self.now = 0.0
-        # The counter decides between events at the same time: first come, first served.
+        # The counter orders events at the same time, first in, first out.
         self.events: list[tuple[float, int, _PassEnd | Message]] = []
         self.counted = 0
         self.arrived: set[Message] = set()
         self.links: dict[tuple[int, int, int], tuple[float, float]] = {}
-        """From a replica of a stage to a part: when the last pass ended whose result went there, how late that was."""
+        """From a replica of a stage to a part: end of the last pass whose result was sent there, and its delay."""
         self.spans: list[Span] = []
 
     def run(self) -> Timeline:
@@ -152,7 +176,7 @@ class _Simulation:
         return Timeline(self.schedule, self.spans, self.replicas, work, peaks)
 
     def _begin(self, stage: int) -> None:
-        """Begin whatever can begin now on a stage; replicas that wait for each other make several rounds of it."""
+        """Begin all passes that can begin on a stage. Replicas that wait for each other need several rounds."""
         while any([self._begin_rank(rank) for rank in self.stages[stage]]):
             pass
 
@@ -163,7 +187,7 @@ class _Simulation:
         return bool(started)
 
     def _begin_track(self, rank: _Rank, index: int) -> bool:
-        """Go on until a pass begins (True) or has to wait."""
+        """Advance until a pass begins (True) or has to wait (False)."""
         track = rank.tracks[index]
         while index not in rank.running and track.head is not None and self._is_ready(rank, track, track.head):
             if track.head.kind in OCCUPYING:
@@ -192,13 +216,13 @@ class _Simulation:
             self._at(self._arrival(action, message), message)
 
     def _arrival(self, send: Action, message: Message) -> float:
-        """When a message whose pass ends now is there."""
+        """Return the time at which a message arrives whose pass ends now."""
         if not self.schedule.hidden_transfers:
             return self.now + self.costs.of_message(message)
         making, carrying = self.costs.streamed(send, message, self.schedule)
         link = send.stage, message.part, message.microbatch % self.replicas[send.stage]
         before, late = self.links.get(link, (-math.inf, 0.0))
-        # A pass that is alone ends sooner; it is in nobody's way: the link has the time of the whole slot for each.
+        # A pass without a partner ends sooner. It must not shorten the time on the link, which is that of a full slot.
         late = max(late + carrying - max(self.now - before, making), carrying - making, 0.0)
         self.links[link] = self.now, late
         return self.now + late
@@ -215,7 +239,7 @@ class _Simulation:
         self._begin(rank.stage)
 
     def _foresee(self, rank: _Rank) -> None:
-        """The next end on a rank, from the shares that its passes have now."""
+        """Schedule the next end on a rank, from the current rates of its passes."""
         rank.epoch += 1
         total = sum(run.work for run in rank.running.values())
         for index, run in rank.running.items():
@@ -244,7 +268,7 @@ class _Simulation:
 
 
 def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list[_Track]:
-    """What one replica does: its micro-batches in turn, as one track or as a forward and a backward one."""
+    """Return the actions of one replica, as one track or as a forward and a backward one."""
     own = schedule.of_replica(stage, replica, replicas)
     if not schedule.concurrent:
         return [_Track(own, [0] * len(own))]
@@ -252,7 +276,7 @@ def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list
     passed = [0, 0]
     for action in own:
         backward = int(Kind.F not in (action.kind, action.payload))
-        # A B runs beside the F right before it, unless that is its own; an F waits for every B before it.
+        # A B runs concurrently with the F directly before it, unless that is its own F; an F waits for every earlier B.
         last = next((a.microbatch for a in reversed(tracks[0].actions) if a.kind is Kind.F), action.microbatch)
         beside = action.kind is Kind.B and last != action.microbatch
         tracks[backward].actions.append(action)

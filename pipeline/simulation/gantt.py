@@ -1,4 +1,4 @@
-"""Spans as a picture."""
+"""Gantt charts of timelines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,28 @@ COLOURS = {Kind.F: "#9ecae1", Kind.B: "#a1d99b", Kind.W: "#fdd0a2", Kind.UPDATE:
 ROW_INCHES = 0.45
 
 LABELS_AT_MOST = 600
-"""More passes than this carry no number: it could not be read."""
+"""Most passes that are labelled with their micro-batch; more labels would be illegible."""
 
 
 def draw(
     schedule: Schedule, spans: Sequence[Span], replicas: Sequence[int], title: str, path: str | os.PathLike[str]
 ) -> None:
-    """Write the picture: a row for each rank; where F and B share a rank, B is the lower half of its row.
+    """Write a figure with one row for each rank. If F and B share a rank, B is the lower half of its row.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    spans : sequence of Span
+    replicas : sequence of int
+        Ranks of each stage.
+    title : str
+    path : str or path
+        File to write; its ending selects the format.
 
     Raises
     ------
     ScheduleError
-        If the path names no format, or is a folder.
+        If the path has no ending, or is a folder.
     ImportError
         If matplotlib is not installed.
     """
@@ -44,7 +54,14 @@ def draw(
 
 
 def draw_spans(axis: Any, schedule: Schedule, spans: Sequence[Span], replicas: Sequence[int]) -> None:
-    """Draw the same on axes of matplotlib, which still need the unit of time."""
+    """Draw the rows on given axes of matplotlib. The caller labels the unit of time.
+
+    Parameters
+    ----------
+    axis : Axes
+    schedule, spans, replicas
+        As in :func:`draw`.
+    """
     rows = [(stage, replica) for stage, count in enumerate(replicas) for replica in range(count)]
     seen = [span for span in spans if span.end > span.start]
     for span in seen:

@@ -1,4 +1,4 @@
-"""One pass or update of a schedule: when it ran, simulated or measured."""
+"""One pass or update of a schedule: its time and place, simulated or measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from distconv.pipeline.schedules.actions import Action
 
 @dataclass(frozen=True)
 class Span:
-    """One pass or update: when it ran, on which replica of its stage."""
+    """One pass or update.
+
+    Attributes
+    ----------
+    action : Action
+    replica : int
+        Replica of its stage.
+    start, end : float
+        Times, in the unit of the costs; measured ones in seconds.
+    """
 
     action: Action
     replica: int

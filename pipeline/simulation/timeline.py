@@ -1,4 +1,4 @@
-"""When each pass of a schedule ran, simulated or measured, and what follows from it."""
+"""Timeline of a schedule, simulated or measured: makespan, bubble, plots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from .span import Span
 
 @dataclass(frozen=True)
 class Timeline:
-    """The outcome of a simulation, or of a measurement.
+    """Result of a simulation or a measurement.
 
-    Times are in the unit of the costs, ``peak_activations`` in that of ``activation``.
-
-    ``work``: time that passes and updates need, over all ranks. ``peak_activations``: for each stage the most that one
-    rank held at a time, from the start of F to the end of the micro-batch's last gradient.
+    Attributes
+    ----------
+    schedule : Schedule
+    spans : list of Span
+        Time of every pass and update.
+    replicas : tuple of int
+        Ranks of each stage.
+    work : float
+        Time that passes and updates need, summed over all ranks.
+    peak_activations : list of float
+        For each stage the most memory that one rank held, from the start of F to the end of the micro-batch's last
+        gradient, in the unit of ``activation``.
     """
 
     schedule: Schedule
@@ -31,22 +39,27 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """When the last pass or update ends."""
+        """End of the last pass or update."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The fraction of the ranks' time without work; 0 where nothing takes time."""
+        """Fraction of the ranks' time without work; 0 if nothing takes time."""
         offered = sum(self.replicas) * self.makespan
         return (offered - self.work) / offered if offered else 0.0
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw one row for each rank (a Gantt chart), in the format that the name's ending says.
+        """Draw a Gantt chart with one row for each rank.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write; its ending selects the format, such as ``.png``.
 
         Raises
         ------
         ScheduleError
-            If the path names no format, or is a folder.
+            If the path has no ending, or is a folder.
         ImportError
             If matplotlib is not installed.
         """
@@ -57,7 +70,12 @@ class Timeline:
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file for chrome://tracing or Perfetto: a process for each stage, a thread for each replica.
 
-        Costs count as seconds.
+        Times count as seconds.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write.
         """
         names = [
             {"name": "process_name", "ph": "M", "pid": stage, "args": {"name": f"stage {stage}"}}

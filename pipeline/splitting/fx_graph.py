@@ -1,4 +1,7 @@
-"""What a model does, as a list of steps that can be cut: written down by ``torch.fx``."""
+"""Steps of a model, traced by ``torch.fx``.
+
+The tracer rejects models in which a trace would lose something, such as hooks or autograd Functions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ REPLACED = "it replaces a buffer; write into it, with copy_() or add_()"
 
 
 class _OneInput(nn.Module):
-    """``model`` of one argument; others keep their defaults. What tracing adds to the root does not reach the model."""
+    """Wrapper that calls a model with one argument.
+
+    Other arguments keep their defaults. Attributes that tracing adds to the root do not reach the model.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +53,7 @@ class _OneInput(nn.Module):
 
 
 class _StandIn(fx.Proxy):
-    """A value that is not there yet. Asked whether it is a tensor it would say no, so it refuses to answer."""
+    """Proxy that raises if it is asked for its type: it would answer that a value is not a tensor."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -57,7 +63,7 @@ class _StandIn(fx.Proxy):
 
 
 def _asks_for_tensors(frame: FrameType | None) -> bool:
-    """Return True if code outside torch that looks for the class of a value may be asking whether it is a tensor."""
+    """Return True if code outside torch that reads the class of a value may be testing for a tensor."""
     folder = str(Path(torch.__file__).parent)
     if frame is not None and frame.f_code.co_filename.startswith(str(Path(folder, "fx"))):
         return False
@@ -68,7 +74,7 @@ def _asks_for_tensors(frame: FrameType | None) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Notes where each module's call begins, and refuses what would be lost."""
+    """Tracer that records where each module's call begins, and rejects what would be lost."""
 
     proxy_buffer_attributes = True
 
@@ -103,13 +109,13 @@ class _Tracer(fx.Tracer):
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Return True if ``module`` is a convolution or linear layer, behind which there may be a register."""
+    """Return True if ``module`` is a convolution or linear layer, after which there may be a register."""
     return is_plannable_layer(module) or isinstance(module, SparseConv)
 
 
 def is_whole(module: nn.Module) -> bool:
-    """Return True if a stage calls ``module`` as it is: a layer, or one of torch's own."""
-    # Sites depend on numbers, which torch.fx has not got. Running statistics are taken out of modules.
+    """Return True if a stage calls ``module`` unchanged: a layer, or a module of torch."""
+    # Sites depend on values, which torch.fx does not have. Batch norms stay modules: RunningStatistics hooks them.
     return (
         is_layer(module)
         or isinstance(module, _BatchNorm)
@@ -125,13 +131,13 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def modes() -> tuple[bool | torch.dtype, ...]:
-    """Return whether autograd is on and, for the CPU and CUDA, the autocast dtype, or False without autocast."""
+    """Return if autograd is enabled, and for the CPU and CUDA the autocast dtype, or False without autocast."""
     autocast = (torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda"))
     return torch.is_grad_enabled(), *autocast
 
 
 def traced_steps(model: nn.Module) -> ModelSteps:
-    """What ``model`` does, in steps that can be cut; by ``torch.fx``."""
+    """Return the steps of a model, traced by ``torch.fx``."""
     tracer, root, graph = _trace(model)
     computing = computing_positions(graph)
 
@@ -142,7 +148,10 @@ def traced_steps(model: nn.Module) -> ModelSteps:
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
-    """The steps of ``forward`` in training, which must be those in evaluation too: a stage has one list of them."""
+    """Return the trace of ``forward`` in training mode, checked to equal that in evaluation mode.
+
+    A stage has one list of steps for both modes.
+    """
     traces = []
     buffers = buffer_ids(model)
     for training in (False, True):
@@ -172,7 +181,7 @@ def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
-    """Return True if a tensor that forward made without its input is no random one."""
+    """Return True if a tensor that forward made without its input is equal in both traces, hence not random."""
     if node.op != "get_attr" or str(node.target).startswith("model."):
         return True
     one, two = _attribute(root, str(node.target)), _attribute(other, str(node.target))
@@ -180,13 +189,13 @@ def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
 
 
 def buffer_ids(model: nn.Module) -> dict[str, int]:
-    """Which tensors the buffers are."""
+    """Return the identities of the buffers, by name."""
     return {name: id(buffer) for name, buffer in model.named_buffers()}
 
 
 @contextmanager
 def _kept_as_it_is(model: nn.Module) -> Iterator[None]:
-    """Modes, buffers and attributes of ``model`` are afterwards what they were: no stand-ins stay there."""
+    """Restore modes, buffers and attributes of ``model`` when the block ends, so that no proxies remain."""
     modules = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
     kept = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     try:
@@ -200,7 +209,25 @@ def _kept_as_it_is(model: nn.Module) -> Iterator[None]:
 
 
 def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:
-    """What in the model stops its ``reader``, and ``ways`` out: the last line of a traceback outside ``file``."""
+    """Return the message for a model that cannot be traced or recorded.
+
+    It quotes the last line of the traceback outside torch and ``file``.
+
+    Parameters
+    ----------
+    model : Module
+    error : Exception
+    reader : str
+        Description of the tracer or recorder.
+    file : str
+        Its source file.
+    *ways : str
+        Suggested fixes.
+
+    Returns
+    -------
+    str
+    """
     others = (str(Path(torch.__file__).parent), file)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else "its forward"

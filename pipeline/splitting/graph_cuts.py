@@ -1,4 +1,4 @@
-"""A graph of steps cut into those of stages, each of which takes what the one before returns."""
+"""Splitting of a graph of steps into those of stages, each of which takes the result of the stage before."""
 
 from __future__ import annotations
 
@@ -19,11 +19,21 @@ PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "ite
 
 
 class SplitError(DistconvError, ValueError):
-    """A model that cannot be cut, or not there."""
+    """A model cannot be split, or not at this position."""
 
 
 class ModuleCall(NamedTuple):
-    """A module's call: its name, whether it is a layer, and where it begins in the list of steps."""
+    """Call of a module.
+
+    Attributes
+    ----------
+    name : str
+        Full name.
+    layer : bool
+        True if a register may follow the module. Otherwise False.
+    begin : int
+        Position of the call in the list of steps.
+    """
 
     name: str
     layer: bool
@@ -31,11 +41,22 @@ class ModuleCall(NamedTuple):
 
 
 Locate = Callable[[list[ModuleCall], list[int]], list[int]]
-"""Where to cut, from all calls and the positions that compute."""
+"""Function that returns the split positions, from all calls and the positions that compute."""
 
 
 class ModelSteps(NamedTuple):
-    """What a model does: all calls, the positions that compute, how to make stages of it, and where it can be cut."""
+    """Steps of a model.
+
+    Attributes
+    ----------
+    calls : list of ModuleCall
+    computing : list of int
+        Positions of steps that compute.
+    build : callable
+        Makes the stages for a :data:`Locate` function.
+    possible : callable
+        Returns True if the model can be split at a position.
+    """
 
     calls: list[ModuleCall]
     computing: list[int]
@@ -44,17 +65,30 @@ class ModelSteps(NamedTuple):
 
 
 def computing_positions(graph: fx.Graph) -> list[int]:
-    """The positions of the nodes that compute."""
+    """Return the positions of the nodes that compute."""
     return [index for index, node in enumerate(graph.nodes) if node.op in COMPUTATIONS]
 
 
 def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
-    """The graphs of stages that begin at ``positions``, but the first; each takes what the one before returns.
+    """Return the graphs of the stages.
+
+    Parameters
+    ----------
+    graph : Graph
+        Steps of the model.
+    positions : list of int
+        Where the second stage, the third, and so on begin.
+
+    Returns
+    -------
+    list of Graph
+        Each graph takes what the one before returns.
 
     Raises
     ------
     SplitError
-        If a value that is no tensor lives across a cut, or two that share memory do and one changes behind it.
+        If a value that is not a tensor crosses a split point, or two values that share memory do and one is written
+        later.
     """
     nodes = list(graph.nodes)
     stage_of = _stages(nodes, positions)
@@ -65,14 +99,25 @@ def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
 
 
 def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
-    """The stage of each node but of parameters and the like, which belong to whoever uses them."""
+    """Return the stage of each node, except parameters and constants, which belong to the stages that use them."""
     stages = {node: bisect_right(positions, index) for index, node in enumerate(nodes) if node.op in COMPUTATIONS}
     stages |= {node: 0 for node in nodes if node.op == "placeholder"}
     return stages | {node: len(positions) for node in nodes if node.op == "output"}
 
 
 def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
-    """Return True if ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
+    """Return a function that returns True if a graph can be split at a position.
+
+    Parameters
+    ----------
+    graph : Graph
+    root : Module
+        Owner of the graph's modules and weights.
+
+    Returns
+    -------
+    callable
+    """
     nodes = list(graph.nodes)
     index = {node: number for number, node in enumerate(nodes)}
     uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
@@ -98,7 +143,7 @@ def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
 
 
 def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
-    """The values made before a cut and needed behind it, the latest first."""
+    """Return the values that are made before a split point and needed after it, the latest first."""
     alive = [
         node
         for node in nodes
@@ -115,7 +160,10 @@ def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list
 
 
 def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None:
-    """What shares memory before a cut does not behind it; where that is known, see that nobody relies on it."""
+    """Check that memory shared by values across a split point is not written later, where sharing is known.
+
+    After the split they no longer share memory.
+    """
     first: dict[int, fx.Node] = {}
     for node in (node for node in alive if "memory" in node.meta):
         other = first.setdefault(node.meta["memory"], node)
@@ -127,7 +175,7 @@ def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Return True if the value of ``node`` is a tensor, as far as that can be told without one."""
+    """Return True if the value of ``node`` is a tensor, as far as the graph shows."""
     if "like" in node.meta:
         return True
     if node.op in ("placeholder", "call_module", "get_attr"):
@@ -147,7 +195,7 @@ def _is_several(node: fx.Node) -> bool:
 
 
 def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
-    """The graph that takes ``given`` and returns ``returned`` (None: what the model returns)."""
+    """Return the graph that takes ``given`` and returns ``returned`` (None: the model's result)."""
     graph = fx.Graph()
     here: dict[fx.Node, fx.Node] = {}
     for node in given:
@@ -155,7 +203,7 @@ def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] |
         here[node].meta = node.meta
 
     def value(node: fx.Node) -> fx.Node:
-        if node not in here:  # a parameter, a buffer or a constant: of whichever stage uses it
+        if node not in here:  # a parameter, a buffer or a constant of the stage that uses it
             here[node] = graph.create_node("get_attr", node.target)
         return here[node]
 

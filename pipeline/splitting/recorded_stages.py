@@ -1,7 +1,7 @@
-"""Stages of a model whose forward was recorded, anew for each number of samples and mode that come up.
+"""Stages of a model whose forward was recorded, for each number of samples and mode in use.
 
-A recording has plain numbers where the model asked for a shape, so it holds for one shape of the input and one mode of
-each module; another is made where another is needed. Nothing that the model decides by them is taken over unseen.
+A recording contains plain numbers where the model read a shape, so it holds for one shape of the input and one mode of
+each module. Another one is made when it is needed, so that no decision of the model by shape or mode is frozen.
 """
 
 from __future__ import annotations
@@ -22,12 +22,22 @@ from .recording import Blueprint, ForwardRecording, Like, containers
 
 
 def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
-    """What ``model`` does with an input like ``example`` (N, ...), in steps that can be cut.
+    """Return the steps of a model with an input like ``example``.
+
+    Parameters
+    ----------
+    model : Module
+    example : Tensor
+        Input (N, ...).
+
+    Returns
+    -------
+    ModelSteps
 
     Raises
     ------
     SplitError
-        If its forward cannot be recorded, or does not do the same each time.
+        If its forward cannot be recorded, or differs from run to run.
     """
     blueprint, like = Blueprint(model), Like.of(example)
     whole = _Whole(model)
@@ -35,7 +45,7 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
     now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
     recorded = [(training, now)]
-    with suppress(SplitError):  # then stages can be trained, which is what they are for
+    with suppress(SplitError):  # without it stages can still be trained
         recorded.append((evaluation, blueprint.record(like, evaluation)))
 
     def build(locate: Locate) -> list[nn.Module]:
@@ -50,7 +60,7 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
 
 
 class Programs:
-    """What each stage does, for all shapes and modes that came up."""
+    """Steps of each stage, for all shapes and modes in use."""
 
     def __init__(self, blueprint: Blueprint, example: Like, locate: Locate) -> None:
         self._blueprint, self._example, self._locate = blueprint, example, locate
@@ -62,7 +72,7 @@ class Programs:
     def add(
         self, training: tuple[bool, ...], recording: ForwardRecording, samples: int | None = None
     ) -> list[StageProgram]:
-        """The programs of the stages, from what the whole model does with as many ``samples`` (None: the example's)."""
+        """Return the steps of the stages from a recording, and store them for ``samples`` (None: the example's)."""
         graph, calls = recording
         pieces = cut_graph(graph, self._locate(calls, computing_positions(graph)))
         key = samples or self._example.shape[0], training, modes()
@@ -70,12 +80,12 @@ class Programs:
         return self._known[key]
 
     def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> StageProgram:
-        """The program of stage ``index`` for what it is ``given``.
+        """Return the steps of a stage for its inputs.
 
         Raises
         ------
         SplitError
-            If no number of samples like the example leads to it.
+            If no number of samples of the example's shape leads to these inputs.
         """
         likes = [Like.of(tensor) for tensor in given]
         for samples in self._numbers_of_samples(index, likes, training):
@@ -96,7 +106,7 @@ class Programs:
         return self.add(training, self._blueprint.record(like, training), samples)
 
     def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
-        """How many samples there may be: as often as an extent of the example's has its samples."""
+        """Yield the possible numbers of samples, from dimensions that are multiples of the example's."""
         samples, numbers = self._example.shape[0], dict[int, None]()
         for recorded, like in zip(self._of(samples, training)[index].given, likes, strict=False):
             for example, extent in zip(recorded.shape, like.shape, strict=False):
@@ -106,7 +116,7 @@ class Programs:
 
 
 class StageProgram:
-    """The steps of one stage, for given shapes."""
+    """Steps of one stage, for given shapes."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
@@ -118,11 +128,11 @@ class StageProgram:
             self._done.setdefault(user, []).append(node)
 
     def names(self) -> list[str]:
-        """The modules, parameters and buffers that it uses, in the order of their use."""
+        """Return the modules, parameters and buffers in use, in the order of their use."""
         return [str(node.target) for node in self.nodes if node.op in ("call_module", "get_attr")]
 
     def run(self, stage: nn.Module, given: Sequence[torch.Tensor]) -> Any:
-        """What ``stage`` makes of what it is ``given``."""
+        """Return the result of a stage for its inputs."""
         values: dict[fx.Node, Any] = {}
         inputs = iter(given)
         *steps, output = self.nodes
@@ -143,7 +153,7 @@ class StageProgram:
 
 
 class _Whole:
-    """What stages are made of: a model, its modules, and the names of what it saves."""
+    """A model, its modules, and the names of its saved state."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.modules, self.containers = model, dict(model.named_modules()), containers(model)
@@ -151,25 +161,25 @@ class _Whole:
 
 
 class RecordedStage(nn.Module):
-    """A stage of a ``whole`` that does what ``programs`` say; with the modules and weights that ``examples`` use."""
+    """Stage that runs recorded steps, with the modules and weights that they use."""
 
     def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[StageProgram]) -> None:
         super().__init__()
         self.training = whole.model.training
         self._programs, self._index = programs, index
-        self._containers = whole.containers  # in a list: their weights are not all this stage's
+        self._containers = whole.containers  # in a list, so that their weights are not registered here
         inside = dict.fromkeys(name for program in examples for name in program.inside)
         self._own = [whole.modules[name] for name in inside]
         for name in dict.fromkeys(name for program in examples for name in program.names()):
             _place(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
 
     def forward(self, *given: torch.Tensor) -> Any:
-        """What the model does between two cuts."""
+        """Run the steps of the model between two split points."""
         training = tuple(module.training for module in self._containers)
         return self._programs.find(self._index, given, training).run(self, given)
 
     def train(self, mode: bool = True) -> RecordedStage:
-        """Switch the stage's modules, and what the model's own forward asks for its mode there."""
+        """Set the mode of the stage's modules, and of the modules whose forward was recorded in this stage."""
         super().train(mode)
         for module in self._own:
             module.training = mode
@@ -210,7 +220,7 @@ def _same(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     if callable(a) and callable(b):
         return getattr(a, "__name__", type(a)) == getattr(b, "__name__", type(b))
-    return repr(a) == repr(b)  # nodes have names, and a number that is none equals itself
+    return repr(a) == repr(b)  # by name for nodes; NaN equals itself
 
 
 def _listed(likes: Sequence[Like]) -> str:

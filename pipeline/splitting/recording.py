@@ -1,7 +1,7 @@
-"""What a model does with an example, as a list of steps that can be cut: recorded while its own forward runs.
+"""Recording of a model's steps while its own forward runs with an example.
 
-The forward of a copy runs on fake tensors, which have a shape, a type and a device, but no elements. Python that
-depends on those is no hindrance, nor are modules that it makes on the way; what reads elements is.
+The forward of a copy runs on fake tensors, which have a shape, a dtype and a device, but no elements. Python control
+flow that depends on these works, and so do modules that forward creates. Code that reads elements does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .graph_cuts import ModuleCall, SplitError
 
 
 class Like(NamedTuple):
-    """What is known of a tensor before it is there."""
+    """Shape, dtype and device type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -34,21 +34,21 @@ class Like(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Like:
-        """That of ``tensor``."""
+        """Return those of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
 
 class ForwardRecording(NamedTuple):
-    """The steps of a forward pass, and the calls of modules in it."""
+    """Steps of a forward pass, and the calls of modules in it."""
 
     graph: fx.Graph
     calls: list[ModuleCall]
 
 
 class Blueprint:
-    """A copy of ``model`` with fake tensors for its parameters and buffers, of which ``forward`` is recorded.
+    """Copy of a model with fake parameters and buffers, whose ``forward`` is recorded.
 
-    What becomes of the model's own later on (blocks of them on other ranks, other values) does not reach it.
+    Later changes of the model's own tensors (sharding, other values) do not reach it.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class Blueprint:
         for name, tensor in _tensors(model):
             if id(tensor) not in copies:
                 copies[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
-                # A function that is no method may go on using the model's own.
+                # A function other than a method may still use the model's own tensors.
                 self.names[id(tensor)] = self.names[id(copies[id(tensor)])] = name
         self._kept = [model, *copies.values()]  # so that no id is used twice
         try:
@@ -78,17 +78,27 @@ class Blueprint:
         return self
 
     def record(self, example: Like, training: Sequence[bool]) -> ForwardRecording:
-        """What ``forward`` does with an input like ``example``, where ``training`` has the mode of each container.
+        """Record ``forward`` with an input like ``example``.
+
+        Parameters
+        ----------
+        example : Like
+        training : sequence of bool
+            Mode of each of :func:`containers`.
+
+        Returns
+        -------
+        ForwardRecording
 
         Raises
         ------
         SplitError
-            If it reads elements of tensors, or does what a list of steps would not repeat.
+            If forward reads elements of tensors, or does something that a list of steps cannot repeat.
         """
         for module, mode in zip(containers(self.model), training, strict=True):
             module.training = mode
         try:
-            # A pipeline keeps the weights that its passes save: not these.
+            # Hide saved tensors from the hooks of a pipeline, which would store notes of these weights.
             unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
             with self.fake, torch.random.fork_rng(devices=[]), unpacked:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
@@ -102,12 +112,12 @@ class Blueprint:
 
 
 def containers(model: nn.Module) -> list[nn.Module]:
-    """The modules that are not called by stages: their forward is recorded, in the mode that they have."""
+    """Return the modules that stages do not call: their forward is recorded, in their present mode."""
     return [module for module in model.modules() if module is model or not is_whole(module)]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers, and what is kept as a plain attribute, by name."""
+    """Yield parameters, buffers, and tensors in plain attributes, by name."""
     yield from model.named_parameters()
     yield from model.named_buffers()
     for prefix, module in model.named_modules():
@@ -117,7 +127,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _ForwardRecorder(TorchFunctionMode):
-    """Writes down each call of a torch function, of a module that stages call, and of an autograd Function."""
+    """Records each call of a torch function, of a module that stages call, and of an autograd Function."""
 
     def __init__(self, blueprint: Blueprint, x: torch.Tensor) -> None:
         super().__init__()
@@ -132,7 +142,7 @@ class _ForwardRecorder(TorchFunctionMode):
         self._note(self.graph.placeholder("x"), x)
 
     def run(self, x: torch.Tensor) -> None:
-        """Record what the model does with ``x``."""
+        """Record the model's forward with ``x``."""
         call, apply = nn.Module.__call__, torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
         called = lambda module, *args, **kwargs: self._call(call, module, args, kwargs)  # noqa: E731
         applied = classmethod(lambda cls, *args, **kwargs: self._apply(apply, cls, args, kwargs))
@@ -143,7 +153,7 @@ class _ForwardRecorder(TorchFunctionMode):
         self.graph.output([self._argument(leaf) for leaf in leaves]).meta["form"] = form
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__iter__:  # gives its rows one by one, after we have looked
+        if func is torch.Tensor.__iter__:  # a generator: its rows are made after this call
             with self:
                 return iter(args[0].unbind(0))
         return self._record("call_function", func, func, args, kwargs or {})
@@ -197,7 +207,7 @@ class _ForwardRecorder(TorchFunctionMode):
         return node
 
     def _note(self, node: fx.Node, result: Any) -> None:
-        """``node`` is where ``result`` comes from, or what is in it."""
+        """Store that ``node`` makes ``result``, or the tensors in it."""
         self._kept.append(result)
         if isinstance(result, torch.Tensor):
             self._nodes[id(result)] = node
@@ -226,7 +236,7 @@ class _ForwardRecorder(TorchFunctionMode):
 
 @cache
 def _application(cls: Any) -> Callable[..., Any]:
-    """``cls.apply`` as it is when it is called."""
+    """Return a function that calls ``cls.apply`` as it is at the time of the call."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
@@ -236,7 +246,7 @@ def _application(cls: Any) -> Callable[..., Any]:
 
 
 def _computes(function: Any, result: Any, given: list[torch.Tensor]) -> bool:
-    """Return True if a call does something that a stage has to do: it makes tensors, or changes some."""
+    """Return True if a stage has to repeat a call, because it makes or changes tensors."""
     if _has_tensors(result) or function is torch.Tensor.register_hook:
         return True
     return result is None and bool(given) and getattr(function, "__name__", "") != "__get__"

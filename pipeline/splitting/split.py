@@ -1,8 +1,10 @@
-"""Cuts an unmodified model into the stages of a pipeline.
+"""``split``: the stages of an unmodified model, and the possible split points.
 
-``torch.fx`` writes down what ``forward`` does with one input, or a run with an example shows it. The list is cut, and
-each piece becomes a stage that talks to its neighbours only: a value that a later stage needs is passed on by all
-stages between.
+``torch.fx`` traces the steps of ``forward`` with one input. If it cannot, a run with an example records them. The list
+is split, and each piece becomes a stage that communicates with its neighbours only: intermediate stages pass on the
+values that later stages need.
+
+Source: Zhang, Abdelrahman 2021 (stale weights), 4.1 (pipeline placement vector).
 """
 
 from __future__ import annotations
@@ -24,33 +26,49 @@ from .recorded_stages import recorded_steps
 def split(
     model: nn.Module, cuts: Sequence[str] | Sequence[int], example: torch.Tensor | None = None
 ) -> list[nn.Module]:
-    """Stages that compute what ``model`` does: len(cuts) + 1 of them.
+    """Split a model into ``len(cuts) + 1`` stages that compute the same as the model.
 
-    A cut is the full dotted name of the submodule that begins the next stage, or a number k, a register behind layer k
-    of the pipeline placement vector (stale weights, 4.1). Layers are modules Conv*, ConvTranspose*, SparseConv and
-    Linear in the order of their calls, from 1; the 1x1 convolution of a shortcut counts like any other. What follows
-    layer k up to layer k + 1 (batch norm, ReLU, the addition of a residual block) belongs to the earlier stage.
+    The first stage takes the model's single input. Every other stage takes the result of the stage before: a tensor, or
+    a tuple of tensors (the latest first) if several values are needed after the split. A stage that only passes a value
+    on returns the same object. The last stage returns the model's result.
 
-    The first stage takes the model's one input, every other what the stage before returns: a tensor, or a tuple of
-    tensors (the latest first) where several values live across the cut. A stage returns the very object that it was
-    given if it only passes it on. The last returns what the model returns.
+    Stages hold the model's own parameters, buffers and submodules under the same names. Training the stages trains the
+    model, and ``train()`` or ``eval()`` of a stage reaches its modules. An ``nn.Sequential`` that is split at its
+    children becomes several ``nn.Sequential``.
 
-    Stages hold the model's own parameters, buffers and submodules under the same names: to train them trains the model,
-    and ``train()`` or ``eval()`` of a stage reaches them. An ``nn.Sequential`` that is cut at its children becomes
-    several ``nn.Sequential``. Any other ``forward`` is read here, with a stand-in for the tensor: what it does besides
-    computing (printing, counting in Python) happens now and never again.
+    Source: Zhang, Abdelrahman 2021 (stale weights), 4.1 (registers by number of layer).
 
-    ``example`` (N, ...): a tensor like those that the model is to be trained with, whose elements do not matter. Where
-    ``torch.fx`` does not get by without one, ``forward`` of a copy is recorded while it runs with an input of that
-    shape, and again whenever a stage meets another number of samples or mode: decisions by shapes and modes are those
-    of the model. Recomputation (``torch.utils.checkpoint``) gives the same numbers, but saves nothing then.
+    Parameters
+    ----------
+    model : Module
+        Model with one input.
+    cuts : sequence of str or int
+        Split points in order: the full name of the submodule that begins the next stage, or k for a register after
+        layer k of the pipeline placement vector. Layers are modules Conv*, ConvTranspose*, SparseConv and Linear in the
+        order of their calls, counted from 1; the 1x1 convolution of a shortcut is one of them. Other operations between
+        layers k and k + 1 (batch norm, ReLU, the addition of a residual block) belong to the earlier stage.
+    example : Tensor, optional
+        Tensor (N, ...) with the shape, dtype and device of training inputs. If ``torch.fx`` fails, a copy of the model
+        is recorded with it, and again when a stage receives another number of samples or mode, so that decisions by
+        shape and mode are the model's.
+
+    Returns
+    -------
+    list of Module
+        The stages.
 
     Raises
     ------
     SplitError
-        If a cut names no submodule, or one that is called more than once, if cuts are out of order or leave a stage
-        empty; if ``torch.fx`` cannot follow ``forward`` and there is no ``example``, or its run cannot be recorded
-        either; if two stages would share a parameter or a buffer, or if a value that is no tensor lives across a cut.
+        If a split point names no submodule or one that is called more than once, if split points are out of order or
+        leave a stage empty; if ``forward`` can be neither traced nor recorded; if two stages would share a parameter or
+        buffer, or if a value that is not a tensor would cross a split point.
+
+    Warnings
+    --------
+    Side effects of ``forward`` other than computation (printing, counting in Python) happen once, while the model is
+    split, and never again. Recomputation (``torch.utils.checkpoint``) in a recorded model gives the same results but
+    saves no memory.
 
     Examples
     --------
@@ -70,14 +88,26 @@ def split(
 
 
 def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list[str]:
-    """Names of the submodules at which :func:`split` can cut ``model``, alone or together, in the order of their calls.
+    """Return the submodules at which :func:`split` can split a model, alone or together.
 
-    Of several that begin with the same computation it is the innermost.
+    If several submodules begin with the same computation, the innermost one is returned.
+
+    Parameters
+    ----------
+    model : Module
+        Model with one input.
+    example : Tensor, optional
+        As in :func:`split`.
+
+    Returns
+    -------
+    list of str
+        Full names, in the order of their calls.
 
     Raises
     ------
     SplitError
-        If ``torch.fx`` cannot follow ``forward``, nor can it be recorded with an ``example``.
+        If ``forward`` can be neither traced nor recorded.
 
     Examples
     --------
@@ -106,7 +136,7 @@ def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: ModelS
 
 
 def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], computing: list[int]) -> list[int]:
-    """Where the stages behind all cuts begin."""
+    """Return where the stages after all split points begin."""
     positions = [_position(cut, calls) for cut in cuts]
     _check_order(cuts, [0, *positions], computing)
     return positions
@@ -115,7 +145,7 @@ def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], com
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     if type(model).forward is not nn.Sequential.forward or is_hooked(model):
         return False
-    children = model._modules  # named_children leaves out a child that comes a second time
+    children = model._modules  # named_children omits a child that occurs a second time
     if all(isinstance(cut, str) for cut in cuts):
         return all(cut in children for cut in cuts)
     inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
@@ -138,12 +168,12 @@ def _children(model: nn.Module) -> ModelSteps:
 
 
 def _position(cut: str | int, calls: list[ModuleCall]) -> int:
-    """Where the stage behind a cut begins."""
+    """Return where the stage after a split point begins."""
     if isinstance(cut, str):
         begins = [call.begin for call in calls if call.name == cut]
         if len(begins) > 1:
             raise SplitError(f"cut '{cut}': the module is called {len(begins)} times; name one that is called once")
-        # A list of modules is not called itself.
+        # A ModuleList is not called itself, only its children are.
         begins = begins or [call.begin for call in calls if call.name.startswith(f"{cut}.")][:1]
         if not begins:
             raise SplitError(f"cut '{cut}': no module of that name is called; there are {_names(calls)}")
@@ -167,7 +197,7 @@ def _shortened(names: list[str]) -> str:
 
 
 def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], computing: list[int]) -> None:
-    """``begins``: where each stage begins."""
+    """Check that stages are in order and not empty. ``begins``: where each stage begins."""
     for index, (begin, end) in enumerate(pairwise([*begins, computing[-1] + 1])):
         if begin > end:
             raise SplitError(f"cuts {list(cuts)}: {cuts[index]!r} comes before {cuts[index - 1]!r} in the model")
@@ -176,7 +206,7 @@ def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], computi
 
 
 def _check_disjoint(model: nn.Module, stages: list[nn.Module]) -> None:
-    """Each parameter and buffer has one owner: stages run on different ranks, where copies would drift apart."""
+    """Check that each parameter and buffer has one owner. Copies on the ranks of several stages would diverge."""
     owner: dict[int, int] = {}
     names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     for index, stage in enumerate(stages):

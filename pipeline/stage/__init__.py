@@ -1,14 +1,14 @@
-"""What one rank does for its stage: passes, weight versions, statistics, random numbers.
+"""One rank's stage: passes, weight versions, statistics, random numbers.
 
 ::
 
     buffers             Buffers of modules that a forward pass changes, such as running statistics
-    passes              The forward and backward passes of one rank
-    resharding          What crosses from the grid of one stage to that of the next
-    rng                 Random numbers that depend on the work alone: not on the schedule, nor on which rank does it
-    running_statistics  Running statistics of batch norm where passes over micro-batches must not simply update
-    split_backward      A backward pass in two halves
-    stage_inputs        Where a stage's own graph begins
-    stage_state         Parameters and buffers of all stages
-    weight_versions     The versions of one stage's weights that a rank keeps, and passes that run with one of them
+    passes              Forward and backward passes of one rank
+    resharding          Boundary tensors: from the grid of one stage to that of the next
+    rng                 Random numbers that depend on the work alone, not on the schedule or the rank
+    running_statistics  Running statistics of batch norm over micro-batches and replicas
+    split_backward      Backward passes in two halves: gradients of the inputs, then of the weights
+    stage_inputs        Inputs of a stage, where its own graph begins
+    stage_state         Parameters and buffers of all stages: checks and copies between ranks
+    weight_versions     Versions of a stage's weights on one rank, and passes that run with one of them
 """

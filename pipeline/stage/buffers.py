@@ -12,7 +12,7 @@ from distconv.pipeline.stage.resharding import local
 
 
 class Buffers:
-    """The values that the buffers of ``modules`` have now."""
+    """Snapshot of the buffers of some modules."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         owners = dict.fromkeys(owner for module in modules for owner in module.modules())
@@ -21,7 +21,7 @@ class Buffers:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A forward pass inside finds those values; what it writes is lost afterwards."""
+        """Run a forward pass inside the block with the stored values, and drop the values that it writes."""
         now = [owner._buffers[name] for owner, name, _ in self._values]
         for owner, name, value in self._values:
             owner._buffers[name] = value
@@ -34,12 +34,12 @@ class Buffers:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Raise PipelineError for a buffer that changes inside: replicas see other samples, and would differ in it.
+    """Check that no buffer of a module changes inside the block. Replicas see other samples and would diverge.
 
     Raises
     ------
     PipelineError
-        If one does.
+        If one changes.
     """
     before = _marks(module)
     yield

@@ -1,4 +1,7 @@
-"""The forward and backward passes of one rank: its chunks of the model, and what they keep for each micro-batch."""
+"""Forward and backward passes of one rank: its chunks of the model, and the state of each micro-batch in flight.
+
+The :class:`.Executor` calls the passes. Messages and the order of passes are unknown here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,18 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Micro-batch ``number`` of a mini-batch: its samples, and what its loss counts in the mini-batch."""
+    """Micro-batch of a mini-batch.
+
+    Attributes
+    ----------
+    x, target : Tensor
+        Samples (N, ...) and targets (N, ...).
+    share : float
+        Fraction of the mini-batch's samples, by which the loss is weighted.
+    minibatch : Minibatch
+    number : int
+        Number in the mini-batch.
+    """
 
     x: torch.Tensor
     target: torch.Tensor
@@ -41,20 +55,33 @@ class Microbatch:
 
 @dataclass
 class _Pass:
-    """What is kept of a forward pass until the last gradient of its micro-batch."""
+    """State of a forward pass until the last gradient of its micro-batch.
+
+    ``buffers``: their values before a pass that will be repeated.
+    """
 
     inputs: list[StageInput]
     outputs: list[torch.Tensor] = field(default_factory=list)
     half: WeightHalf | None = None
     buffers: Buffers | None = None
-    """Of a pass that will be run again: as it found them."""
 
 
 class Passes:
-    """The chunks of the model that one rank has, ``modules``, and the micro-batches in flight on them.
+    """Passes of one rank's chunks, and the micro-batches in flight on them.
 
-    ``replicated``: other ranks have the same stage, and do other micro-batches. ``deferred``: batch norm takes the
-    statistics of a mini-batch as if it had been whole.
+    Parameters
+    ----------
+    modules : sequence of Module
+        Chunks of this rank.
+    grid : ProcessGrid or None
+        Grid on which tensors enter and leave the stage; None for one rank.
+    loss : callable
+    seed : int
+        Seed of all random numbers.
+    replicated : bool
+        True if other ranks have the same stage for other micro-batches. Otherwise False.
+    deferred : bool
+        True if batch norm records the statistics of the full mini-batch. Otherwise of each micro-batch.
     """
 
     def __init__(
@@ -74,7 +101,7 @@ class Passes:
         self._leaves = [local(p) for module in modules for p in module.parameters()]
 
     def begin(self, schedule: Schedule) -> None:
-        """Nothing is in flight, and the next passes are of ``schedule`` or a longer one of its kind."""
+        """Start with nothing in flight; the next passes are those of ``schedule`` or a longer one of its kind."""
         self.schedule = schedule
         self.weights = WeightVersions(list(dict.fromkeys(self._leaves)))
         if schedule.weights in (Weights.STASH, Weights.PREDICT):
@@ -83,12 +110,12 @@ class Passes:
 
     @property
     def collects(self) -> bool:
-        """True if running statistics wait for the update instead of following each pass."""
+        """True if running statistics are updated with the weights. Otherwise by each pass."""
         return self.merges or self._replicated
 
     @property
     def merges(self) -> bool:
-        """True if a mini-batch has several micro-batches whose statistics are to be those of one."""
+        """True if the statistics of several micro-batches are merged. Otherwise they are used one by one."""
         return self._deferred and not self.schedule.asynchronous
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -96,7 +123,21 @@ class Passes:
     def forward(
         self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None
     ) -> list[torch.Tensor]:
-        """The chunk's outputs, of the last chunk the loss; from the ``feed`` where no tensors have ``arrived``."""
+        """Run a chunk's forward pass.
+
+        Parameters
+        ----------
+        action : Action
+        feed : Microbatch
+            Input of the first chunk, and target of the last one.
+        arrived : sequence of Tensor or None
+            Boundary tensors from the chunk before; None for the first chunk.
+
+        Returns
+        -------
+        list of Tensor
+            Outputs of the chunk; for the last chunk the loss.
+        """
         if arrived is None:
             x = feed.x if self._grid is None else scatter(feed.x, self._grid)
             kept = _Pass([StageInput(x, first=True)])
@@ -146,7 +187,7 @@ class Passes:
             grid = values.grid if isinstance(values, DistTensor) else self._grid
             target = scatter(target, grid, _target_dims(values, target))
         elif self.schedule.weights is Weights.RECOMPUTE:
-            target = target.clone()  # the loss is computed twice, and may change it in place
+            target = target.clone()  # the loss is computed twice, and may change the target in place
         else:
             target = separate(target)
         loss = self._loss(values, target)
@@ -160,10 +201,21 @@ class Passes:
     def backward(
         self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None, whole: bool
     ) -> list[torch.Tensor | None]:
-        """The gradients of the chunk's inputs, None where nothing reaches one; those of its weights are added up.
+        """Run a chunk's backward pass; gradients of its weights are accumulated.
 
-        ``arrived`` are those of its outputs; without them it begins with the loss. If not ``whole``, gradients of
-        weights may wait for :meth:`weight`.
+        Parameters
+        ----------
+        action : Action
+        feed : Microbatch
+        arrived : sequence of Tensor or None
+            Gradients of the outputs; None for the last chunk, which begins with the loss.
+        whole : bool
+            True to compute all gradients. Otherwise those of weights may wait for :meth:`weight`.
+
+        Returns
+        -------
+        list of Tensor or None
+            Gradients of the chunk's inputs; None for inputs without a gradient.
 
         Raises
         ------
@@ -198,7 +250,7 @@ class Passes:
         if not pairs:
             return
         outputs, gradients = zip(*pairs, strict=True)
-        # Over a grid the sums of gradients run behind the whole backward pass, which is not cut in two.
+        # Over a grid, gradient all-reduces overlap with the full backward pass, so it is not split in two.
         if whole or self._grid is not None:
             torch.autograd.backward(outputs, gradients)
         else:
@@ -206,20 +258,24 @@ class Passes:
             kept.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
 
     def weight(self, action: Action) -> None:
-        """What is left of a backward pass."""
+        """Compute the remaining gradients of a backward pass."""
         half = self._kept[action.microbatch, action.chunk].half
         if half is not None:
             half.run()
         self._finish(action)
 
     def _finish(self, action: Action) -> None:
-        """The last gradient of a micro-batch on this chunk is done."""
+        """Drop the state of a micro-batch on this chunk after its last gradient."""
         del self._kept[action.microbatch, action.chunk]
         self.weights.release(action.microbatch)
 
 
 def _target_dims(output: Any, target: torch.Tensor) -> tuple[str | None, ...]:
-    """The axes of a target: those of an output as large, or of one with a channel for each class (label maps)."""
+    """Return the axes of a target.
+
+    They are those of an output with as many dimensions, or of an output with an additional class dimension (label
+    maps).
+    """
     dims = output.dim() if isinstance(output, torch.Tensor) else target.dim()
     axes = default_axes(None, dims)
     if target.dim() == dims - 1:

@@ -1,7 +1,7 @@
-"""What crosses from the grid of one stage to that of the next.
+"""Boundary tensors: from the grid of one stage to that of the next.
 
-A boundary tensor is split as its dimensions say (N, NC, NCW, NCHW, NCDHW) over the grid of each of the two stages.
-Every rank works out who sends what to whom from the two grids and the shape; no layout is ever sent.
+A boundary tensor is split by its dimensions (N, NC, NCW, NCHW, NCDHW) over the grid of each of the two stages. Every
+rank computes who sends what to whom from both grids and the shape; layouts are never sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,23 @@ from distconv.tensor import DistTensor
 def boundary_routes(
     source: Arrangement, target: Arrangement, shape: tuple[int, ...], rank: int, *, sources: range, targets: range
 ) -> Routes:
-    """What ``rank`` sends or receives of a boundary tensor between the ranks of two stages' grids."""
+    """Return what a rank sends or receives of a boundary tensor between two stages.
+
+    Parameters
+    ----------
+    source, target : Arrangement
+        Grids of the sending and the receiving stage.
+    shape : tuple of int
+        Global shape.
+    rank : int
+        This rank.
+    sources, targets : range
+        Ranks of the two grids.
+
+    Returns
+    -------
+    Routes
+    """
     src, dst = (_split_by_dimensions(grid, len(shape)) for grid in (source, target))
     return Routes(src, dst, shape, rank, sources=sources, targets=targets)
 
@@ -31,20 +47,48 @@ def _split_by_dimensions(grid: Arrangement, dims: int) -> Distribution[Arrangeme
 
 
 def to_boundary(value: torch.Tensor, grid: ProcessGrid | None) -> torch.Tensor:
-    """``value`` split as a boundary tensor is; part of the graph. Collective over ``grid`` (None: one rank)."""
+    """Return a tensor redistributed as a boundary tensor. Collective: call on every rank.
+
+    The redistribution is part of the autograd graph.
+
+    Parameters
+    ----------
+    value : Tensor
+        Output of a stage. A plain tensor is identical on all ranks of the grid.
+    grid : ProcessGrid or None
+        Grid of the stage; None for one rank.
+
+    Returns
+    -------
+    Tensor
+    """
     if grid is None:
         return value
     if not isinstance(value, DistTensor):
-        # The same on every rank, as after gather(): each keeps its block.
+        # Identical on every rank, as after gather(): each rank keeps its block.
         value = DistTensor(value, Distribution(grid, (None,) * value.dim()), value.shape)
     return value.redistribute(Distribution(grid, default_axes(None, value.dim())))
 
 
 def from_boundary(local: torch.Tensor, shape: tuple[int, ...], grid: ProcessGrid | None) -> torch.Tensor:
-    """A boundary tensor of the global ``shape`` of which this rank has ``local``."""
+    """Return the boundary tensor of which this rank has a block.
+
+    Parameters
+    ----------
+    local : Tensor
+        Block of this rank.
+    shape : tuple of int
+        Global shape.
+    grid : ProcessGrid or None
+        Grid of the stage; None for one rank.
+
+    Returns
+    -------
+    Tensor
+    """
     return local if grid is None else DistTensor(local, Distribution(grid, default_axes(None, len(shape))), shape)
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
-    """This rank's block of a boundary tensor, on which autograd works."""
+    """Return this rank's block of a boundary tensor, on which autograd operates."""
     return value.local if isinstance(value, DistTensor) else value

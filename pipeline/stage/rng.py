@@ -1,4 +1,4 @@
-"""Random numbers that depend on the work alone: not on the schedule, nor on which rank does it."""
+"""Random numbers that depend on the work alone, not on the schedule or the rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,26 @@ import torch
 def seeded(
     seed: int, minibatch: int, microbatch: int, stage: int, devices: Sequence[torch.device] = ()
 ) -> Iterator[None]:
-    """Within it torch's generators begin anew for one forward pass; afterwards they are as they were before.
+    """Seed torch's generators for one forward pass, and restore them when the block ends.
 
-    CPU, and the CUDA ``devices`` given. The same numbers again for the same ``seed``, ``minibatch``, ``microbatch`` and
-    ``stage``: a forward that is run a second time drops out the same activations.
+    The same arguments give the same numbers, so a repeated forward pass drops out the same activations. The generators
+    are those of the CPU and of the given CUDA devices.
 
+    Parameters
+    ----------
+    seed : int
+        Seed of the run.
+    minibatch, microbatch, stage : int
+        Work of the forward pass.
+    devices : sequence of device
+        CUDA devices.
+
+    Yields
+    ------
+    None
+
+    Examples
+    --------
     >>> with seeded(0, 5, 1, 2):
     ...     first = torch.rand(3)
     >>> with seeded(0, 5, 1, 2):
@@ -34,6 +49,6 @@ def seeded(
 
 
 def _value(*numbers: int) -> int:
-    """63 bits in which every one of ``numbers`` counts; the same on every machine."""
+    """Return 63 bits that depend on all of ``numbers``, identical on every machine."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

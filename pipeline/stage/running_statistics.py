@@ -1,7 +1,9 @@
-"""Running statistics of batch norm where passes over micro-batches must not simply update them one after the other.
+"""Running statistics of batch norm over micro-batches and replicas.
 
-``deferred``: once per mini-batch, as if it had been normalised whole (Kim et al. 2020, torchgpipe). ``micro`` with
-replicas: those of all micro-batches in their order, on every replica, as one process would do it.
+With ``deferred``, they are updated once per mini-batch, with the statistics of all of it. With ``micro`` and replicas,
+those of all micro-batches are used in order on every replica, as in one process.
+
+Source: Kim et al. 2020 (torchgpipe), deferred batch normalization.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class StatisticsRecord:
-    """Statistics of one call of layer ``layer`` in one micro-batch: ``count`` elements per channel, each of (C,).
+    """Statistics of one call of a batch norm in one micro-batch.
 
-    ``variance`` is the unbiased one, as torch keeps it.
+    Attributes
+    ----------
+    microbatch : int
+    layer : int
+        Number of the batch norm in the stage.
+    count : int
+        Elements per channel.
+    mean, variance : Tensor
+        Shape (C,); the variance is unbiased, as in torch.
     """
 
     microbatch: int
@@ -30,10 +40,9 @@ class StatisticsRecord:
 
 
 class RunningStatistics:
-    """Takes the running statistics of the batch norms in ``modules`` out of their forward passes.
+    """Collects running statistics of the batch norms in some modules.
 
-    Inside :meth:`taken` a layer writes to scratch memory and a record is kept; :meth:`commit` brings records into the
-    layers.
+    Inside :meth:`taken` a layer writes to temporary tensors, and a record is kept. :meth:`commit` updates the layers.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -43,7 +52,7 @@ class RunningStatistics:
 
     @contextmanager
     def taken(self, microbatch: int) -> Iterator[None]:
-        """Forward passes inside leave the layers' statistics as they are."""
+        """Record the statistics of forward passes inside the block, and leave the layers' own unchanged."""
         hooks = []
         for number, layer in enumerate(self.layers):
             if layer.training and layer.running_mean is not None and layer.running_var is not None:
@@ -66,7 +75,7 @@ class RunningStatistics:
             layer.running_var = torch.zeros_like(layer.running_var)
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked = layer.num_batches_tracked.clone()
-            layer.momentum = 1.0  # what is written is then the statistics of this batch
+            layer.momentum = 1.0  # the layer then writes the statistics of this batch alone
 
         def after(layer: _BatchNorm, inputs: Any, _: Any) -> None:
             assert layer.running_mean is not None and layer.running_var is not None
@@ -78,7 +87,15 @@ class RunningStatistics:
         return before, after
 
     def commit(self, records: Sequence[StatisticsRecord], deferred: bool) -> None:
-        """Update the layers with ``records`` of one mini-batch, of all micro-batches in their order."""
+        """Update the layers with the records of one mini-batch, in the order of their micro-batches.
+
+        Parameters
+        ----------
+        records : sequence of StatisticsRecord
+            Records of all micro-batches and replicas.
+        deferred : bool
+            True to merge all of them. Otherwise they are used one by one.
+        """
         for number, layer in enumerate(self.layers):
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
             for mean, variance in [_merged(of_layer)] if deferred and of_layer else _each(of_layer):
@@ -91,7 +108,7 @@ def _each(records: Sequence[StatisticsRecord]) -> list[tuple[torch.Tensor, torch
 
 
 def _merged(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased variance of all batches as one (Chan et al. 1983, Eq. 2.1)."""
+    """Return mean and unbiased variance of all batches as one (Chan et al. 1983, Eq. 2.1)."""
     first = records[0]
     count, mean, squares = first.count, first.mean.double(), first.variance.double() * (first.count - 1)
     for record in records[1:]:
@@ -104,7 +121,10 @@ def _merged(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Te
 
 
 def _update(layer: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor) -> None:
-    """As torch's batch norm does in training; without momentum the average of all batches."""
+    """Update running statistics as torch's batch norm does in training.
+
+    Without momentum they are the average over all batches.
+    """
     assert layer.running_mean is not None and layer.running_var is not None
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked += 1

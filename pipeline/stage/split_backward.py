@@ -1,8 +1,8 @@
-"""A backward pass in two halves: B gives the gradients of a stage's inputs, W those of its weights.
+"""Backward passes in two halves: B gives the gradients of a stage's inputs, W those of its weights.
 
-B runs through the whole graph but leaves out the weights of convolutions and matrix products, and keeps the gradients
-that reach those; W starts at each of them. Nothing is computed twice. What is cheap beside them (biases elsewhere,
-batch norm), what is shared by several operators, and what a Python function computes at once stays with B.
+B runs through the full graph without the weights of convolutions and matrix products, and keeps the gradients that
+reach these operators. W starts at each of them, so nothing is computed twice. Cheap gradients (biases elsewhere, batch
+norm), weights that several operators share, and autograd Functions in Python stay with B.
 
 Source: Qi et al. 2024 (zero bubble pipeline parallelism), 2.
 """
@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 
 class _Use(NamedTuple):
-    """A parameter, and the operator that alone uses it."""
+    """A parameter, and the only operator that uses it."""
 
     parameter: torch.Tensor
     operator: Node
@@ -27,7 +27,7 @@ class _Use(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightHalf:
-    """What is left of a backward pass after its first half; holds the graph until it runs."""
+    """Second half of a backward pass; holds the graph until it runs."""
 
     weights: list[list[torch.Tensor]]
     edges: list[GradientEdge]
@@ -46,7 +46,24 @@ def backward_of_inputs(
     inputs: Sequence[torch.Tensor],
     parameters: Sequence[torch.Tensor],
 ) -> WeightHalf:
-    """The first half: ``.grad`` of ``inputs`` (leaves) and of the parameters that cannot wait."""
+    """Run the first half of a backward pass.
+
+    It sets ``.grad`` of the inputs, and adds to that of parameters which cannot wait.
+
+    Parameters
+    ----------
+    outputs : sequence of Tensor
+    gradients : sequence of Tensor
+        Gradient of each output.
+    inputs : sequence of Tensor
+        Leaves of the stage.
+    parameters : sequence of Tensor
+
+    Returns
+    -------
+    WeightHalf
+        The remaining work.
+    """
     apart: dict[Node, list[torch.Tensor]] = {}
     for use in _uses(outputs, parameters):
         apart.setdefault(use.operator, []).append(use.parameter)
@@ -64,7 +81,7 @@ def backward_of_inputs(
 
 
 def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:
-    """The parameters that one operator alone uses, directly or through views such as a transpose."""
+    """Yield the parameters that a single operator uses, directly or through views such as a transpose."""
     users = _users(outputs)
     for parameter in parameters:
         node, above = None, [n for n in users if getattr(n, "variable", None) is parameter]
@@ -78,7 +95,7 @@ def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -
 
 
 def _users(outputs: Sequence[torch.Tensor]) -> dict[Node, list[tuple[Node, int]]]:
-    """For each node of the graph the nodes that use it, with the number of the output that they use."""
+    """Return for each node of the graph the nodes that use it, with the number of the output that they use."""
     users: dict[Node, list[tuple[Node, int]]] = {o.grad_fn: [] for o in outputs if o.grad_fn is not None}
     todo = list(users)
     while todo:

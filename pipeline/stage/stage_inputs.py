@@ -1,4 +1,4 @@
-"""Where a stage's own graph begins: tensors that receive the gradient, and what the stage may work on."""
+"""Inputs of a stage, where its own graph begins."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from distconv.tensor import DistTensor
 
 
 class Minibatch(NamedTuple):
-    """Which mini-batch ranks work on: its number, and its samples."""
+    """Number of a mini-batch, and its samples. Ranks compare both."""
 
     step: int
     samples: int
 
 
 class StageInput:
-    """A tensor that comes into a stage, cut off from the graph that made it.
+    """Input tensor of a stage, detached from the graph that made it.
 
-    ``gradient``: what reached it in the last backward pass, None if nothing did. It is as it came: ``.grad`` would have
-    a copy in the memory order of ``value``, and what follows would add up in another order than in one process.
+    Parameters
+    ----------
+    value : Tensor
+    first : bool
+        True for samples, which need no gradient. Otherwise the input receives one.
     """
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
         self.value = separate(value) if first else value.detach()
-        if not first:  # nobody asks for the gradient of the samples
+        if not first:  # samples need no gradient
             self.value.requires_grad_(value.is_floating_point() or value.is_complex())
         self._found: torch.Tensor | None = None
 
     def enter(self) -> torch.Tensor:
-        """What the stage gets: the same memory, but no leaf nor a view, so that it may begin with work in place."""
+        """Return the tensor for the stage, on the same memory.
+
+        It is neither a leaf nor a view, so a stage may begin with an in-place operation.
+        """
         if not self.value.requires_grad:
             return self.value
         if isinstance(self.value, DistTensor):
@@ -40,17 +46,21 @@ class StageInput:
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """What has arrived of the gradient of ``value``, distributed as that is."""
+        """Gradient that the last backward pass computed; None if there is none.
+
+        It is not copied. ``.grad`` would hold a copy in the memory order of ``value``, and later sums would have
+        another order than in one process.
+        """
         if self._found is None or not isinstance(self.value, DistTensor):
             return self._found
         return DistTensor(self._found, self.value.dist, self.value.shape)
 
 
 def separate(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the same memory, outside of autograd, whose changes in place are counted separately.
+    """Return a tensor on the same memory, outside of autograd, with its own version counter.
 
-    Micro-batches are views of one mini-batch, and views share one count of changes. A stage or loss that changes one of
-    them in place would look to autograd as if it had changed all of them.
+    Micro-batches are views of one mini-batch, and views share a version counter. A stage or loss that changes one of
+    them in place would otherwise invalidate all of them for autograd.
     """
     return value.detach() if isinstance(value, DistTensor) else value.data
 
@@ -69,7 +79,7 @@ class _EnterStage(torch.autograd.Function):
 
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
-    """What a stage returns, as a list.
+    """Return the result of a stage as a list.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Parameters and buffers of all stages: what ranks must agree on, and how every rank gets the trained model."""
+"""Parameters and buffers of all stages: checks that ranks agree, and copies between ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distconv.tensor import DistTensor
 
 
 def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of all stages, by a name that says which."""
+    """Return parameters and buffers of all stages, by the number of the stage and their name."""
     return {
         f"{index}.{name}": tensor
         for index, module in enumerate(modules)
@@ -26,19 +26,26 @@ def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
 
 
 def described(modules: Sequence[Any]) -> str:
-    """What ranks compare before anything else: it may be no modules."""
+    """Return a description of the stages that ranks compare first; elements may be other objects than modules."""
     stateful = [module for module in modules if isinstance(module, nn.Module)]
     tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state_of(stateful).items())
     return f"{', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 
 def check_separate(modules: Sequence[nn.Module], count: int) -> None:
-    """Refuse what is distributed already, and weights that two of the ``count`` stages share.
+    """Check that no stage is distributed already, and that stages on different ranks share no weights.
+
+    Parameters
+    ----------
+    modules : sequence of Module
+        All stages.
+    count : int
+        Number of stages with ranks of their own.
 
     Raises
     ------
     ScheduleError
-        If there is either.
+        If a check fails.
     """
     homes: dict[int, tuple[int, str]] = {}
     for name, tensor in state_of(modules).items():
@@ -54,9 +61,20 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
 
 
 def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> None:
-    """Bring the state of a stage from rank ``root`` to the ranks that have not ``owned`` it. Collective."""
+    """Copy the state of a stage to all ranks that do not own it. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    module : Module
+        The stage.
+    root : int
+        Rank that sends.
+    owned : bool
+        True if this rank owns the stage or a block of it. Otherwise its tensors are overwritten.
+    """
     for tensor in state_of([module]).values():
-        # Where a grid has parts of it, all of them are owners and put it together.
+        # If the stage is split over a grid, all of its ranks own a block and gather the full tensor.
         value = gather(tensor.detach()) if owned else tensor
         with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):
             broadcast_tensor(comm, value, root)

@@ -1,7 +1,9 @@
-"""The versions of one stage's weights that a rank keeps, and passes that run with one of them.
+"""Versions of a stage's weights on one rank, and passes that run with one of them.
 
-Saved activations never hold a weight: where autograd would keep one, it keeps a note of which it is, and the backward
-pass reads the version that is bound then. So one graph serves all policies (DESIGN: stash, predict, newest).
+Saved activations never contain a weight. If autograd saves a weight, a note of it is stored instead, and the backward
+pass reads the version that is bound at that time. So one graph serves the policies stash, predict and newest.
+
+Source: Chen et al. 2018 (SpecTrain), Eq. 4, for the prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from distconv.pipeline.schedules.actions import ScheduleError
 
 @dataclass(frozen=True)
 class _Note:
-    """A view of parameter ``index`` that autograd wanted to save."""
+    """View of parameter ``index`` that autograd saved."""
 
     index: int
     dtype: torch.dtype
@@ -30,12 +32,15 @@ class _Note:
 
     @staticmethod
     def of(view: torch.Tensor, index: int, weights: torch.Tensor) -> _Note:
-        """``view`` of ``weights``, parameter number ``index``; it may be real where that is complex."""
+        """Return the note of a ``view`` of ``weights``, which are parameter ``index``.
+
+        The view may be real if the parameter is complex.
+        """
         offset = _start(view) - _start(weights)
         return _Note(index, view.dtype, view.size(), view.stride(), offset, view.is_conj(), view.is_neg())
 
     def view(self, weights: torch.Tensor) -> torch.Tensor:
-        """The same part of what ``weights`` are now."""
+        """Return the same view of the present ``weights``."""
         offset = (_start(weights) + self.offset_bytes) // self.dtype.itemsize
         empty = torch.empty(0, dtype=self.dtype, device=weights.device)
         view = empty.set_(weights.untyped_storage(), offset, self.size, self.stride)
@@ -44,22 +49,27 @@ class _Note:
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where a tensor begins in its storage, in bytes."""
+    """Return the offset of a tensor in its storage, in bytes."""
     return int(tensor.storage_offset()) * tensor.itemsize
 
 
 @dataclass(frozen=True)
 class _SavedActivation:
-    """An activation that autograd saved, and what it was then."""
+    """Activation that autograd saved, and its version counter at that time."""
 
     tensor: torch.Tensor
     version: int
 
 
 class WeightVersions:
-    """Weights of one stage: the parameters themselves are the newest version, counted from 0.
+    """Versions of one stage's weights. The parameters hold the newest version, counted from 0.
 
-    ``parameters``: the leaves on this rank. Their values are exchanged while a pass is bound to another version.
+    The values of parameters are exchanged while a pass is bound to another version.
+
+    Parameters
+    ----------
+    parameters : sequence of Tensor
+        Leaves on this rank.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -72,12 +82,12 @@ class WeightVersions:
         self._places: dict[int, int] = {}
 
     def check_separate(self) -> None:
-        """Raise ScheduleError if parameters share memory: a copy of one would not be a view of the other's copy.
+        """Check that parameters do not share memory: a copy of one would not be a view of the other's copy.
 
         Raises
         ------
         ScheduleError
-            If any two of them do.
+            If two of them do.
         """
         filled = [tensor for tensor in self.parameters if tensor.numel()]
         if len({tensor.untyped_storage().data_ptr() for tensor in filled}) < len(filled):
@@ -85,7 +95,7 @@ class WeightVersions:
                 "weights that share memory cannot be kept in versions; give each its own, or use weights='newest'"
             )
 
-    # -- what the schedule asks for ---------------------------------------------------------------------------------
+    # -- actions of the schedule ------------------------------------------------------------------------------------
 
     def stash(self, version: int, microbatch: int | None) -> None:
         """Keep a copy of the newest weights, which are ``version``, until :meth:`release` of ``microbatch``."""
@@ -93,7 +103,7 @@ class WeightVersions:
         self._last_use[version] = microbatch
 
     def release(self, microbatch: int | None = None) -> None:
-        """Drop the copies kept for ``microbatch`` (None: all)."""
+        """Drop the copies that are kept for ``microbatch`` (None: all)."""
         for version, last in list(self._last_use.items()):
             if microbatch is None or last == microbatch:
                 del self._copies[version], self._last_use[version]
@@ -101,8 +111,9 @@ class WeightVersions:
     def predict(self, version: int) -> None:
         """Extrapolate the last update to ``version`` for the next pass: W + s (W - W before), s updates ahead.
 
-        For SGD with momentum that is SpecTrain's W - s eta v (Chen et al. 2018, Eq. 4), and needs nothing of the
-        optimizer.
+        For SGD with momentum this equals SpecTrain's W - s eta v. It needs no access to the optimizer.
+
+        Source: Chen et al. 2018 (SpecTrain), Eq. 4.
         """
         ahead = version - self.newest
         before = self._before or [tensor.detach() for tensor in self.parameters]
@@ -112,7 +123,7 @@ class WeightVersions:
             ]
 
     def updating(self, predicts: bool) -> None:
-        """The parameters are about to change into the next version."""
+        """Prepare for an update of the parameters, which makes the next version."""
         self._before = self._snapshot() if predicts else None
         self.newest += 1
 
@@ -123,7 +134,10 @@ class WeightVersions:
 
     @contextmanager
     def bound(self, version: int | None) -> Iterator[None]:
-        """The parameters hold ``version`` (or what was predicted) inside; a backward pass inside reads it as well."""
+        """Bind the parameters to ``version`` (or to the predicted weights) inside the block.
+
+        Backward passes inside the block read this version as well.
+        """
         values, self._predicted = self._predicted, None
         if values is None and version is not None and version != self.newest:
             values = self._copies[version]
@@ -140,7 +154,7 @@ class WeightVersions:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """A forward pass inside saves notes instead of weights."""
+        """Save notes instead of weights in forward passes inside the block."""
         self._places = {tensor.untyped_storage().data_ptr(): i for i, tensor in enumerate(self.parameters)}
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
@@ -148,7 +162,7 @@ class WeightVersions:
     def _pack(self, tensor: torch.Tensor) -> _Note | _SavedActivation:
         index = self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
         if index is None or not tensor.numel():
-            # Not the tensor itself: an output that its own node keeps would never be freed.
+            # Not the tensor itself: an output that its own node saves would form a reference cycle and never be freed.
             return _SavedActivation(tensor.detach(), tensor._version)
         return _Note.of(tensor, index, self.parameters[index])
 
