@@ -39,7 +39,7 @@ class Partition(Generic[Grid_co]):
     grid : ProcessGrid or Arrangement
     cuts : tuple of tuple of int
         ``cuts[i]`` are the coordinates, ascending, between the parts of column i, whose number is the size of the grid
-        axis in :data:`COLUMNS`. A coordinate equal to a cut belongs to the part after it.
+        axis in ``COLUMNS``. A coordinate equal to a cut belongs to the part after it.
 
     Raises
     ------

@@ -60,9 +60,9 @@ class SerialPipeline:
 
         - "newest": activations of its forward, and the newest weights (stale weights, 4.1). Weights that forward itself
           copies (autocast, weight norm) count as activations.
-        - "stash": the weights of its forward (PipeDream). - "recompute": a second forward from the stage's input with
-        the newest weights and the same random numbers. Buffers
-          (running statistics) do not change again.
+        - "stash": the weights of its forward (PipeDream).
+        - "recompute": a second forward from the stage's input with the newest weights and the same random numbers.
+          Buffers (running statistics) do not change again.
         - "predict": both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
     vertical_sync : bool
         With "stash", True to use on all stages the version with which the first stage began the mini-batch. Otherwise
@@ -70,7 +70,7 @@ class SerialPipeline:
 
     Attributes
     ----------
-    losses : list of (int, float)
+    losses : list of tuple
         Mini-batches, counted from 0, and their losses.
     optimizers : list
         Optimizer of each stage, or None.
