@@ -44,16 +44,16 @@ STEPS = 5
 """Enough for a first replay, one with gradients that are there, and others."""
 
 Left = list[tuple[str, torch.Tensor | None]]
-"""What training leaves, by what it is called."""
+"""Tensors that training leaves, with their names."""
 
 Train = Callable[[bool], Left]
-"""Trains a network anew, with captured steps or without."""
+"""Trains a network from its start, with captured steps or without."""
 
 EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
-    """What came of training with captured steps, and in words why. Collective."""
+    """Return the verdict on training with captured steps, and its reason. Collective."""
     expected, failure = _attempt(comm, lambda: train(False))
     if failure is not None:
         return UNSUPPORTED, failure

@@ -166,7 +166,7 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def difference(run: Run, reference: Run) -> Difference:
-    """How far two runs are apart."""
+    """Return the difference between two runs."""
     loss = max(abs(a - b) / abs(b) for a, b in zip(run.losses, reference.losses, strict=True))
     weight = max(relative(run.weights[name], expected) for name, expected in reference.weights.items())
     return Difference(loss, weight)

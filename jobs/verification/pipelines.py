@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]:
-    """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
+    """Return the plans that the search chooses, also per schedule, and other split points, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
     exploration = explored(case, machine, cuts)
@@ -150,7 +150,7 @@ def _priced(
     share: float,
     plan: Plan | None = None,
 ) -> Choice:
-    """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
+    """Predict a choice outside the search: a first stage with ``share`` of the blocks, or one stage with a plan."""
     width = 1 if plan is None else case.ranks
     size, machine = case.batch // microbatches, measured.machine
     if width == 1:
@@ -176,7 +176,7 @@ def _equal_cuts(stages: Stages, share: float) -> list[int]:
 
 
 def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[AccuracyRow]:
-    """Profiles the network and measures what is chosen by all profiles so far, in turns, and prints it. Collective."""
+    """Profile the network, measure the choices of all profiles so far, interleaved, and print them. Collective."""
     known: list[Known] = []
     seconds: dict[str, list[float]] = {}
     turns = min(TURNS, rounds)
@@ -197,7 +197,7 @@ def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, co
 def _measured(
     case: argparse.Namespace, plans: Mapping[str, PipelinePlan], rounds: int, comm: MPI.Intracomm
 ) -> dict[str, list[float]]:
-    """Seconds of ``rounds`` steps of each plan, in turns. Collective."""
+    """Return the seconds of ``rounds`` steps of each plan, interleaved. Collective."""
     torch.manual_seed(0)
     x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
     pipes = {name: _pipeline(case, plan, comm) for name, plan in plans.items()}

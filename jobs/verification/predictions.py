@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A network's predictions beside measurements; ``beside``: time as planned over that of the ``best`` grid."""
+    """A network's predictions and measurements; ``beside``: time as planned over that of the ``best`` grid."""
 
     rows: list[AccuracyRow]
     best: str
@@ -98,7 +98,7 @@ class _Compared:
 
 
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
-    """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
+    """Profile and measure, interleaved; then measure the planner's choice and the best grid. Collective."""
     graph = traced(CASES[name], measured_steps.mean_square)
     plans = {
         ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Wrong(Exception):
-    """What must not happen."""
+    """Failure of the check."""
 
 
 class _Training:
@@ -109,7 +109,7 @@ class _Training:
         return self._log.read_text()[-3000:] if self._log.exists() else ""
 
     def checkpoints(self) -> list[Commit]:
-        """Those that are finished, what was committed last at the end."""
+        """Return the finished checkpoints, the one committed last at the end."""
         return commits(self.out / "checkpoints")
 
     def losses(self) -> list[tuple[int, float]]:
@@ -256,7 +256,7 @@ def _damage(training: _Training, draw: random.Random) -> None:
 
 
 def _differences(alone: _Training, disturbed: _Training) -> str:
-    """What of the two ends is not the same, bit for bit; empty if all is."""
+    """Return the parts of the two final states that differ in any bit; empty if none do."""
     one, other = (checkpoint.load_newest(each.out / "checkpoints", MPI.COMM_SELF) for each in (alone, disturbed))
     if one is None or other is None:
         return "there is no checkpoint"

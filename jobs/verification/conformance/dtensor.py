@@ -67,13 +67,13 @@ class DTensorRun(runner.CaseRun):
         return [CaseLayout("last", (("w", self.comm.size),))]
 
     def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> worlds.ReferenceBackend:
-        """Of DTensors."""
+        """Return the backend that computes with DTensors."""
         return _World(grid, layout, self.fails, self._mesh)
 
     def judged(
         self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
     ) -> tuple[Verdict, str]:
-        """As any other, but for what counts as clear."""
+        """Judge the outcomes as for distconv, except for the errors that count as clear."""
         return judged([outcome.refusal for outcome in outcomes]) or judge(reference, outcomes)
 
 

@@ -52,7 +52,7 @@ _SIGNS = {
 }
 
 BAR = "¦"
-"""What stands for a vertical bar in a table."""
+"""Character that replaces a vertical bar in a table."""
 
 _WORST = [
     *(Verdict.HANGS, Verdict.WRONG, Verdict.UNCLEAR, Verdict.INFINITE, Verdict.RAISES, Verdict.REPLICATES),
@@ -110,7 +110,7 @@ def page(lines: Sequence[Line]) -> str:
 
 
 def machine() -> str:
-    """What a page was made with."""
+    """Return the versions and the architecture that a page was made with."""
     name, version = MPI.get_vendor()
     mpi = f"{name} {'.'.join(map(str, version))}"
     python = f"Python {platform.python_version()}"
@@ -160,7 +160,7 @@ def _sorted(lines: Sequence[Line]) -> list[Line]:
 
 
 def _cell(alike: Sequence[Line]) -> str:
-    """What came of one row on one kind of layout, over all rank counts: the worst of it."""
+    """Return the worst verdict of one row on one kind of layout, over all rank counts."""
     if not alike:
         return ""
     worst = min((line.verdict for line in alike), key=_WORST.index)

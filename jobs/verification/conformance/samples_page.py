@@ -10,7 +10,7 @@ from distconv.jobs.verification.engine.journal import Line
 from distconv.jobs.verification.engine.verdicts import EXACT, Verdict
 
 FAMILY, DTENSOR = "torch-samples", "dtensor"
-"""What lines of distconv, and of torch's DTensor, are found under."""
+"""Families of the lines of distconv and of torch's DTensor."""
 
 _PREFACE = """\
 # torch's own samples

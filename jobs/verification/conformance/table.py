@@ -103,7 +103,7 @@ class ConformanceCase(runner.Case):
     least: Sizes = field(default_factory=dict)
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 1
-    """What the number of channels must be a multiple of."""
+    """Divisor of the number of channels."""
     dtype: torch.dtype = torch.float64
     sizes: Sizes = field(default_factory=dict)
     """Other usual extents than the layouts'."""
@@ -193,4 +193,4 @@ VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tens
     "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
     "sites": _sites,
 }
-"""What tensors hold. ``classes`` are labels of C classes."""
+"""Values that tensors hold, by name. ``classes`` are labels of C classes."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DrawnProgram:
-    """What a case computes, in either world."""
+    """Program of a case, which runs in one process and over ranks."""
 
     name: str
     text: str
@@ -59,7 +59,7 @@ class Draw:
         return self._random.randint(low, high)
 
     def numbers(self, count: int, low: int, high: int) -> tuple[int, ...]:
-        """As many of them."""
+        """Return ``count`` numbers from ``low`` to ``high``, both included."""
         return tuple(self.number(low, high) for _ in range(count))
 
     def chance(self, probability: float) -> bool:

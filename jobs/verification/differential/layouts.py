@@ -20,7 +20,7 @@ _ELSEWHERE = 0.06
 
 
 class Drawn(DistributedBackend):
-    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, alike on all ranks.
+    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, the same on all ranks.
 
     A few are scattered over ``other``, which arranges the same ranks in another way.
     """

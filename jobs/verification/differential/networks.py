@@ -78,13 +78,13 @@ class DrawnNetwork(nn.Module):
             self.spare = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """What the head makes of the body's features after ``between``."""
+        """Return the output of the head for the body's features, to which ``between`` is applied."""
         return self.head(between(self.body(x)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a training step does beside the plain forward, backward and update."""
+    """Options of a training step in addition to the plain forward, backward and update."""
 
     parallel: bool
     l2: bool
@@ -107,7 +107,7 @@ class Habits:
 
 
 def draw_habits(draw: Draw) -> Habits:
-    """What a user does."""
+    """Draw the options of a training step."""
     return Habits(
         parallel=draw.chance(0.6),
         l2=draw.chance(0.3),
@@ -141,7 +141,7 @@ LOSSES: dict[str, Loss] = {
     "mean of squares": lambda y, t: ((y - t[:, None]) ** 2).mean(),
     "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum") / t.shape[0],
 }
-"""Of what a network gives, and of classes."""
+"""Losses of a network's output ``y`` and of classes ``t``."""
 
 
 def draw(source: Draw) -> DrawnProgram:
@@ -165,7 +165,7 @@ def draw(source: Draw) -> DrawnProgram:
 
 
 def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
-    """Of what ``network`` makes of ``x``."""
+    """Return the shape of the output of ``network`` for ``x``."""
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 

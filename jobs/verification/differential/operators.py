@@ -12,7 +12,7 @@ from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.engine.layouts import SPATIAL
 
 _CASES = [case for family, cases in TABLE.items() if family not in ("sparse", "optimizers") for case in cases]
-"""Those of which blocks of any kind go in."""
+"""Cases of the conformance table that accept blocks of any kind."""
 
 MOST = 6
 """Samples of an operator and of each of its variants among which one is drawn."""

@@ -33,7 +33,7 @@ class DrawnCase(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """As the program."""
+        """Return True if an input of the program has infinite values."""
         return self.program.infinite
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
@@ -60,7 +60,7 @@ def draw_case(seed: int, index: int, kind: str) -> DrawnCase:
 
 
 def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[DrawnCase]]]:
-    """Those of these numbers, as groups of one."""
+    """Return the cases of these numbers, as groups of one."""
     return ((kind, [draw_case(seed, index, kind)]) for index in indices)
 
 

@@ -23,7 +23,7 @@ class CaseLayout:
     kind: str
     extents: tuple[tuple[str, int], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    """Of each letter, where the case has letters for extents."""
+    """Size of each letter, if the case has letters for sizes."""
     blocks: str = "balanced"
     """``uneven`` and ``cyclic`` blocks are those along the axes of the grid; ``whole``: nothing is split."""
     first_only: bool = False
@@ -32,7 +32,7 @@ class CaseLayout:
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
     ) -> Distribution:
-        """Of a tensor of ``shape``: ``dims`` has for each dimension the letters of the axes that may split it."""
+        """Return the distribution of a tensor of ``shape``; ``dims`` has the axes that may split each dimension."""
         if self.blocks == "whole":
             return Distribution(grid, (None,) * len(shape))
         axes = [letters and next((a for a in letters if grid.shape[a] > 1), letters[0]) for letters in dims]
@@ -50,14 +50,14 @@ def _rising(extent: int, parts: int) -> tuple[int, ...]:
 
 
 class Splittable:
-    """What layouts are made for: its inputs' extents in letters, or as they are."""
+    """Case that layouts are made for, with the sizes of its inputs as letters or as numbers."""
 
     kinds: Sequence[str] | None = None
-    """Of layouts that it is computed in (default: all that split what it has)."""
+    """Kinds of layouts that it is computed in (default: all that split a dimension it has)."""
     least: Extents = {}  # noqa: RUF012
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 0
-    """What the number of channels must be a multiple of; 0 where extents are what they are."""
+    """Divisor of the number of channels; 0 if the sizes are fixed."""
     sizes: Extents = {}  # noqa: RUF012
     """Other usual extents than the layouts'."""
 

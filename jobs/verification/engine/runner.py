@@ -39,16 +39,16 @@ class Case(Splittable):
         return False
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
-        """How its tensors are split."""
+        """Return the layouts of its tensors."""
         return layouts(self, ranks)
 
     def compute(self, world: ReferenceBackend) -> None:
-        """Leave in ``world`` what is to be compared. Collective."""
+        """Compute the case and leave the results to compare in ``world``. Collective."""
         raise NotImplementedError
 
 
 class _RankPart(NamedTuple):
-    """What one rank found, and sent."""
+    """Results of one rank and the messages that it sent."""
 
     refused: Refusal | None
     values: dict[str, torch.Tensor]
@@ -57,7 +57,7 @@ class _RankPart(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What the other ranks are told of a part."""
+    """Summary of a rank's part that the other ranks receive."""
 
     outcome: RankOutcome
     sent: Counter[str]
@@ -90,7 +90,7 @@ class CaseRun:
                 yield Line(*place, *self._found(case, parts[layout.sizes], part))
 
     def layouts(self, case: Case) -> Sequence[CaseLayout]:
-        """Those in which ``case`` is computed here."""
+        """Return the layouts in which ``case`` is computed on these ranks."""
         return case.layouts(self.comm.size)
 
     def world(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:

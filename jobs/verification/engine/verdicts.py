@@ -48,7 +48,7 @@ class Verdict(Enum):
 
 
 EXACT = frozenset({Verdict.EXACT, Verdict.REDISTRIBUTES, Verdict.REPLICATES})
-"""Those that agree with torch."""
+"""Verdicts of results that agree with torch."""
 
 BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
 """For which a run fails."""
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 
 class RankOutcome(NamedTuple):
-    """What one rank found."""
+    """Outcome of a case on one rank."""
 
     refusal: Refusal | None = None
     difference: str = ""
@@ -137,7 +137,7 @@ def _scale(whole: torch.Tensor) -> float:
 
 
 def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
-    """What this rank owns of ``whole`` under ``dist``, picked index by index."""
+    """Return this rank's block of ``whole`` under ``dist``, selected index by index."""
     for dim, extent in enumerate(whole.shape):
         if dist.split[dim] is not None:
             owned = dist.intervals(dim, dist.coordinate(dim), extent)

@@ -20,7 +20,7 @@ class Watch:
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
         self._rank, self._limit_s = comm.rank, limit_s
         self.case = ""
-        """What this rank is at; may be extended meanwhile."""
+        """Case that this rank computes; may be extended meanwhile."""
         self._since = time.monotonic()
 
     def begin(self, case: str) -> None:

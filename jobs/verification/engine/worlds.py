@@ -25,7 +25,7 @@ class OthersRaise(Exception):
 
 
 def seed() -> None:
-    """Let torch draw the same numbers from here on in all worlds."""
+    """Seed torch, so that it draws the same numbers in all worlds from here on."""
     torch.default_generator.manual_seed(_SEED)
 
 

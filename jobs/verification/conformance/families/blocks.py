@@ -226,4 +226,4 @@ BLOCKS: dict[str, Callable[[int], nn.Module]] = {
     "depthwise, 1x1": lambda c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.Conv2d(c, c, 1)),
     "conv, batch norm, ReLU": batch_normed,
 }
-"""Those that keep the number of channels."""
+"""Blocks that keep the number of channels."""

@@ -75,7 +75,7 @@ _DRAWN: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
         for name in ("bernoulli_", "random_", "normal_")
     },
 }
-"""What draws numbers: those that torch draws in one process from the same seed."""
+"""Calls that draw random numbers. The reference draws them in one process from the same seed."""
 
 _FURTHER: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
     ("iteration", "over samples"): lambda x: tuple(x),

@@ -42,7 +42,7 @@ def _masked(values: torch.Tensor, active: torch.Tensor) -> _Sites:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the outputs of a layer lie: the first cell and the number of cells of each dimension."""
+    """Range of a layer's outputs: the first cell and the number of cells of each dimension."""
 
     first: tuple[int, ...]
     cells: tuple[int, ...]
@@ -54,7 +54,7 @@ def _reach(offsets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
-    """Where all outputs of ``layer`` lie whose inputs are cells of a volume of these extents, which begins at 0."""
+    """Return the range of all outputs of ``layer`` for inputs in a volume of these sizes that begins at 0."""
     low, high = _reach(layer.offsets)
     if getattr(layer, "transposed", False):
         cells = [

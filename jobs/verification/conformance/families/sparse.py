@@ -122,7 +122,7 @@ def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], A
 
 
 def _layer(dimension: int, option: str, kind: Callable[..., nn.Module], *given: Any, **options: Any) -> ConformanceCase:
-    """Of a layer that is made of its arguments alone."""
+    """Return the case of a layer that is built from its arguments alone."""
     return _case(dimension, kind.__name__, option, lambda sizes: [kind(*given, **options)])
 
 
@@ -144,7 +144,7 @@ def _convolutions(dimension: int) -> Iterator[ConformanceCase]:
 
 
 def _random_convolutions(dimension: int, count: int) -> Iterator[ConformanceCase]:
-    """Of random kernels, strides and dilations; every other one of random offsets."""
+    """Yield convolutions with random kernels, strides and dilations; every second one has random offsets."""
     rng = random.Random(dimension)
     for number in range(count):
         kernel: Any = [rng.randint(1, 4 if dimension < 3 else 3) for _ in range(dimension)]
