@@ -38,7 +38,7 @@ from .networks import IMAGE
 BATCH = 128
 FP16_BYTES = 2
 ROUNDS = 8
-"""What fits on chip depends on the cuts, and those on the times: so often they are worked out in turn."""
+"""Iterations: the fraction on chip depends on the split points, and these depend on the layer times."""
 
 TABLE_VI = (
     (("vcu118",) * 4, 1.0),
@@ -73,7 +73,7 @@ class FpgaConvolution:
 
 
 def table_vi() -> Rows:
-    """Batch time of each cluster beside the paper's speedup."""
+    """Return the batch time of each cluster with the paper's speedup."""
     print(f"\nTable VI: ResNet-50, {BATCH} samples in fp16, micro-batches of 1; seconds, speedup over data parallelism")
     print(f"{'':<20}{'data parallelism':<30}{'pipeline':<20}{'speedup over':<21}{'paper':>6}  stages' weights")
     print(f"{'boards':<20}{'streamed':>9}{'by layer':>10}{'equal':>9}  ", end="")
@@ -136,7 +136,7 @@ def parallel_time(
 def piped(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine]
 ) -> tuple[Exploration, list[float], dict[str, float]]:
-    """What BaPipe explores, the share of each stage's weights on chip, and simulated seconds of each schedule."""
+    """Return BaPipe's exploration, the fraction of each stage's weights on chip, and seconds of each schedule."""
     kept, best = [1.0] * len(boards), None
     for _ in range(ROUNDS):
         profile, devices = _stages(network, boards, kept)

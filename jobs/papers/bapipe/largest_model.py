@@ -33,7 +33,7 @@ TABLE_IV = {
 """Layers of the largest GNMT-L on so many GPUs."""
 
 SYSTEMS = {"DP": PARALLEL, "GPipe": "gpipe", "BaPipe": "1f1b-sno"}
-"""What each one runs."""
+"""Schedule of each system."""
 
 
 def table_iv(machine: Machine) -> Rows:

@@ -27,7 +27,7 @@ TOKENS = 50
 VOCABULARY = 32320
 
 ProfileOf = Callable[[int], Profile]
-"""What a micro-batch of so many samples costs."""
+"""Profile of a micro-batch with the given number of samples."""
 
 
 def vgg16() -> nn.Module:
@@ -43,7 +43,7 @@ def images(model: nn.Module, machine: Machine) -> ProfileOf:
 
 
 def networks(machine: Machine) -> dict[str, ProfileOf]:
-    """Those of Table III."""
+    """Return the networks of Table III."""
     return {
         "VGG-16": images(vgg16(), machine),
         "ResNet-50": images(MODELS["resnet50"](), machine),
@@ -115,7 +115,7 @@ class _Recurrent:
         )
 
     def attention(self, reads: list[str]) -> str:
-        """Of each target token over all source tokens: the projections, scores and their weighted sum."""
+        """Add attention of each target token over all source tokens: projections, scores and weighted sum."""
         tokens = self.samples * TOKENS
         scores = 2.0 * self.samples * TOKENS * TOKENS * UNITS
         both = self.roofline.time(2 * scores, 16.0 * tokens * UNITS, float(tokens * UNITS))

@@ -32,7 +32,7 @@ from distconv.layers.scan import transposed_jacobian
 from .training import MOMENTUM, Batch, batches
 
 RATE = 0.01
-"""Of SGD with momentum, before and after pruning; ours."""
+"""Learning rate of SGD with momentum, before and after pruning; ours."""
 
 DEPTH = 2
 """Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
@@ -132,7 +132,7 @@ def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
 
 
 def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
-    """Of each operator of BP, which knows no zeros, the last layer's first; what only moves takes one a value."""
+    """Return the FLOP of each operator of BP, last layer first, zeros included; moving a value counts as one."""
     flops = []
     for layer in features:
         y = layer(x)

@@ -57,7 +57,7 @@ LASSEN = (
         "collective step", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"
     ),
 )
-"""What is fitted for Lassen."""
+"""Constants that are fitted for Lassen."""
 
 
 def constants_of(machine: Machine) -> dict[str, float]:

@@ -145,7 +145,7 @@ def _head(results: PredictedTimes) -> Iterator[str]:
 
 
 def _caveats(results: PredictedTimes) -> list[str]:
-    """What to know before the figures are read."""
+    """Return the caveats of the results, as lines."""
     fitted = constants_of(results.fitted.machine)
     bound = [constant.name for constant in LASSEN if _at_bound(constant, fitted[constant.name])]
     return CAVEATS.format(", ".join(bound) or "none").splitlines()

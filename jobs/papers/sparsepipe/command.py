@@ -116,7 +116,7 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
 
 
 def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> Rows:
-    """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
+    """Return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth."""
     profile = source.on("TitanXP")
     print(
         f"\nSparsePipe, Table III: VGG16-BN, {source.name}, batch {published.BATCH}; times per mini-batch in s under "
@@ -167,7 +167,7 @@ def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> R
 
 
 def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
-    """How many of the paper's splits came out, and what of the layers' times would have to be otherwise."""
+    """Explain how many of the paper's splits are reproduced, and which layer times would have to differ."""
     times = [layer.time_s for layer in source.on("TitanXP").layers]
     late = sum(times[published.CUT :]) / sum(times)
     return (

@@ -30,7 +30,7 @@ class FinishedRuns:
                 continue
 
     def of(self, run: TrainingRun) -> dict[str, Any] | None:
-        """What this very run came to, None if it has not been made."""
+        """Return the result of this run, or None if it has not finished."""
         wanted = asdict(run)
         return next((line["result"] for line in self._found if line["run"] == wanted), None)
 
@@ -98,7 +98,7 @@ def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantR
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None for fewer than two values."""
+    """Return the standard error of the mean, or None for fewer than two values."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 

@@ -34,7 +34,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images.
+    """Settings that determine the results of a run; ``train`` and ``test`` are numbers of images.
 
     ``schedule``: the iterations over which the learning rate falls.
     """
