@@ -41,7 +41,7 @@ Cuts = Sequence[str] | Sequence[int]
 SAMPLE, CLASSES = (3, 32, 32), 10
 NETWORKS = tuple(name for name, model in MODELS.items() if model.sample == SAMPLE)
 WARM_UP, ITERATIONS = 5, 20
-"""Of the measurement that balances the stages."""
+"""Numbers of steps of the measurement that balances the stages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts]:
-    """Where stages begin if they work on micro-batches, and if on whole mini-batches."""
+    """Return the split points for stages that work on micro-batches, and for stages that work on mini-batches."""
     if not options.ppv:
         micro = max(1, options.batch // options.microbatches)
         return _balanced(world, options, micro), _balanced(world, options, options.batch)
@@ -187,7 +187,7 @@ class _Bench:
         return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
 
     def _timed(self, step: Callable[[], object]) -> Variant:
-        """What takes the steps of a turn, and gives the seconds of one."""
+        """Return a function that takes the steps of a round and returns the seconds per step."""
         (turn,) = clocked({0: lambda: [step() for _ in range(self.options.steps)]}).values()
         return lambda: turn() / self.options.steps
 
@@ -238,7 +238,7 @@ def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]
 
 
 def _ideal(timelines: Sequence[Timeline], stages: int) -> float:
-    """How long the schedule takes if passes take what they took, and nothing else takes time."""
+    """Return the simulated seconds of the schedule with the measured passes, and nothing else that takes time."""
     forward, backward, update = (_cost(timelines, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
     followed = timelines[0].schedule
     weight = _cost(timelines, Kind.W, stages) if followed.splits_backward else None

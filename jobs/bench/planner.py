@@ -98,7 +98,7 @@ def _compared(options: argparse.Namespace) -> None:
 def _timed(
     graph: LayerGraph, machine: Machine, ranks: int, memory: float | None, method: str
 ) -> tuple[Strategy, float]:
-    """A strategy and the seconds it took, with all costs worked out anew."""
+    """Return a strategy and the seconds of its search, with all cost caches empty at its start."""
     graph.caches.clear()
     for cached in (*vars(block_geometry).values(), *vars(operation_work).values()):
         if hasattr(cached, "cache_clear"):

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _measured(
     options: argparse.Namespace, plans: dict[str, PipelinePlan], comm: MPI.Intracomm, kind: str | None
 ) -> dict[str, list[float]]:
-    """Seconds of ``options.rounds`` steps of each plan, in turns. Collective."""
+    """Return the seconds of ``options.rounds`` steps of each plan, interleaved. Collective."""
     model, batch = next((plan.model, plan.batch) for plan in plans.values())
     network = argparse.Namespace(**vars(options) | {"model": model})
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from distconv.whole_files import write_file
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """Return the machine and the versions that the results come from."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     described = {"cpu": _cpu_name(), "cores": cores, "torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
@@ -64,7 +64,7 @@ def table(
     ratio: str | None = None,
     beside: Mapping[Any, str] | None = None,
 ) -> str:
-    """A line for each of ``times``, with the ratio of medians to that of ``reference``, and what is ``beside`` it."""
+    """Return a line for each of ``times``, with the ratio of medians to ``reference``, and ``beside`` appended."""
     median = statistics.median(times[reference]) if reference in times else None
     lines = [f"{row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])

@@ -108,7 +108,7 @@ def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> Voxel
 def step_of(
     options: argparse.Namespace, resolution: int, name: str, grid: ProcessGrid | None = None
 ) -> Callable[[], torch.Tensor]:
-    """What takes a training step of a variant, with the same first weights, and returns its loss.
+    """Return a function that takes a training step of a variant, with the same initial weights, and returns its loss.
 
     Over the samples of ``grid`` if there is one; then making it and taking it are collective.
     """
@@ -202,7 +202,7 @@ def _apart(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _voxels(options: argparse.Namespace, resolution: int) -> dict[float, int]:
-    """How many there are, by the share of the points."""
+    """Return the number of voxels for each fraction of the points."""
     return {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
 
 

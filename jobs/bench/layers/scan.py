@@ -121,7 +121,7 @@ def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int
 def _step(
     options: argparse.Namespace, grid: ProcessGrid, device: torch.device, way: Method, size: tuple[int, int]
 ) -> Callable[[], object]:
-    """What takes a step of the layer by ``way`` on T steps and B samples."""
+    """Return a function that takes a step of the layer by ``way`` on T steps and B samples."""
     torch.manual_seed(0)
     layer = LAYERS[options.model](1, options.hidden, method=way.value).to(device)
     x: torch.Tensor = (torch.rand(*size, 1, device=device) < 0.5).float()

@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
 
 
 def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
-    """What a rank of a grid with these axes takes, as ``distconv plan`` says of a training.
+    """Predict the memory of a rank of a grid with these axes, as ``distconv plan`` does for a training.
 
     ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
     """

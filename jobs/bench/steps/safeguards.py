@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What is summed together, last layer first."""
+    """Return the parameters in buckets that are sent together, last layer first."""
     buckets: list[list[torch.Tensor]] = [[]]
     for parameter in reversed(parameters):
         if sum(each.nbytes for each in buckets[-1]) >= BUCKET_BYTES:
@@ -175,7 +175,7 @@ class _Saves:
         path.unlink()
 
     def beside(self, step: Callable[[], None]) -> tuple[list[float], float]:
-        """Seconds of each step until all ranks have written, and of what the training waited for. Collective."""
+        """Return the seconds of each step until all ranks have written, and of the training's stall. Collective."""
         self._comm.Barrier()
         start = time.perf_counter()
         saving = self.begin()

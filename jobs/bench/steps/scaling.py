@@ -39,7 +39,7 @@ examples:
 """
 
 Plans = dict[str, Plan]
-"""What is measured on one number of ranks, by the kind of parallelism."""
+"""Plans that are measured on one number of ranks, by the kind of parallelism."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans], Scaling]:
-    """What to measure on up to ``most`` ranks, and predictions for these and more."""
+    """Return the plans to measure on up to ``most`` ranks, and predictions for these and more."""
     if options.plot is not None:
         check_writable("--plot", options.plot)
         picture.check_format(options.plot)

@@ -74,7 +74,7 @@ class _TorchChild:
 
 
 def _kinds() -> list[tuple[str, str]]:
-    """How plain torch can have its memory here."""
+    """Return the name and the kind of each allocator that plain torch can use here."""
     libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
 
@@ -82,7 +82,7 @@ def _kinds() -> list[tuple[str, str]]:
 def _distributed(
     comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int, *, captured: bool = False
 ) -> Callable[[int], float]:
-    """What takes steps over a grid, eager or captured ones, and gives the median of their seconds."""
+    """Return a function that takes eager or captured steps over a grid and returns the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
     model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
     dc.parallelize(model, grid)
