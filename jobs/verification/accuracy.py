@@ -1,7 +1,7 @@
-"""Predicted beside measured steps: a row for each, and how far they are apart.
+"""Accuracy of predicted step times: a row for each measurement, and statistics of the errors.
 
-What is predicted is a machine that does nothing else, so the fastest of the steps is what it is compared with: whatever
-else runs meanwhile only makes them slower. Their median stands beside it.
+A prediction describes a machine that runs nothing else, so it is compared with the fastest of the measured steps: other
+work on the machine only makes steps slower. The median of the steps is printed, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Captured steps against eager ones, bit for bit: random networks, as ``verify differential`` draws them.
+"""Captured steps against eager steps, bit for bit, on the random networks of ``verify differential``.
 
-A network is trained twice over the same grid from the same numbers, once with ``dc.capture`` and once without. Losses,
-outputs, gradients, weights and buffers of all steps, and the random generator, must be the same to the last bit. What
-cannot be recorded is refused, with its name. The exit code is 1 if anything is different.
+A network is trained twice over the same grid from the same weights, once with ``dc.capture`` and once without. Losses,
+outputs, gradients, weights and buffers of all steps and the state of the random generator must be identical bit for
+bit. A step that cannot be captured raises, and its error is reported. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def block(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy of what this rank has of ``tensor``."""
+    """Return a copy of this rank's block of ``tensor``."""
     local = tensor.local if isinstance(tensor, DistTensor) else tensor
     return None if local is None else local.detach().clone()
 
 
 def state(model: nn.Module) -> Left:
-    """Parameters, their gradients and buffers, and where the random generator stands."""
+    """Return parameters, their gradients, buffers, and the state of the random generator."""
     left: Left = [(f"generator {torch.default_generator.device}", torch.get_rng_state())]
     for name, parameter in model.named_parameters():
         left += [(name, block(parameter)), (f"gradient of {name}", block(parameter.grad))]

@@ -1,8 +1,8 @@
 """Compare training over a grid with plain torch on one process: losses of every step and the final weights.
 
 Both take the same float64 steps on the same samples; the reference uses no distributed tensor at all. The models for
-mesh tangling train as ``train mesh`` does, from a file; all others on random samples. How far round-off alone carries
-is shown by plain torch that sees the samples of each batch in reverse order, or random ones changed by 1e-15.
+mesh tangling train as ``train mesh`` does, from a file; all others on random samples. The effect of round-off alone is
+shown by plain torch with the samples of each batch in reverse order, or with random samples changed by 1e-15.
 """
 
 from __future__ import annotations

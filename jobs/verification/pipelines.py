@@ -1,11 +1,12 @@
-"""How far predicted step times of pipelines are off on this machine: ``mpiexec -n 2 distconv verify pipelines``.
+"""Errors of predicted pipeline step times on this machine: ``mpiexec -n 2 distconv verify pipelines``.
 
-Some networks are profiled here, and what ``distconv explore`` chooses, and pipelines and distributions that it did not,
-are measured behind each profile, in turns of one run. Printed are both times of each, the rank correlation, and how far
-the choice is from the best that was measured. Nothing is fitted to what is measured here: layers, links, passes that
-compute nothing, the optimizer and the joining of replicas are measured one by one.
+Some networks are profiled. After each profile, the choices of ``distconv explore`` and other pipelines and
+distributions are measured, interleaved in one run. The command prints predicted and measured times, the rank
+correlation, and the distance of the choice from the best measured time. Nothing is fitted to the measured steps:
+layers, links, passes that compute nothing, the optimizer and the synchronization of replicas are measured one by
+one.
 
-Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions beside measurements).
+Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions and measurements).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How far predictions of training steps are off on this machine.
+"""Errors of predicted training step times on this machine.
 
-Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; then
-the plan that the planner chooses is measured beside the best of them. Printed are the median error, the rank
-correlation, and how far the chosen plan is from the best grid.
+Some networks are profiled, predicted and measured under several grids on one rank and on all, interleaved in one run.
+Then the planner's choice and the best of these grids are measured. The command prints the median error, the rank
+correlation, and the distance of the chosen plan from the best grid.
 
-Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions beside measurements).
+Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions and measurements).
 """
 
 from __future__ import annotations

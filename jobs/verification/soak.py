@@ -1,9 +1,9 @@
-"""Disturb a training at random, and compare it with one that was left alone.
+"""Disturb a training at random, and compare it with an undisturbed run.
 
-A network learns the embedded digits. Its job is killed, stopped, paused and starved of room on the disk, and its newest
-checkpoint damaged; each time it goes on with --resume whole. In the end all losses, the weights, the optimizer and the
-random numbers have to be those of the undisturbed run, bit for bit. Ends with code 1 if they are not, if a job hangs,
-or if one that was disturbed says that it has succeeded.
+A network learns the embedded digits. Its job is killed, stopped, paused and deprived of disk space, and its newest
+checkpoint is damaged; each time it resumes with --resume whole. At the end all losses, the weights, the optimizer's
+state and the random generator must be identical to those of the undisturbed run, bit for bit. The exit code is 1 if
+they differ, if a job hangs, or if a disturbed job reports success.
 """
 
 from __future__ import annotations

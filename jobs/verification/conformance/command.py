@@ -1,14 +1,15 @@
 """Every operator and option on every kind of grid against one process (plain torch, float64).
 
-Results, the gradients of all inputs and parameters, and buffers are compared. A line says exact, redistributes (bytes
-that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, WRONG
-(a difference, or an error on some ranks only), UNCLEAR (an error that is none of distconv's, or names no way out), or
-HANGS. ``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is one of the last
-three. Jobs that are started by ``--ranks``, or go on with a ``--journal``, go on behind a case at which one ended.
+Results, the gradients of all inputs and parameters, and buffers are compared. Each line has one verdict: exact,
+redistributes (with the bytes that redistributions moved, forward and backward, on all ranks), replicates (exact, but
+every rank computed the full result), raises (with a suggested fix), refused as torch does, WRONG (a difference, or an
+error on some ranks only), UNCLEAR (an error that distconv did not raise, or without a suggested fix), or HANGS. The
+exit code is 1 if any line is WRONG, UNCLEAR or HANGS. With ``--ranks`` or ``--journal``, a run resumes after a case at
+which a job ended.
 
 The family ``operators`` has the largest samples with which torch tests each of its own operators and modules.
-``--family no-elements`` has samples without elements: one dimension after the other of extent 0. ``--family
-torch-samples`` runs all of them, in all variants, ``--family dtensor`` the same through torch's DTensor.
+``--family no-elements`` has samples without elements: each dimension in turn has size 0. ``--family torch-samples``
+runs all samples, in all variants. ``--family dtensor`` runs them through torch's DTensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The same samples through torch's DTensor (gloo, CPU), for comparison: every tensor split along its last dimension.
+"""torch's samples through torch's DTensor (gloo, CPU), for comparison. Tensors are split along the last dimension.
 
-The parameters of modules are replicated, and gradients come as their results lie, as DTensor asks. A sample is exact;
-it raises (an exception of one kind on all ranks that speaks of DTensor or sharding); it is UNCLEAR (any other exception
-on all ranks), WRONG (another number, or ranks that part ways), or it HANGS.
+Parameters of modules are replicated. Gradients have the placements of their results, as DTensor requires. A sample is
+exact; raises (the same kind of exception on all ranks, which mentions DTensor or sharding); is UNCLEAR (any other
+exception on all ranks) or WRONG (a different value, or different outcomes on ranks); or HANGS.
 """
 
 from __future__ import annotations

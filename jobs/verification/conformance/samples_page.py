@@ -1,4 +1,4 @@
-"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and what is refused."""
+"""The page ``docs/evidence/torch-samples.md``: results of torch's samples and DTensor's, and unsupported calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Cases of the conformance table: an operator with its options, and its inputs in letters instead of numbers.
+"""Cases of the conformance table: an operator with its options, and its inputs with letters instead of sizes.
 
-Inputs are written like ``"N C H W"``: a capital is a dimension split over the grid axis of that name, a small letter
-one of that extent but whole on every rank, a number a whole dimension of that extent. ``C+2`` and ``H-1`` are computed
-from the letter's extent and ``C=5`` sets it; ``W:h`` is split over w and has the extent of h.
+Inputs are written like ``"N C H W"``. A capital is a dimension split over the grid axis of that name. A small letter is
+a dimension of the same size that is not split, a number a dimension of that size that is not split. ``C+2`` and ``H-1``
+are computed from the letter's size and ``C=5`` sets it; ``W:h`` is split over w and has the size of h.
 """
 
 from __future__ import annotations

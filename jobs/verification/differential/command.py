@@ -1,6 +1,6 @@
 """Random differential runs: the distributed operators and whole small networks against one-process torch.
 
-Each case follows from two numbers, the seed and its own; what is wrong is printed with the command that repeats it.
+Each case follows from two numbers, the seed and its index. A wrong case is printed with the command that repeats it.
 The exit code is 1 if any case is wrong.
 """
 

@@ -1,4 +1,4 @@
-"""Draws cases: everything random about one comes from two numbers, so that all ranks draw the same."""
+"""Draws cases: all random choices of a case follow from two numbers, so that all ranks draw the same case."""
 
 from __future__ import annotations
 

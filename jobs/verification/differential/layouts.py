@@ -1,4 +1,4 @@
-"""Draws how the ranks are arranged and every input is split, given and laid out in memory."""
+"""Draws the grid, and for every input its distribution, how it is passed, and its memory layout."""
 
 from __future__ import annotations
 

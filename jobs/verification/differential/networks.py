@@ -1,6 +1,6 @@
-"""Draws small networks and training steps: where a gradient summed over the wrong ranks hides.
+"""Draws small networks and training steps, which show gradients that are summed over the wrong ranks.
 
-A network is a body of blocks, a head and a loss; beside the plain step there are the ways in which users touch
+A network is a body of blocks, a head and a loss. In addition to the plain step there are the ways in which users handle
 gradients: loss terms on parameters, accumulation, hooks, ``torch.autograd.grad``, parameters that are tied or unused.
 """
 

@@ -1,4 +1,4 @@
-"""Draws cases, each from two numbers, and counts what came of them."""
+"""Draws cases, each from two numbers, and counts their verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of cases: a line for each layout, as text, as JSON, in totals, and in a journal that outlives its job."""
+"""Results of cases: a line for each layout, as string and JSON, totals, and a journal that outlives its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tensors of a case are split: one layout per kind of grid, with extents that make it what it is called."""
+"""Layouts of a case: one for each kind of grid, with tensor sizes that produce the blocks of that kind."""
 
 from __future__ import annotations
 

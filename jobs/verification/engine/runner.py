@@ -1,4 +1,4 @@
-"""Computes cases in one process and over the ranks of a job, and says what came of each."""
+"""Computes cases in one process and over the ranks of a job, and returns their verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a case on one layout: the ends it may have, what differs, and who decides."""
+"""Verdicts on a case on one layout: their kinds, the comparison of results, and the decision over all ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WAY_OUT = re.compile(
     r"[;:(,] ?(?:first )?(?:or )?(add|apply|assign|call|choose|compute|convert|gather|give|index|load|make|move|pass"
     r"|permute|put|redistribute|replicate|reshape|run|save|say|scatter|set|split|start|take|use|write)\b"
 )
-"""A clause that begins with what to do."""
+"""Pattern of a clause that begins with a suggested fix."""
 
 
 class Verdict(Enum):
-    """The ends of a case. WRONG: another number, or ranks that part ways; UNCLEAR: an error that names no way out.
+    """Verdict on a case. WRONG: a different value, or different outcomes on ranks; UNCLEAR: an error without a fix.
 
     INFINITE: an input has infinities, and NaN stands in other places than torch's: a block is padded with zeros where
     torch has neighbours, and zero times infinity is NaN. Such numbers mean that a training has diverged before.
@@ -51,7 +51,7 @@ EXACT = frozenset({Verdict.EXACT, Verdict.REDISTRIBUTES, Verdict.REPLICATES})
 """Verdicts of results that agree with torch."""
 
 BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
-"""For which a run fails."""
+"""Verdicts with which a run fails."""
 
 
 class Refusal(NamedTuple):

@@ -1,4 +1,4 @@
-"""A time limit on each case of a run: what hangs is named, and ends the job."""
+"""A time limit on each case of a run. A case that hangs is named and ends the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of networks as users write them: residual, squeeze-and-excitation, U-Net, checkpointed, and their kin."""
+"""Blocks of networks as users write them: residual, squeeze-and-excitation, U-Net, checkpointed and others."""
 
 from __future__ import annotations
 

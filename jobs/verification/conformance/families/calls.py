@@ -1,4 +1,4 @@
-"""Other ways to call the same operators: autograd modes, autocast, modules without samples, what draws numbers."""
+"""Other ways to call the same operators: autograd modes, autocast, modules without samples, random operators."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What sparse layers compute, on volumes: torch's own dense operators, and masks of the sites that a layer has.
+"""Dense reference of the sparse layers: torch's dense operators on volumes, with masks of the active sites.
 
-Nothing here is shared with the sparse layers but their settings and weights.
+It shares nothing with the sparse layers except their settings and weights.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _dense_global(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
 
 
 def on_volumes(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """The volume that sparse ``layers`` make of the active sites of ``x`` (N, C, ...), or what a global pooling does.
+    """Return the output of sparse ``layers`` for the active sites of ``x`` (N, C, ...), as a volume if it has sites.
 
     A site is active where any channel is not zero. Inactive outputs are zeros.
     """

@@ -1,4 +1,4 @@
-"""Operands of all kinds: split otherwise, plain, broadcast, views changed in place; operators of Python; keywords."""
+"""Kinds of operands: other distributions, plain, broadcast, views changed in place, Python operators, keywords."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sparse convolution, pooling and normalization against dense torch at the active sites, over boxes of sites.
+"""Sparse convolution, pooling and normalization against dense torch at the active sites, over blocks of sites.
 
-In one process a case computes with volumes and torch's own operators, and keeps the sites that the sparse layer has;
-over ranks each has the active sites of its block, and puts what comes out into a block. So both worlds have nothing in
-common but the weights.
+In one process, a case computes volumes with torch's own operators and selects the active sites of the sparse layer.
+Over ranks, each rank has the active sites of its block and writes the results into a dense block. The two computations
+share nothing except the weights.
 """
 
 from __future__ import annotations
