@@ -1,4 +1,4 @@
-"""What the commands that print a paper's tables have in common: they work on rank 0 alone, and take ``--json``."""
+"""Common parts of the commands that print a paper's tables: they work on rank 0 alone, and take ``--json``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train in a GPU's memory.
+"""BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train on a GPU.
 
-Kept are outputs of layers of all micro-batches in flight, weights, gradients and Adam's state; PipeDream keeps weights
-once per mini-batch in flight. What PyTorch needs beside that is not in it, so the table is made twice: for all of the
+Memory holds the layer outputs of all micro-batches in flight, weights, gradients and Adam's state; PipeDream stores
+weights once per mini-batch in flight. PyTorch's own memory is not included, so the table is made twice: for all of the
 memory, and for as much as the paper's largest network on one GPU needs here.
 
 Source: Zhao et al. 2020 (BaPipe), 4.2.2 ("32 per GPU", M = 2 N: micro-batches of 16).

@@ -1,7 +1,7 @@
-"""BaPipe's Tables I and II: the paper's formulas beside the closed forms and the event simulation, all stages alike.
+"""BaPipe's Tables I and II: the paper's formulas, the closed forms and the event simulation, for equal stages.
 
-The last row of the tables, the bandwidth a schedule asks for, is looked for: the longest transfer with which one more
-micro-batch still takes F + B.
+The last row of the tables, the bandwidth that a schedule requires, is searched for: the longest transfer with which one
+more micro-batch still takes F + B.
 
 Source: Zhao et al. 2020 (BaPipe), Tables I and II.
 """

@@ -1,7 +1,7 @@
-"""How networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
+"""Pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs.
 
-The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's, or those
-of a measured profile of the sparse network. Beside it is data parallelism (DP), as in Figure 9.
+The first table requires profiles (PipeDream's text format or distconv's). The second takes its layer times from a
+roofline, or from a measured profile of the sparse network. It also shows data parallelism (DP), as in Figure 9.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, the partitions it reports.
+"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, its partitions.
 
 The paper prints neither layer times nor the bandwidth between its servers. Times here are a roofline's, what Table I
 allows, or in the proportions that layers have where we measured them. The partitions of Table III are of the sparse
