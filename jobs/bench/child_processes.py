@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which are no part of this job, and the memory that they take."""
+"""Runs benchmarks in processes outside this job, and measures the memory that they take."""
 
 from __future__ import annotations
 

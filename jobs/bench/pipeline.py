@@ -1,4 +1,4 @@
-"""``distconv bench pipeline``: pipelined training steps against one process and torch's own, interleaved in one run.
+"""``distconv bench pipeline``: pipelined steps against one process and torch's pipelines, interleaved in one run.
 
 All ranks run one thread. References: the whole model on one rank while the others rest; PyTorch's 1F1B
 (torch.distributed.pipelining) and DistributedDataParallel over gloo, on the same ranks. The ideal of a schedule is its

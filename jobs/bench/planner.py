@@ -1,4 +1,4 @@
-"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, seconds of search.
+"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, search time.
 
 Nothing is run but the planner, so any number of ranks will do.
 """

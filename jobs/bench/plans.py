@@ -1,4 +1,4 @@
-"""``distconv bench plans``: training steps of pipeline plan files, interleaved in one run; the first is the reference.
+"""``distconv bench plans``: steps of pipeline plan files, interleaved in one run; the first is the reference.
 
 Steps are of random samples, of an asynchronous schedule in the full pipeline. With ``--devices`` the ranks take the
 stages that are for their kinds of devices.

@@ -1,4 +1,4 @@
-"""What benchmarks print: the command, the machine, tables of times alone or beside predictions, and JSON."""
+"""Output of benchmarks: the command, the machine, tables of times with or without predictions, and JSON."""
 
 from __future__ import annotations
 

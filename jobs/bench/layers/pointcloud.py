@@ -108,7 +108,7 @@ def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> Voxel
 def step_of(
     options: argparse.Namespace, resolution: int, name: str, grid: ProcessGrid | None = None
 ) -> Callable[[], torch.Tensor]:
-    """Return a function that takes a training step of a variant, with the same initial weights, and returns its loss.
+    """Return a function that takes a training step of a variant, from the same weights, and returns its loss.
 
     Over the samples of ``grid`` if there is one; then making it and taking it are collective.
     """

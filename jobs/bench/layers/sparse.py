@@ -1,4 +1,4 @@
-"""``distconv bench sparse``: a submanifold convolution of 3^3 on a surface against dense convolution of its volume.
+"""``distconv bench sparse``: a 3^3 submanifold convolution on a surface against dense convolution of its volume.
 
 Forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a first
 layer. Variants take turns in one run, so that a drift of the machine's speed meets all of them; a step of each in a

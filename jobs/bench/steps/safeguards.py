@@ -1,6 +1,6 @@
-"""``distconv bench safeguards``: what comparing ranks and writing checkpoints cost beside a training step.
+"""``distconv bench safeguards``: cost of comparing ranks and writing checkpoints, relative to a training step.
 
-A checkpoint is compared with raw files of as many bytes, written and forced to the disk in the same turns.
+A checkpoint is compared with raw files of the same size, written and flushed to the disk in the same interleaved run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the parameters in buckets that are sent together, last layer first."""
+    """Return the parameters in buckets of at least ``BUCKET_BYTES`` but for the last one, last layer first."""
     buckets: list[list[torch.Tensor]] = [[]]
     for parameter in reversed(parameters):
         if sum(each.nbytes for each in buckets[-1]) >= BUCKET_BYTES:

@@ -1,7 +1,9 @@
-"""``distconv bench scaling``: measured step times on 1, 2, 4, ... ranks beside predicted ones, and predictions beyond.
+"""``distconv bench scaling``: measured and predicted step times on 1, 2, 4, ... ranks, and predictions beyond.
 
-A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks pure sample, pure spatial
-and planned parallelism take turns, while the other ranks sleep. Source: Dryden et al. 2019, VI-B.
+A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks, data parallelism, spatial
+parallelism and the planned parallelism are interleaved, while the other ranks sleep.
+
+Source: Dryden et al. 2019, VI-B.
 """
 
 from __future__ import annotations
