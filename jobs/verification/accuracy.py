@@ -25,7 +25,7 @@ class AccuracyRow:
 
     @property
     def measured(self) -> float:
-        """Seconds of the fastest step."""
+        """Return the seconds of the fastest step."""
         return min(self.times)
 
     @property

@@ -212,7 +212,7 @@ def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify capture``."""
+    """Add the options of ``distconv verify capture``."""
     parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
     parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")

@@ -64,7 +64,7 @@ class PipelineVariant:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify pipelines``."""
+    """Add the options of ``distconv verify pipelines``."""
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
     parser.add_argument("--batch", type=positive, help="samples per step (default: the model's in the table)")
@@ -128,7 +128,7 @@ def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]
 
 
 def _words(plan: PipelinePlan) -> str:
-    """A plan in a line: schedule, micro-batches, cuts, replicas, grids."""
+    """Return a plan in a line: schedule, micro-batches, cuts, replicas, grids."""
     words = [plan.schedule, f"m={plan.microbatches}", *(f"cut {cut}" for cut in plan.cuts)]
     words += [f"replicas {plan.replicas[0]}"] if plan.replicas[0] > 1 else []
     grids = sorted(

@@ -60,7 +60,7 @@ changes within minutes, and is to change for both."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify predictions``."""
+    """Add the options of ``distconv verify predictions``."""
     parser.add_argument("--rounds", type=positive, default=15, help="steps of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
 

@@ -45,7 +45,7 @@ LIMIT_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify soak``."""
+    """Add the options of ``distconv verify soak``."""
     parser.add_argument("--faults", type=positive, default=20, help="how often to disturb it (default: %(default)s)")
     parser.add_argument("--ranks", type=positive, default=2, help="default: %(default)s")
     parser.add_argument("--seed", type=natural, default=0, help="of the faults (default: %(default)s)")
@@ -105,7 +105,7 @@ class _Training:
                 job.end()
 
     def said(self) -> str:
-        """The end of what its jobs have printed."""
+        """Return the end of what its jobs have printed."""
         return self._log.read_text()[-3000:] if self._log.exists() else ""
 
     def checkpoints(self) -> list[Commit]:

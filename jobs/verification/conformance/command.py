@@ -50,7 +50,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify conformance``."""
+    """Add the options of ``distconv verify conformance``."""
     names = [*FAMILIES, EMPTY, *SAMPLES]
     parser.add_argument("--family", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
@@ -127,7 +127,7 @@ def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]
 
 
 def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
-    """The families of each job on one of the rank counts, the ``first`` or another."""
+    """Return the families of each job on one of the rank counts, the ``first`` or another."""
     # Beside the table the operators run once, as it has what they do not vary. DTensor is for comparison only.
     once = [*([OPERATORS] if set(families) & set(TABLE) else []), DTENSOR]
     own = [family for family in families if family != DTENSOR and (first or family not in once)]

@@ -78,7 +78,7 @@ class DTensorRun(runner.CaseRun):
 
 
 def judged(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
-    """The verdict on a sample that some ranks refuse."""
+    """Return the verdict on a sample that some ranks refuse."""
     if not any(refused):
         return None
     kinds = {each and each.kind for each in refused}

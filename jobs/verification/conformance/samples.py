@@ -145,7 +145,7 @@ def seed() -> None:
 
 
 def names() -> list[str]:
-    """Every operator and module that has samples."""
+    """Return every operator and module that has samples."""
     return list(_databases())
 
 
@@ -226,7 +226,7 @@ def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
 
 @cache
 def _databases() -> dict[str, list[Any]]:
-    """All that has samples, by its name."""
+    """Return the sample databases of all operators and modules, by name."""
     # torch's test modules import it for a class of tests, which nothing here is.
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]

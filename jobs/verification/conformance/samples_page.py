@@ -47,7 +47,7 @@ _GROUPS = [
 
 
 def page(lines: Sequence[Line], most: int | None = None) -> str:
-    """The page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
+    """Return the page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
     counts = sorted({line.ranks for line in lines})
     own = [line for line in lines if line.family == FAMILY]
     families = " ".join(dict.fromkeys(line.family for line in lines))
@@ -92,7 +92,7 @@ def _name(line: Line) -> tuple[str, str]:
 
 
 def _refused(lines: Sequence[Line]) -> str:
-    """Each message once, with how often it came, and with which operators."""
+    """Return each message once, with its count and its operators."""
     by_text: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.verdict not in EXACT:

@@ -59,7 +59,7 @@ class Input:
     """Other than the case's."""
 
     def axes(self) -> tuple[str | None, ...]:
-        """The grid axis of each dimension."""
+        """Return the grid axis of each dimension."""
         if self.layout in ("whole", "plain"):
             return (None,) * len(self.dims.split())
         return tuple(dimension[0].lower() if dimension[0].isupper() else None for dimension in self.dims.split())
@@ -80,12 +80,12 @@ class Input:
 
 
 def plain(dims: str, values: str = "normal", **options: Any) -> Input:
-    """A tensor that every rank has, such as a parameter."""
+    """Return a tensor that every rank has, such as a parameter."""
     return Input(dims, values, layout="plain", **options)
 
 
 def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
-    """A split tensor whose gradient nobody asks for, such as a target."""
+    """Return a split tensor without a gradient, such as a target."""
     return Input(dims, values, grad=False, **options)
 
 
@@ -119,7 +119,7 @@ class ConformanceCase(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """True if an input has infinite values."""
+        """Return True if an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
     def compute(self, world: ReferenceBackend) -> None:
@@ -139,7 +139,7 @@ class ConformanceCase(runner.Case):
 def case(
     operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any
 ) -> ConformanceCase:
-    """A case whose operator is a function."""
+    """Return a case whose operator is a function."""
     return ConformanceCase(operator, option, function, inputs, **attributes)
 
 

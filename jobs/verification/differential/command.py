@@ -28,7 +28,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify differential``."""
+    """Add the options of ``distconv verify differential``."""
     parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
     parser.add_argument("--only", choices=KINDS, default="all", help="what is drawn (default: %(default)s)")

@@ -55,7 +55,7 @@ class Draw:
         return self._random.sample(options, self.number(0, min(most, len(options))))
 
     def number(self, low: int, high: int) -> int:
-        """A number from ``low`` to ``high``, both included."""
+        """Return a number from ``low`` to ``high``, both included."""
         return self._random.randint(low, high)
 
     def numbers(self, count: int, low: int, high: int) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Draw:
         return tuple(self.number(low, high) for _ in range(count))
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self._random.random() < probability
 
     def extents(self, count: int) -> tuple[int, ...]:

@@ -122,7 +122,7 @@ def draw_habits(draw: Draw) -> Habits:
 
 
 def draw_network(draw: Draw, channels: int) -> tuple[DrawnNetwork, str]:
-    """A network of two input channels, and what it consists of."""
+    """Return a network of two input channels, and a description of its parts."""
     names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
     torch.default_generator.manual_seed(draw.seed)
@@ -145,7 +145,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def draw(source: Draw) -> DrawnProgram:
-    """A network, its data and the habits of its user; two steps of SGD with momentum."""
+    """Draw a network, its data and the options of its steps; two steps of SGD with momentum."""
     channels = source.number(1, 4)
     network, text = draw_network(source, channels)
     network.train(source.chance(0.9))

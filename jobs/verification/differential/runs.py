@@ -44,7 +44,7 @@ class DrawnCase(runner.Case):
         return [CaseLayout("drawn", tuple(extents.items()), self.program.sizes, first_only=first_only)]
 
     def choices(self, what: str) -> random.Random:
-        """A source of numbers, the same on all ranks."""
+        """Return a source of numbers, the same on all ranks."""
         return random.Random(f"{self.seed}/{self.index}/{what}")
 
     def compute(self, world: ReferenceBackend) -> None:

@@ -35,12 +35,12 @@ class Line:
 
     @property
     def told(self) -> str:
-        """The first line of ``text``."""
+        """Return the first line of ``text``."""
         return self.text.splitlines()[0] if self.text else ""
 
 
 def described(lines: Sequence[Line]) -> list[str]:
-    """The lines of a few cases of one operator: one text line for each kind of result, with where it came."""
+    """Return lines that describe a few cases of one operator: one per kind of result, with the layouts that have it."""
     options = dict.fromkeys(line.option for line in lines)
     name = f"{lines[0].operator} {lines[0].option if len(options) == 1 else f'x {len(lines)}'}".strip()
     alike = {verdict: [line for line in lines if line.verdict is verdict] for verdict in Verdict}
@@ -139,7 +139,7 @@ class Journal:
                 lines.write(json.dumps(entry) + "\n")
 
     def begin(self, key: Key) -> None:
-        """A case begins."""
+        """Record that a case begins."""
         self._note(key._asdict())
 
     def end(self, lines: Sequence[Line]) -> None:

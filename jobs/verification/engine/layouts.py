@@ -95,7 +95,7 @@ RESIZED = frozenset({"one", "least", "ragged", "few"})
 
 
 def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
-    """The layouts over ``ranks`` that split what ``case`` has."""
+    """Return the layouts over ``ranks`` that split what ``case`` has."""
     chosen = []
     for name, (written, blocks, resized) in KINDS.items():
         if name not in case.kinds if case.kinds is not None else not case.multiple and resized in RESIZED:
@@ -112,7 +112,7 @@ def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
 
 
 def _axis(case: Splittable, word: str) -> str | None:
-    """The axis that a word of a kind of layout stands for."""
+    """Return the axis that a word of a kind of layout stands for."""
     number, _, otherwise = word.partition("/")
     if not number.isdigit():
         return number
@@ -127,7 +127,7 @@ def _factors(ranks: int) -> list[int] | None:
 
 
 def _changed(case: Splittable, resized: str, axis: str, parts: int) -> Extents | None:
-    """The extent along ``axis`` that makes a kind of layout what it is called; None if there is none."""
+    """Return the size along ``axis`` that a kind of layout requires, {} for the usual one, None if there is none."""
     step = math.lcm(max(1, case.multiple), parts)
     numbers = range(max(1, case.multiple), 8 * parts + 1, max(1, case.multiple))
     extents = {

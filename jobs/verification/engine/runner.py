@@ -35,7 +35,7 @@ class Case(Splittable):
 
     @property
     def infinite(self) -> bool:
-        """True if an input has infinite values."""
+        """Return True if an input has infinite values."""
         return False
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
@@ -94,7 +94,7 @@ class CaseRun:
         return case.layouts(self.comm.size)
 
     def world(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
-        """The ranks' world."""
+        """Return the ranks' world."""
         return DistributedBackend(grid, layout, self.fails)
 
     def fails(self, failed: bool) -> bool:
@@ -102,14 +102,14 @@ class CaseRun:
         return bool(self._private.allreduce(failed, MPI.LOR))
 
     def grid(self, extents: tuple[tuple[str, int], ...]) -> ProcessGrid:
-        """The ranks, arranged; the same each time."""
+        """Return the grid of the ranks with these axes; the same object each time."""
         key = tuple(sorted(extents))
         if key not in self._grids:
             self._grids[key] = ProcessGrid(self.comm, **dict(extents))
         return self._grids[key]
 
     def judged(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
-        """The verdict, and the words for it."""
+        """Return the verdict and its message."""
         return judge(reference, outcomes, infinite=case.infinite)
 
     def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
@@ -130,7 +130,7 @@ class CaseRun:
         return _RankPart(refused, world.results, traffic, replicates)
 
     def _found(self, case: Case, reference: _RankPart, part: _RankPart) -> tuple[Verdict, str, int, int, int]:
-        """The verdict, its words, and the bytes of what is exact. Collective."""
+        """Return the verdict, its message, and the bytes if the result is exact. Collective."""
         compared = (
             "" if part.refused or reference.refused else difference(reference.values, part.values, case.condition)
         )

@@ -79,7 +79,7 @@ def refusal(error: Exception) -> Refusal:
 def difference(
     reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], condition: float = 1.0
 ) -> str:
-    """The first way in which ``actual`` is not ``reference``, or an empty text.
+    """Return the first difference of ``actual`` from ``reference``, or an empty string.
 
     ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
     nothing is sent, so that one rank's mistake makes no other wait.
@@ -186,7 +186,7 @@ def names_a_way_out(text: str) -> bool:
 
 
 def _by_rank(texts: Sequence[str]) -> str:
-    """Each different text after the first of the ranks that have it."""
+    """Return each different message with the first rank that has it."""
     return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
 
 
@@ -197,5 +197,5 @@ def _told(outcome: RankOutcome) -> str:
 
 
 def _core(text: str) -> str:
-    """The first line of torch's text."""
+    """Return the first line of torch's text."""
     return text.splitlines()[0].strip() if text else ""

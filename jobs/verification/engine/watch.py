@@ -24,7 +24,7 @@ class Watch:
         self._since = time.monotonic()
 
     def begin(self, case: str) -> None:
-        """A case starts, and its time with it."""
+        """Begin a case and its time limit."""
         self._since, self.case = time.monotonic(), case
 
     @contextmanager

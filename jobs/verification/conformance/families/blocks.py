@@ -199,12 +199,12 @@ class Pyramid(nn.Module):
 
 
 def convolution(channels: int) -> nn.Conv2d:
-    """One that keeps channels and extents."""
+    """Return a convolution that keeps the number of channels and the spatial size."""
     return nn.Conv2d(channels, channels, 3, padding=1)
 
 
 def batch_normed(channels: int) -> nn.Module:
-    """The same, normalized."""
+    """Return a convolution, batch norm and ReLU."""
     return nn.Sequential(convolution(channels), nn.BatchNorm2d(channels), nn.ReLU())
 
 

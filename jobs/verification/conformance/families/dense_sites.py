@@ -68,7 +68,7 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
 
 
 def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
-    """The cells (B, C, ...) that a layer's windows cover, of ``frame`` and no others."""
+    """Return the cells (B, C, ...) that a layer's windows cover, of ``frame`` and no others."""
     (low, high), dilation = _reach(layer.offsets), getattr(layer, "dilation", 1)
     pads, inside = list[int](), [slice(None), slice(None)]
     for n, first, cells, v, h in zip(x.shape[2:], frame.first, frame.cells, low, high, strict=True):
@@ -138,7 +138,7 @@ def _pooled(layer: Any, x: _Sites) -> _Sites:
 
 
 def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
-    """All windows' cells (K, B, C, ...), by their place in the window."""
+    """Return all windows' cells (K, B, C, ...), by their place in the window."""
     low, _ = _reach(layer.offsets)
     windows = []
     for offset in layer.offsets:
@@ -172,7 +172,7 @@ def _dense_global(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
 
 
 def on_volumes(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """Return the output of sparse ``layers`` for the active sites of ``x`` (N, C, ...), as a volume if it has sites.
+    """Return the volume that sparse ``layers`` compute from the active sites of ``x``, or a global pooling's result.
 
     A site is active where any channel is not zero. Inactive outputs are zeros.
     """
