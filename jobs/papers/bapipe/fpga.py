@@ -125,7 +125,7 @@ def _convolution(op: Operation) -> FpgaConvolution:
 def parallel_time(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
 ) -> float:
-    """Seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
+    """Return the seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
     times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
     weights = FP16_BYTES * sum(layer.weights for layer in network)
     summed = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
@@ -178,7 +178,7 @@ def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
 
 
 def _kept(network: Sequence[FpgaConvolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
-    """The share of weights and gradients of each stage that fits on chip."""
+    """Return the fraction of weights and gradients of each stage that fits on chip."""
     held = _parts([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
     return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, held, strict=True)]
 

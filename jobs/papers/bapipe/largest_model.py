@@ -44,7 +44,7 @@ def table_iv(machine: Machine) -> Rows:
 
 
 def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
-    """The table for so many GPUs of ``memory`` bytes each."""
+    """Return the table for so many GPUs of ``memory`` bytes each."""
     print(f"\nTable IV: layers (parameters) of the largest GNMT-L in {memory / 1e9:.2f} GB{why}; ours | paper's")
     print(f"{'':<11}" + "".join(f"{f'{gpus} GPU(s)':<28}" for gpus in counts))
     rows: Rows = []
@@ -100,7 +100,7 @@ def _parameters(layers: int, machine: Machine) -> str:
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest even number of layers that fits, if fewer always do."""
+    """Return the largest even number of layers that fits, if fewer always do."""
     low, high = 2, 4
     while fits(high):
         low, high = high, 2 * high

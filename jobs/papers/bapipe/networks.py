@@ -78,18 +78,18 @@ class _Recurrent:
     def _add(
         self, name: str, reads: list[str], *, forward: float, backward: float, units: float, weights: float
     ) -> str:
-        """A layer with ``units`` outputs per token."""
+        """Add a layer with ``units`` outputs per token; return its name."""
         self.layers.append(Layer(name, forward, backward, 4.0 * self.samples * TOKENS * units, 4.0 * weights))
         self.edges += [(read, name) for read in reads]
         return name
 
     def _product(self, rows: int, inputs: int, outputs: int) -> float:
-        """Seconds of a matrix product."""
+        """Return the seconds of a matrix product."""
         moved = 4.0 * (rows * (inputs + outputs) + inputs * outputs)
         return self.roofline.time(2.0 * rows * inputs * outputs, moved, float(rows * outputs))
 
     def embedding(self, name: str) -> str:
-        """Looks up a row for each token."""
+        """Add a lookup of a row for each token."""
         tokens = self.samples * TOKENS
         once = self.roofline.time(0.0, 8.0 * tokens * UNITS, float(tokens * UNITS))
         return self._add(
@@ -123,7 +123,7 @@ class _Recurrent:
         return self._add("attention", reads, forward=once, backward=2 * once, units=UNITS, weights=2.0 * UNITS * UNITS)
 
     def loss(self, reads: list[str]) -> str:
-        """The scores of all words, and the loss."""
+        """Add the scores of all words, and the loss."""
         tokens = self.samples * TOKENS
         once = self._product(tokens, UNITS, VOCABULARY)
         words = self._add(

@@ -51,7 +51,7 @@ def _paper(name: str) -> float:
 
 
 def closed_form(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
-    """Seconds of a mini-batch."""
+    """Return the seconds of a mini-batch."""
     equal = [FORWARD] * STAGES, [BACKWARD] * STAGES, [transfer] * (STAGES - 1)
     return minibatch_time(name, *equal, microbatches)
 
@@ -62,7 +62,7 @@ def simulated(name: str, transfer: float, microbatches: int = MICROBATCHES) -> f
 
 
 def longest_hidden(name: str, time: Callable[[str, float, int], float]) -> float:
-    """The longest transfer with which more micro-batches take F + B each, by bisection."""
+    """Return the longest transfer with which more micro-batches take F + B each, by bisection."""
     low, high = 0.0, 4 * (FORWARD + BACKWARD)
     while high - low > _PRECISION:
         middle = (low + high) / 2

@@ -81,7 +81,7 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
 
 @torch.no_grad()
 def accuracies(model: nn.Module, data: Sequence[Batch]) -> tuple[float, float]:
-    """The shares of images whose class is the first, and among the first five, that ``model`` names."""
+    """Return the top-1 and top-5 accuracy of ``model``, as fractions."""
     model.eval()
     first, five = 0, 0
     for images, labels in data:

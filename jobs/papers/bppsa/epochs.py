@@ -1,8 +1,8 @@
-"""Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, beside the paper's.
+"""Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, and the paper's.
 
 An epoch is as many training steps as the paper's data have batches; some steps are timed, on random values of the same
 shape. The forward pass alone has no gradients to wait for; with the scan it also keeps what the Jacobians need. On a
-GPU, where calls from Python cost more than most kernels, both ways back are timed as one CUDA graph, too.
+GPU, where calls from Python cost more than most kernels, both backward algorithms are timed as one CUDA graph, too.
 
 Source: BPPSA, 4.1, 4.2, table 3 and appendix G: tables 4 to 6, on a V100.
 """

@@ -4,7 +4,7 @@ The scan is computed (in float32, for one sample), and its products counted as t
 trained, pruned, and trained on with what was pruned at zero, and the sample is a test image; else the weights that stay
 are the largest of each layer's initial ones: which they are depends on training, how many there are does not.
 
-Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, each layer alike.
+Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, the same in each layer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
-    """The features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
+    """Return the features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
         group = "test" if "test" in samples.groups else "train"
@@ -95,7 +95,7 @@ def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[to
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
-    """The share of images whose class ``model`` finds."""
+    """Return the fraction of images that ``model`` classifies correctly."""
     model.eval()
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
     return right / sum(len(labels) for _, labels in data)
@@ -103,7 +103,7 @@ def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
 
 @torch.no_grad()
 def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[SparseJacobian]:
-    """The transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
+    """Return the transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
 
     Pruned weights are no places. ``of_sample``: nor are the zeros that ReLU and pooling have at this ``x``; they serve
     no other sample.

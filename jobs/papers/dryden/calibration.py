@@ -144,7 +144,7 @@ def _over_one(serial: float, group: int) -> float:
 
 
 def fit_amdahl(cells: Sequence[PublishedTime]) -> float:
-    """The serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
+    """Return the serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
 
     def mean_error(serial: float) -> float:
         return float(np.mean([abs(amdahl(serial, c.group, c.base_group) / c.speedup - 1) for c in cells]))

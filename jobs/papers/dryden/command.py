@@ -36,7 +36,7 @@ LAYERS = "VI-A"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce dryden``."""
+    """Add the options of ``distconv reproduce dryden``."""
     parser.add_argument(
         "--tables",
         nargs="+",

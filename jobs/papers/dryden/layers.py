@@ -78,7 +78,7 @@ def section(machine: Machine) -> Iterator[str]:
 
 
 def _printed(layer: MeasuredLayer, gpus: int) -> float | None:
-    """The printed ratio if it is of so many GPUs, or of a number that the text does not name."""
+    """Return the printed ratio if it is for ``gpus`` GPUs, or for a number that the text does not name."""
     return layer.ratio.ratio if layer.ratio is not None and layer.ratio.gpus in (gpus, None) else None
 
 

@@ -82,7 +82,7 @@ physical reason, but held out they are from the fit alone. What else could be ch
 
 
 def page(results: PredictedTimes) -> str:
-    """All of it."""
+    """Return the complete page."""
     parts = _head(results), layer_section(results.fitted.machine), tables(results), _errors(results)
     return "\n".join(line for part in (*parts, _worst(results), _forms(results)) for line in part) + "\n"
 

@@ -37,7 +37,7 @@ SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce sparsepipe``."""
+    """Add the options of ``distconv reproduce sparsepipe``."""
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
     parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
     parser.add_argument(
@@ -184,7 +184,7 @@ def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Devi
 
 
 def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float) -> float:
-    """Seconds per mini-batch of the whole network on every device (Eq. 4)."""
+    """Return the seconds per mini-batch of the whole network on every device (Eq. 4)."""
     terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(staged([0, terms.size], [tuple(device.count for device in devices)]))
 

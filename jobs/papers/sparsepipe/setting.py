@@ -102,7 +102,7 @@ class ProfileSource:
 
 
 def by_roofline(sparse: bool) -> ProfileSource:
-    """The sparse or the dense network by the roofline of Table I."""
+    """Return the sparse or the dense network by the roofline of Table I."""
     kind = "sparse" if sparse else "dense"
     return ProfileSource(f"{kind} {RESOLUTION}^3, roofline of Table I", lambda gpu: vgg16_bn(gpu, sparse))
 
@@ -152,7 +152,7 @@ class LayerWork:
 
 
 def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:
-    """The 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense."""
+    """Return the 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense."""
     roofline = GPUS[gpu]
     layers = []
     for work in _works(sparse):

@@ -88,7 +88,7 @@ class VariantRow:
 
 
 def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantRow]:
-    """A row for each variant that has finished runs among ``runs``, in their order."""
+    """Return a row for each variant that has finished runs among ``runs``, in their order."""
     by_variant: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         result = results.of(run)
@@ -103,7 +103,7 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def table(rows: Iterable[VariantRow]) -> str:
-    """A Markdown table, all in per cent. The drop is paired: seed by seed."""
+    """Return a Markdown table, all in per cent. The drop is paired: seed by seed."""
     lines = ["| variant | stale weights | test accuracy | drop | diverged |", "|---|---|---|---|---|"]
     for row in rows:
         accuracy = f"{_with_error(row.mean, row.error)} (n={len(row.results)})"
