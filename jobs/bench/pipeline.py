@@ -45,7 +45,7 @@ WARM_UP, ITERATIONS = 5, 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench pipeline``."""
+    """Add the options of ``distconv bench pipeline``."""
     parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of its first layer (default: the model's own)")
     parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
@@ -162,11 +162,11 @@ class _Bench:
         }
 
     def measure(self) -> dict[str, list[float]]:
-        """Seconds per step of every variant, one for each round."""
+        """Measure the seconds per step of every variant, one for each round."""
         return in_turns(self.world, self.variants, self.options.rounds, asleep=True)
 
     def traces(self) -> dict[str, list[Timeline]]:
-        """The passes of synchronous schedules, step by step in turn."""
+        """Record the timelines of synchronous schedules, interleaved step by step."""
         traces: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
         for _ in range(self.options.rounds * self.options.steps):
             for name, timelines in traces.items():
@@ -232,7 +232,7 @@ def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Call
 
 
 def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]:
-    """The median time of a pass on each stage."""
+    """Return the median time of a pass on each stage."""
     spans = [span for timeline in timelines for span in timeline.spans if span.action.kind is kind]
     return [statistics.median(s.end - s.start for s in spans if s.action.stage == stage) for stage in range(stages)]
 

@@ -33,7 +33,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench planner``."""
+    """Add the options of ``distconv bench planner``."""
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")

@@ -30,7 +30,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench plans``."""
+    """Add the options of ``distconv bench plans``."""
     parser.add_argument("plans", nargs="+", type=Path, metavar="PLAN.json", help="of distconv explore, of one model")
     parser.add_argument("--input", type=extents, required=True, metavar="C,H,W", help="extents of one sample")
     parser.add_argument("--classes", type=positive, default=10, help="that the model predicts (default: %(default)s)")

@@ -45,7 +45,7 @@ def heading(what: str) -> str:
 
 
 def row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
-    """A line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
+    """Return a line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
     median, low, high = (1e3 * v for v in (statistics.median(times_s), min(times_s), max(times_s)))
     ratio = "" if reference is None else f"  {median / 1e3 / reference:6.3f}"
     return f"{name:<44} {median:9.2f} {low:9.2f} {high:9.2f}{ratio}"
@@ -99,7 +99,7 @@ def comparison_head(label: str) -> str:
 
 
 def comparison_row(comparison: TimeComparison) -> str:
-    """A line of the table of comparisons."""
+    """Return a line of the table of comparisons."""
     return (
         f"{comparison.name:<44} {1e3 * comparison.mean_s:10.3f} {1e3 * comparison.deviation_s:10.3f} "
         f"{1e3 * comparison.predicted_s:10.3f}  {comparison.predicted_s / comparison.mean_s:14.3f}"

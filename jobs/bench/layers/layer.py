@@ -48,7 +48,7 @@ STACK = {"channels": 1024, "groups": 1, "kernel": 3, "layers": 2, "size": 14, "r
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench layer``."""
+    """Add the options of ``distconv bench layer``."""
     parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
     parser.add_argument(
         "--layer",

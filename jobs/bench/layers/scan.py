@@ -43,7 +43,7 @@ RATE = 5e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench scan``."""
+    """Add the options of ``distconv bench scan``."""
     parser.add_argument("--model", choices=LAYERS, default="rnn", help="default: %(default)s")
     parser.add_argument(
         "--steps", type=positive, nargs="+", default=[10, 100, 1000, 10_000, 30_000], help="T (default: 10 to 30000)"

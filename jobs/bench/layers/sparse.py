@@ -38,7 +38,7 @@ PERIODS = 2.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench sparse``."""
+    """Add the options of ``distconv bench sparse``."""
     parser.add_argument(
         "--resolution",
         type=positive,

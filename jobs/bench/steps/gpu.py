@@ -45,7 +45,7 @@ LOCAL, CONVOLUTION, EXCHANGE = "local work alone", "convolution by", "exchange a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench gpu``."""
+    """Add the options of ``distconv bench gpu``."""
     add_network_arguments(parser)
     add_device_argument(parser)
     parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
 
 
 def model_of(options: argparse.Namespace) -> torch.nn.Module:
-    """The model, with the same weights on all ranks."""
+    """Return the model, with the same weights on all ranks."""
     shape, classes = shape_of(options), getattr(options, "classes", None)
     channels, width = shape[1], options.width
     return weighed(

@@ -45,7 +45,7 @@ STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step beside an async
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench safeguards``."""
+    """Add the options of ``distconv bench safeguards``."""
     model_options.add_arguments(parser, model="vgg16_bn", size=32, batch=16)
     parser.add_argument(
         "--directory", type=Path, default=Path(tempfile.gettempdir()), help="where to write (default: %(default)s)"

@@ -45,7 +45,7 @@ Plans = dict[str, Plan]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench scaling``."""
+    """Add the options of ``distconv bench scaling``."""
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument(
@@ -137,7 +137,7 @@ def _report(
 
 
 def _grid(plan: Plan) -> str:
-    """The grid of a plan, or how many it has."""
+    """Return a note on the grid of a plan, or on the number of its grids."""
     grids = {format_parts(parts) for parts in plan.layers.values()}
     return f" ({next(iter(grids))})" if len(grids) == 1 else f" ({len(grids)} grids)"
 

@@ -63,7 +63,7 @@ KINDS = {
 
 
 def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """The model and its input (batch, channels, size, size), float32, seeded."""
+    """Return the model and its input (batch, channels, size, size), float32, seeded."""
     torch.manual_seed(0)
     make: Callable[[], nn.Module] = {
         "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),
