@@ -62,9 +62,9 @@ def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
 
 
 def _peak_bytes_since_last() -> int:
-    """Most memory that this process had resident since the last call.
+    """Return the peak resident memory of this process since the last call.
 
-    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    The peak of ``getrusage`` also includes the parent process, imports and preparation, which can exceed a small step.
     """
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the memory that is resident now

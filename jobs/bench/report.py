@@ -64,7 +64,7 @@ def table(
     ratio: str | None = None,
     beside: Mapping[Any, str] | None = None,
 ) -> str:
-    """Return a line for each of ``times``, with the ratio of medians to ``reference``, and ``beside`` appended."""
+    """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix."""
     median = statistics.median(times[reference]) if reference in times else None
     lines = [f"{row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])

@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A network's predictions and measurements; ``beside``: time as planned over that of the ``best`` grid."""
+    """A network's predictions and measurements, and the chosen plan's time relative to the ``best`` grid."""
 
     rows: list[AccuracyRow]
     best: str
