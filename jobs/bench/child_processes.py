@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which are no part of this job, and the memory that they take."""
+"""Runs benchmarks in processes outside this job, and measures the memory that they take."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Peak:
 
     @property
     def used(self) -> int:
-        """What the model took: weights, gradients, activations, buffers of the operators and of MPI."""
+        """Return the memory of the model: weights, gradients, activations, buffers of the operators and of MPI."""
         return self.peak - self.before
 
 
 def in_new_process(words: Sequence[str]) -> Peak:
-    """What ``distconv bench`` with these words prints, in a new process that is no part of this job.
+    """Run ``distconv bench`` with these arguments in a process outside this job, and return the peak it prints.
 
     Raises
     ------
@@ -62,10 +62,10 @@ def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
 
 
 def _peak_bytes_since_last() -> int:
-    """Most memory that this process had resident since the last call.
+    """Return the peak resident memory of this process since the last call.
 
-    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    The peak of ``getrusage`` also includes the parent process, imports and preparation, which can exceed a small step.
     """
     status = Path("/proc/self/status").read_text()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the memory that is resident now
     return 1024 * int(status.split("VmHWM:")[1].split()[0])

@@ -1,4 +1,4 @@
-"""``distconv bench pipeline``: pipelined training steps against one process and torch's own, interleaved in one run.
+"""``distconv bench pipeline``: pipelined steps against one process and torch's pipelines, interleaved in one run.
 
 All ranks run one thread. References: the whole model on one rank while the others rest; PyTorch's 1F1B
 (torch.distributed.pipelining) and DistributedDataParallel over gloo, on the same ranks. The ideal of a schedule is its
@@ -41,11 +41,11 @@ Cuts = Sequence[str] | Sequence[int]
 SAMPLE, CLASSES = (3, 32, 32), 10
 NETWORKS = tuple(name for name, model in MODELS.items() if model.sample == SAMPLE)
 WARM_UP, ITERATIONS = 5, 20
-"""Of the measurement that balances the stages."""
+"""Numbers of steps of the measurement that balances the stages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench pipeline``."""
+    """Add the options of ``distconv bench pipeline``."""
     parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of its first layer (default: the model's own)")
     parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts]:
-    """Where stages begin if they work on micro-batches, and if on whole mini-batches."""
+    """Return the split points for stages that work on micro-batches, and for stages that work on mini-batches."""
     if not options.ppv:
         micro = max(1, options.batch // options.microbatches)
         return _balanced(world, options, micro), _balanced(world, options, options.batch)
@@ -162,11 +162,11 @@ class _Bench:
         }
 
     def measure(self) -> dict[str, list[float]]:
-        """Seconds per step of every variant, one for each round."""
+        """Measure the seconds per step of every variant, one for each round."""
         return in_turns(self.world, self.variants, self.options.rounds, asleep=True)
 
     def traces(self) -> dict[str, list[Timeline]]:
-        """The passes of synchronous schedules, step by step in turn."""
+        """Record the timelines of synchronous schedules, interleaved step by step."""
         traces: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
         for _ in range(self.options.rounds * self.options.steps):
             for name, timelines in traces.items():
@@ -187,7 +187,7 @@ class _Bench:
         return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
 
     def _timed(self, step: Callable[[], object]) -> Variant:
-        """What takes the steps of a turn, and gives the seconds of one."""
+        """Return a function that takes the steps of a round and returns the seconds per step."""
         (turn,) = clocked({0: lambda: [step() for _ in range(self.options.steps)]}).values()
         return lambda: turn() / self.options.steps
 
@@ -232,13 +232,13 @@ def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Call
 
 
 def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]:
-    """The median time of a pass on each stage."""
+    """Return the median time of a pass on each stage."""
     spans = [span for timeline in timelines for span in timeline.spans if span.action.kind is kind]
     return [statistics.median(s.end - s.start for s in spans if s.action.stage == stage) for stage in range(stages)]
 
 
 def _ideal(timelines: Sequence[Timeline], stages: int) -> float:
-    """How long the schedule takes if passes take what they took, and nothing else takes time."""
+    """Return the simulated seconds of the schedule with the measured passes, and nothing else that takes time."""
     forward, backward, update = (_cost(timelines, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
     followed = timelines[0].schedule
     weight = _cost(timelines, Kind.W, stages) if followed.splits_backward else None

@@ -1,4 +1,4 @@
-"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, seconds of search.
+"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, search time.
 
 Nothing is run but the planner, so any number of ranks will do.
 """
@@ -33,7 +33,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench planner``."""
+    """Add the options of ``distconv bench planner``."""
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
@@ -98,7 +98,7 @@ def _compared(options: argparse.Namespace) -> None:
 def _timed(
     graph: LayerGraph, machine: Machine, ranks: int, memory: float | None, method: str
 ) -> tuple[Strategy, float]:
-    """A strategy and the seconds it took, with all costs worked out anew."""
+    """Return a strategy and the seconds of its search, with all cost caches empty at its start."""
     graph.caches.clear()
     for cached in (*vars(block_geometry).values(), *vars(operation_work).values()):
         if hasattr(cached, "cache_clear"):

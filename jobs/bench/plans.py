@@ -1,4 +1,4 @@
-"""``distconv bench plans``: training steps of pipeline plan files, interleaved in one run; the first is the reference.
+"""``distconv bench plans``: steps of pipeline plan files, interleaved in one run; the first is the reference.
 
 Steps are of random samples, of an asynchronous schedule in the full pipeline. With ``--devices`` the ranks take the
 stages that are for their kinds of devices.
@@ -30,7 +30,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench plans``."""
+    """Add the options of ``distconv bench plans``."""
     parser.add_argument("plans", nargs="+", type=Path, metavar="PLAN.json", help="of distconv explore, of one model")
     parser.add_argument("--input", type=extents, required=True, metavar="C,H,W", help="extents of one sample")
     parser.add_argument("--classes", type=positive, default=10, help="that the model predicts (default: %(default)s)")
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _measured(
     options: argparse.Namespace, plans: dict[str, PipelinePlan], comm: MPI.Intracomm, kind: str | None
 ) -> dict[str, list[float]]:
-    """Seconds of ``options.rounds`` steps of each plan, in turns. Collective."""
+    """Return the seconds of ``options.rounds`` steps of each plan, interleaved. Collective."""
     model, batch = next((plan.model, plan.batch) for plan in plans.values())
     network = argparse.Namespace(**vars(options) | {"model": model})
     torch.manual_seed(0)

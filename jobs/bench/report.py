@@ -1,4 +1,4 @@
-"""What benchmarks print: the command, the machine, tables of times alone or beside predictions, and JSON."""
+"""Output of benchmarks: the command, the machine, tables of times with or without predictions, and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distconv.whole_files import write_file
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """Return the machine and the versions that the results come from."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     described = {"cpu": _cpu_name(), "cores": cores, "torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
@@ -45,7 +45,7 @@ def heading(what: str) -> str:
 
 
 def row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
-    """A line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
+    """Return a line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
     median, low, high = (1e3 * v for v in (statistics.median(times_s), min(times_s), max(times_s)))
     ratio = "" if reference is None else f"  {median / 1e3 / reference:6.3f}"
     return f"{name:<44} {median:9.2f} {low:9.2f} {high:9.2f}{ratio}"
@@ -64,7 +64,7 @@ def table(
     ratio: str | None = None,
     beside: Mapping[Any, str] | None = None,
 ) -> str:
-    """A line for each of ``times``, with the ratio of medians to that of ``reference``, and what is ``beside`` it."""
+    """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix."""
     median = statistics.median(times[reference]) if reference in times else None
     lines = [f"{row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])
@@ -99,7 +99,7 @@ def comparison_head(label: str) -> str:
 
 
 def comparison_row(comparison: TimeComparison) -> str:
-    """A line of the table of comparisons."""
+    """Return a line of the table of comparisons."""
     return (
         f"{comparison.name:<44} {1e3 * comparison.mean_s:10.3f} {1e3 * comparison.deviation_s:10.3f} "
         f"{1e3 * comparison.predicted_s:10.3f}  {comparison.predicted_s / comparison.mean_s:14.3f}"

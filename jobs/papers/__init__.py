@@ -5,7 +5,7 @@
     bapipe          BaPipe's evaluation: throughput, largest model, FPGA boards
     bppsa           BPPSA: sparsity of Jacobians, FLOP of a scan over a pruned network, training by scan
     dryden          Dryden et al. 2019: strong scaling on Lassen, predicted and published
-    printed_tables  What the commands that print a paper's tables have in common: on rank 0 alone, and ``--json``
+    printed_tables  Common parts of the commands that print a paper's tables: on rank 0 alone, and ``--json``
     sparsepipe      SparsePipe's partitions over mixed GPUs
     stale_weights   Accuracy of pipelined training with stale weights
 """

@@ -1,4 +1,4 @@
-"""What the commands that print a paper's tables have in common: they work on rank 0 alone, and take ``--json``."""
+"""Common parts of the commands that print a paper's tables: they work on rank 0 alone, and take ``--json``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) -> None:
-    """Let ``tables`` print on rank 0, and write its rows to ``path``. Collective over MPI.COMM_WORLD."""
+    """Print ``tables`` on rank 0, and write their rows to ``path``. Collective over MPI.COMM_WORLD."""
 
     def action() -> None:
         if path is not None:

@@ -1,7 +1,7 @@
-"""Predicted beside measured steps: a row for each, and how far they are apart.
+"""Accuracy of predicted step times: a row for each measurement, and statistics of the errors.
 
-What is predicted is a machine that does nothing else, so the fastest of the steps is what it is compared with: whatever
-else runs meanwhile only makes them slower. Their median stands beside it.
+A prediction describes a machine that runs nothing else, so it is compared with the fastest of the measured steps: other
+work on the machine only makes steps slower. The median of the steps is printed, too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class AccuracyRow:
 
     @property
     def measured(self) -> float:
-        """Seconds of the fastest step."""
+        """Return the seconds of the fastest step."""
         return min(self.times)
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the fastest step."""
+        """Return the error of the prediction, relative to the fastest step."""
         return self.predicted / self.measured - 1
 
 
 def print_rows(rows: Sequence[AccuracyRow]) -> None:
-    """A line for each."""
+    """Print a line for each row."""
     names, whats = (max((len(getattr(row, each)) for row in rows), default=0) for each in ("name", "what"))
     for row in rows:
         print(
@@ -46,7 +46,7 @@ def print_rows(rows: Sequence[AccuracyRow]) -> None:
 
 
 def print_accuracy(rows: Sequence[AccuracyRow]) -> None:
-    """Median and largest error, and the rank correlation, in a line; before it errors beside the medians of steps."""
+    """Print the errors relative to the median steps, then those to the fastest steps with the rank correlation."""
     errors = [abs(row.error) for row in rows]
     beside = [abs(row.predicted / statistics.median(row.times) - 1) for row in rows]
     order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic

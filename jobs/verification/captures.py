@@ -1,8 +1,8 @@
-"""Captured steps against eager ones, bit for bit: random networks, as ``verify differential`` draws them.
+"""Captured steps against eager steps, bit for bit, on the random networks of ``verify differential``.
 
-A network is trained twice over the same grid from the same numbers, once with ``dc.capture`` and once without. Losses,
-outputs, gradients, weights and buffers of all steps, and the random generator, must be the same to the last bit. What
-cannot be recorded is refused, with its name. The exit code is 1 if anything is different.
+A network is trained twice over the same grid from the same weights, once with ``dc.capture`` and once without. Losses,
+outputs, gradients, weights and buffers of all steps and the state of the random generator must be identical bit for
+bit. A step that cannot be captured raises, and its error is reported. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ STEPS = 5
 """Enough for a first replay, one with gradients that are there, and others."""
 
 Left = list[tuple[str, torch.Tensor | None]]
-"""What training leaves, by what it is called."""
+"""Tensors that training leaves, with their names."""
 
 Train = Callable[[bool], Left]
-"""Trains a network anew, with captured steps or without."""
+"""Trains a network from its start, with captured steps or without."""
 
 EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
-    """What came of training with captured steps, and in words why. Collective."""
+    """Return the verdict on training with captured steps, and its reason. Collective."""
     expected, failure = _attempt(comm, lambda: train(False))
     if failure is not None:
         return UNSUPPORTED, failure
@@ -97,13 +97,13 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def block(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy of what this rank has of ``tensor``."""
+    """Return a copy of this rank's block of ``tensor``."""
     local = tensor.local if isinstance(tensor, DistTensor) else tensor
     return None if local is None else local.detach().clone()
 
 
 def state(model: nn.Module) -> Left:
-    """Parameters, their gradients and buffers, and where the random generator stands."""
+    """Return parameters, their gradients, buffers, and the state of the random generator."""
     left: Left = [(f"generator {torch.default_generator.device}", torch.get_rng_state())]
     for name, parameter in model.named_parameters():
         left += [(name, block(parameter)), (f"gradient of {name}", block(parameter.grad))]
@@ -212,7 +212,7 @@ def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify capture``."""
+    """Add the options of ``distconv verify capture``."""
     parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
     parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")

@@ -1,8 +1,8 @@
 """Compare training over a grid with plain torch on one process: losses of every step and the final weights.
 
 Both take the same float64 steps on the same samples; the reference uses no distributed tensor at all. The models for
-mesh tangling train as ``train mesh`` does, from a file; all others on random samples. How far round-off alone carries
-is shown by plain torch that sees the samples of each batch in reverse order, or random ones changed by 1e-15.
+mesh tangling train as ``train mesh`` does, from a file; all others on random samples. The effect of round-off alone is
+shown by plain torch with the samples of each batch in reverse order, or with random samples changed by 1e-15.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RandomSamples:
 
     @property
     def target_axes(self) -> tuple[str | None, ...]:
-        """The grid axis of each dimension of the targets."""
+        """Return the grid axis of each dimension of the targets."""
         space = tuple("dhw"[4 - len(self.sample) :]) if self.predicts == "cells" else ()
         return ("n", None) if self.predicts == "values" else ("n", *space)
 
@@ -154,19 +154,19 @@ def train_at_random(
 def reference(
     settings: MeshSettings, path: str | os.PathLike[str], comm: MPI.Intracomm, *, reverse: bool = False
 ) -> Run:
-    """The same steps with plain torch, on rank 0 alone. Collective."""
+    """Train the same steps with plain torch, on rank 0 alone. Collective."""
     own = ProcessGrid(MPI.COMM_SELF)
     return on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of two tensors, relative to the largest number in ``expected``."""
+    """Return the largest difference of two tensors, relative to the largest number in ``expected``."""
     apart = (actual.double() - expected.double()).abs().max()
     return float(apart / expected.double().abs().max().clamp_min(SMALLEST))
 
 
 def difference(run: Run, reference: Run) -> Difference:
-    """How far two runs are apart."""
+    """Return the difference between two runs."""
     loss = max(abs(a - b) / abs(b) for a, b in zip(run.losses, reference.losses, strict=True))
     weight = max(relative(run.weights[name], expected) for name, expected in reference.weights.items())
     return Difference(loss, weight)
@@ -217,7 +217,7 @@ def extents(text: str) -> tuple[int, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify exactness``."""
+    """Add the options of ``distconv verify exactness``."""
     parser.add_argument("--grid", type=grid_extents, default={"n": 1}, metavar="n=2,h=2", help="default: n=1")
     parser.add_argument("--model", default="unet", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}")
     parser.add_argument(

@@ -1,11 +1,12 @@
-"""How far predicted step times of pipelines are off on this machine: ``mpiexec -n 2 distconv verify pipelines``.
+"""Errors of predicted pipeline step times on this machine: ``mpiexec -n 2 distconv verify pipelines``.
 
-Some networks are profiled here, and what ``distconv explore`` chooses, and pipelines and distributions that it did not,
-are measured behind each profile, in turns of one run. Printed are both times of each, the rank correlation, and how far
-the choice is from the best that was measured. Nothing is fitted to what is measured here: layers, links, passes that
-compute nothing, the optimizer and the joining of replicas are measured one by one.
+Some networks are profiled. After each profile, the choices of ``distconv explore`` and other pipelines and
+distributions are measured, interleaved in one run. The command prints predicted and measured times, the rank
+correlation, and the distance of the choice from the best measured time. Nothing is fitted to the measured steps:
+layers, links, passes that compute nothing, the optimizer and the synchronization of replicas are measured one by
+one.
 
-Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions beside measurements).
+Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions and measurements).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PipelineVariant:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify pipelines``."""
+    """Add the options of ``distconv verify pipelines``."""
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
     parser.add_argument("--batch", type=positive, help="samples per step (default: the model's in the table)")
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]:
-    """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
+    """Return the plans that the search chooses, also per schedule, and other split points, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
     exploration = explored(case, machine, cuts)
@@ -127,7 +128,7 @@ def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]
 
 
 def _words(plan: PipelinePlan) -> str:
-    """A plan in a line: schedule, micro-batches, cuts, replicas, grids."""
+    """Return a plan in a line: schedule, micro-batches, cuts, replicas, grids."""
     words = [plan.schedule, f"m={plan.microbatches}", *(f"cut {cut}" for cut in plan.cuts)]
     words += [f"replicas {plan.replicas[0]}"] if plan.replicas[0] > 1 else []
     grids = sorted(
@@ -150,7 +151,7 @@ def _priced(
     share: float,
     plan: Plan | None = None,
 ) -> Choice:
-    """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
+    """Predict a choice outside the search: a first stage with ``share`` of the blocks, or one stage with a plan."""
     width = 1 if plan is None else case.ranks
     size, machine = case.batch // microbatches, measured.machine
     if width == 1:
@@ -176,7 +177,7 @@ def _equal_cuts(stages: Stages, share: float) -> list[int]:
 
 
 def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[AccuracyRow]:
-    """Profiles the network and measures what is chosen by all profiles so far, in turns, and prints it. Collective."""
+    """Profile the network, measure the choices of all profiles so far, interleaved, and print them. Collective."""
     known: list[Known] = []
     seconds: dict[str, list[float]] = {}
     turns = min(TURNS, rounds)
@@ -197,7 +198,7 @@ def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, co
 def _measured(
     case: argparse.Namespace, plans: Mapping[str, PipelinePlan], rounds: int, comm: MPI.Intracomm
 ) -> dict[str, list[float]]:
-    """Seconds of ``rounds`` steps of each plan, in turns. Collective."""
+    """Return the seconds of ``rounds`` steps of each plan, interleaved. Collective."""
     torch.manual_seed(0)
     x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
     pipes = {name: _pipeline(case, plan, comm) for name, plan in plans.items()}

@@ -1,10 +1,10 @@
-"""How far predictions of training steps are off on this machine.
+"""Errors of predicted training step times on this machine.
 
-Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; then
-the plan that the planner chooses is measured beside the best of them. Printed are the median error, the rank
-correlation, and how far the chosen plan is from the best grid.
+Some networks are profiled, predicted and measured under several grids on one rank and on all, interleaved in one run.
+Then the planner's choice and the best of these grids are measured. The command prints the median error, the rank
+correlation, and the distance of the chosen plan from the best grid.
 
-Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions beside measurements).
+Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions and measurements).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ changes within minutes, and is to change for both."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify predictions``."""
+    """Add the options of ``distconv verify predictions``."""
     parser.add_argument("--rounds", type=positive, default=15, help="steps of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
 
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A network's predictions beside measurements; ``beside``: time as planned over that of the ``best`` grid."""
+    """A network's predictions and measurements, and the chosen plan's time relative to the ``best`` grid."""
 
     rows: list[AccuracyRow]
     best: str
@@ -98,7 +98,7 @@ class _Compared:
 
 
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
-    """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
+    """Profile and measure, interleaved; then measure the planner's choice and the best grid. Collective."""
     graph = traced(CASES[name], measured_steps.mean_square)
     plans = {
         ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)

@@ -1,9 +1,9 @@
-"""Disturb a training at random, and compare it with one that was left alone.
+"""Disturb a training at random, and compare it with an undisturbed run.
 
-A network learns the embedded digits. Its job is killed, stopped, paused and starved of room on the disk, and its newest
-checkpoint damaged; each time it goes on with --resume whole. In the end all losses, the weights, the optimizer and the
-random numbers have to be those of the undisturbed run, bit for bit. Ends with code 1 if they are not, if a job hangs,
-or if one that was disturbed says that it has succeeded.
+A network learns the embedded digits. Its job is killed, stopped, paused and deprived of disk space, and its newest
+checkpoint is damaged; each time it resumes with --resume whole. At the end all losses, the weights, the optimizer's
+state and the random generator must be identical to those of the undisturbed run, bit for bit. The exit code is 1 if
+they differ, if a job hangs, or if a disturbed job reports success.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMIT_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify soak``."""
+    """Add the options of ``distconv verify soak``."""
     parser.add_argument("--faults", type=positive, default=20, help="how often to disturb it (default: %(default)s)")
     parser.add_argument("--ranks", type=positive, default=2, help="default: %(default)s")
     parser.add_argument("--seed", type=natural, default=0, help="of the faults (default: %(default)s)")
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Wrong(Exception):
-    """What must not happen."""
+    """Failure of the check."""
 
 
 class _Training:
@@ -105,11 +105,11 @@ class _Training:
                 job.end()
 
     def said(self) -> str:
-        """The end of what its jobs have printed."""
+        """Return the end of what its jobs have printed."""
         return self._log.read_text()[-3000:] if self._log.exists() else ""
 
     def checkpoints(self) -> list[Commit]:
-        """Those that are finished, what was committed last at the end."""
+        """Return the finished checkpoints, the one committed last at the end."""
         return commits(self.out / "checkpoints")
 
     def losses(self) -> list[tuple[int, float]]:
@@ -256,7 +256,7 @@ def _damage(training: _Training, draw: random.Random) -> None:
 
 
 def _differences(alone: _Training, disturbed: _Training) -> str:
-    """What of the two ends is not the same, bit for bit; empty if all is."""
+    """Return the parts of the two final states that differ in any bit; empty if none do."""
     one, other = (checkpoint.load_newest(each.out / "checkpoints", MPI.COMM_SELF) for each in (alone, disturbed))
     if one is None or other is None:
         return "there is no checkpoint"

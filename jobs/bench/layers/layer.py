@@ -1,7 +1,7 @@
 """``distconv bench layer``: a stack of equal convolutions over a grid: memory of the weights, traffic and time.
 
 Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
-that rank 0 hands to MPI. Times are against one rank with all channels, in turns of the same run.
+that rank 0 hands to MPI. Times are against one rank with all channels, interleaved in the same run.
 
 With --layer it is a single convolution of the paper instead: FP and BP, and what is predicted for them: for --machine,
 or for this machine, which is profiled first.
@@ -48,7 +48,7 @@ STACK = {"channels": 1024, "groups": 1, "kernel": 3, "layers": 2, "size": 14, "r
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench layer``."""
+    """Add the options of ``distconv bench layer``."""
     parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
     parser.add_argument(
         "--layer",

@@ -1,9 +1,9 @@
 """``distconv bench pointcloud``: a sparse network on point clouds against its dense twin on all voxels.
 
 A step is forward, cross entropy, backward and SGD on one mini-batch of embedded shapes: 4,096 of 16,384 points are
-drawn, and a share p of these is kept (point dropout). Kernel maps are built in each step, as clouds change. D is the
-dense twin, S-p the sparse network. Each first takes a step in a process of its own that may not hold more than --cap:
-what dies of that is not timed. The rest take turns in one run: on one rank while the others rest, and over all ranks,
+drawn, and a fraction p of these is kept (point dropout). Kernel maps are built in each step, as clouds change. D is the
+dense network, S-p the sparse one. Each first takes a step in a process of its own that may not hold more than --cap:
+a variant that exceeds it is not timed. The rest are interleaved in one run: on one rank while others rest, and on all,
 which share the clouds.
 
 Source: Zhai et al., "SparsePipe", Table II (speed-ups against point dropout), Fig. 8 (memory against resolution).
@@ -56,7 +56,7 @@ DENSE, OUT_OF_MEMORY = "D-1", "out of memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench pointcloud``."""
+    """Add the options of ``distconv bench pointcloud``."""
     parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="default: %(default)s")
     parser.add_argument("--width", type=positive, default=8, help="channels of the first layer (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=8, help="clouds (default: %(default)s)")
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> VoxelBatch:
-    """The voxels of the first embedded shapes."""
+    """Return the voxels of the first embedded shapes."""
     return voxel_batch(
         Shapes(options.batch, CACHED_POINTS), range(options.batch), VoxelRecipe(resolution, keep=keep), 0
     )
@@ -108,7 +108,7 @@ def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> Voxel
 def step_of(
     options: argparse.Namespace, resolution: int, name: str, grid: ProcessGrid | None = None
 ) -> Callable[[], torch.Tensor]:
-    """What takes a training step of a variant, with the same first weights, and returns its loss.
+    """Return a function that takes a training step of a variant, from the same weights, and returns its loss.
 
     Over the samples of ``grid`` if there is one; then making it and taking it are collective.
     """
@@ -202,7 +202,7 @@ def _apart(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _voxels(options: argparse.Namespace, resolution: int) -> dict[float, int]:
-    """How many there are, by the share of the points."""
+    """Return the number of voxels for each fraction of the points."""
     return {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
 
 

@@ -43,7 +43,7 @@ RATE = 5e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench scan``."""
+    """Add the options of ``distconv bench scan``."""
     parser.add_argument("--model", choices=LAYERS, default="rnn", help="default: %(default)s")
     parser.add_argument(
         "--steps", type=positive, nargs="+", default=[10, 100, 1000, 10_000, 30_000], help="T (default: 10 to 30000)"
@@ -121,7 +121,7 @@ def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int
 def _step(
     options: argparse.Namespace, grid: ProcessGrid, device: torch.device, way: Method, size: tuple[int, int]
 ) -> Callable[[], object]:
-    """What takes a step of the layer by ``way`` on T steps and B samples."""
+    """Return a function that takes a step of the layer by ``way`` on T steps and B samples."""
     torch.manual_seed(0)
     layer = LAYERS[options.model](1, options.hidden, method=way.value).to(device)
     x: torch.Tensor = (torch.rand(*size, 1, device=device) < 0.5).float()

@@ -1,4 +1,4 @@
-"""``distconv bench sparse``: a submanifold convolution of 3^3 on a surface against dense convolution of its volume.
+"""``distconv bench sparse``: a 3^3 submanifold convolution on a surface against dense convolution of its volume.
 
 Forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a first
 layer. Variants take turns in one run, so that a drift of the machine's speed meets all of them; a step of each in a
@@ -34,11 +34,11 @@ examples:
 
 SPARSE, BUILT, DENSE = "sparse, map cached", "sparse, map built", "dense"
 PERIODS = 2.5
-"""Of the surface along each side: it fills ``8 R^2`` voxels with a layer of about one."""
+"""Periods of the surface along each side. It fills about ``8 R^2`` voxels with a layer about one voxel thick."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench sparse``."""
+    """Add the options of ``distconv bench sparse``."""
     parser.add_argument(
         "--resolution",
         type=positive,
@@ -95,7 +95,7 @@ def surface(resolution: int) -> torch.Tensor:
 
 
 def variants(resolution: int, channels: int, names: tuple[str, ...]) -> dict[str, Callable[[], torch.Tensor]]:
-    """What computes a step of each, with the same numbers, and returns the gradient of the weights."""
+    """Return a function for each variant that takes a step with the same values and returns the weight gradient."""
     torch.manual_seed(0)
     coords = surface(resolution)
     features, gradient = torch.randn(len(coords), channels), torch.randn(len(coords), channels)
@@ -126,7 +126,7 @@ def _weights_gradient(
 
 
 def dense_bytes(resolution: int, channels: int) -> int:
-    """What dense input, output and their gradients take at least, in float32."""
+    """Return the bytes of dense input, output and their gradients in float32, a lower bound."""
     return 4 * 4 * channels * resolution**3
 
 

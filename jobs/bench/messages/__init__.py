@@ -1,10 +1,10 @@
-"""Benchmarks of communication alone, each against MPI with what is to be sent and nothing else.
+"""Benchmarks of communication alone, each against MPI that sends the same data and nothing else.
 
 ::
 
     allreduce     ``distconv bench allreduce``: the sum of a network's gradients behind a backward pass
     halo          ``distconv bench halo``: a halo exchange and its adjoint
-    raw_transfer  What a transfer costs by MPI alone
+    raw_transfer  Transfers by MPI alone, as a reference
     redistribute  ``distconv bench redistribute``: a tensor from one distribution to another
 """
 

@@ -30,7 +30,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench allreduce``."""
+    """Add the options of ``distconv bench allreduce``."""
     parser.add_argument("--width", type=positive, default=64, help="of ResNet-50's first layer (default: %(default)s)")
     parser.add_argument("--repeats", type=positive, default=20, help="sums per figure (default: %(default)s)")
     report.add_json_argument(parser)

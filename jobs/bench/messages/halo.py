@@ -28,7 +28,7 @@ RAW = "raw"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench halo``."""
+    """Add the options of ``distconv bench halo``."""
     parser.add_argument(
         "--size", type=positive, nargs="+", default=[256, 512, 1024], help="height and width of the tensor"
     )

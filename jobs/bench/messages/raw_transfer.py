@@ -1,4 +1,4 @@
-"""What a transfer costs by MPI alone: its copies and its messages, with all buffers ready."""
+"""Transfers by MPI alone, as a reference: copies and messages, with all buffers ready."""
 
 from __future__ import annotations
 

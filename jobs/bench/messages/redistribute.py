@@ -31,7 +31,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench redistribute``."""
+    """Add the options of ``distconv bench redistribute``."""
     parser.add_argument("--size", type=positive, nargs="+", default=[128, 512, 1024], help="height and width")
     parser.add_argument("--channels", type=positive, default=16, help="channels")
     parser.add_argument("--batch", type=positive, default=1, help="samples")

@@ -1,9 +1,9 @@
-"""``distconv bench gpu``: a training step on one GPU against plain torch, and how much of an exchange ranks hide.
+"""``distconv bench gpu``: a training step on one GPU against plain torch, and the hidden part of an exchange.
 
-Rank 0 trains the model alone: plain, parallelized, and the latter captured, in turns. Then all ranks run one
-convolution of the given input, split over the height: with its halo exchange, without (the same local work on ghosts
-that came before), and the exchange by itself; by MPI, and by NCCL if that is chosen. What is hidden is what the first
-costs less than the sum of the others, as a share of the exchange.
+Rank 0 trains the model alone: plain, parallelized, and parallelized with capture, interleaved. Then all ranks run one
+convolution of the given input, split over the height: with its halo exchange, without it (the same local work on halos
+that were received before), and the exchange by itself; by MPI, and by NCCL if that is chosen. The hidden time is the
+sum of the latter two minus the first, as a fraction of the exchange.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOCAL, CONVOLUTION, EXCHANGE = "local work alone", "convolution by", "exchange a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench gpu``."""
+    """Add the options of ``distconv bench gpu``."""
     add_network_arguments(parser)
     add_device_argument(parser)
     parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")

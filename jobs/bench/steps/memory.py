@@ -60,7 +60,7 @@ TRAINED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench memory``."""
+    """Add the options of ``distconv bench memory``."""
     model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, own=True)
     parser.add_argument(
         "--optimizer",
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
 
 
 def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
-    """What a rank of a grid with these axes takes, as ``distconv plan`` says of a training.
+    """Predict the memory of a rank of a grid with these axes, as ``distconv plan`` does for a training.
 
     ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
     """
@@ -129,7 +129,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
-    """The same step in a new process that is no part of this job.
+    """Run the same step in a new process outside this job.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
 
 
 def model_of(options: argparse.Namespace) -> torch.nn.Module:
-    """The model, with the same weights on all ranks."""
+    """Return the model, with the same weights on all ranks."""
     shape, classes = shape_of(options), getattr(options, "classes", None)
     channels, width = shape[1], options.width
     return weighed(
@@ -54,14 +54,14 @@ def model_of(options: argparse.Namespace) -> torch.nn.Module:
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:
-    """Of a mini-batch."""
+    """Return the shape of a mini-batch."""
     if getattr(options, "input", None):
         return options.batch, *options.input
     return options.batch, 3 if options.model in CLASSIFIED else len(CHANNELS), options.size, options.size
 
 
 def loss_of(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
-    """That of the model's output with random labels."""
+    """Return the loss of the model's output with random labels."""
     if y.shape[1] > 1:  # a class for each sample, or for each of its positions
         shape = (y.shape[0], *y.shape[2:])
         axes = tuple(axis for dim, axis in enumerate(default_axes(None, y.dim())) if dim != 1)

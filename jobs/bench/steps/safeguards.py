@@ -1,6 +1,6 @@
-"""``distconv bench safeguards``: what comparing ranks and writing checkpoints cost beside a training step.
+"""``distconv bench safeguards``: cost of comparing ranks and writing checkpoints, relative to a training step.
 
-A checkpoint is compared with raw files of as many bytes, written and forced to the disk in the same turns.
+A checkpoint is compared with raw files of the same size, written and flushed to the disk in the same interleaved run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step beside an async
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench safeguards``."""
+    """Add the options of ``distconv bench safeguards``."""
     model_options.add_arguments(parser, model="vgg16_bn", size=32, batch=16)
     parser.add_argument(
         "--directory", type=Path, default=Path(tempfile.gettempdir()), help="where to write (default: %(default)s)"
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What is summed together, last layer first."""
+    """Return the parameters in buckets of at least ``BUCKET_BYTES`` but for the last one, last layer first."""
     buckets: list[list[torch.Tensor]] = [[]]
     for parameter in reversed(parameters):
         if sum(each.nbytes for each in buckets[-1]) >= BUCKET_BYTES:
@@ -175,7 +175,7 @@ class _Saves:
         path.unlink()
 
     def beside(self, step: Callable[[], None]) -> tuple[list[float], float]:
-        """Seconds of each step until all ranks have written, and of what the training waited for. Collective."""
+        """Return the seconds of each step until all ranks have written, and of the training's stall. Collective."""
         self._comm.Barrier()
         start = time.perf_counter()
         saving = self.begin()

@@ -1,7 +1,9 @@
-"""``distconv bench scaling``: measured step times on 1, 2, 4, ... ranks beside predicted ones, and predictions beyond.
+"""``distconv bench scaling``: measured and predicted step times on 1, 2, 4, ... ranks, and predictions beyond.
 
-A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks pure sample, pure spatial
-and planned parallelism take turns, while the other ranks sleep. Source: Dryden et al. 2019, VI-B.
+A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks, data parallelism, spatial
+parallelism and the planned parallelism are interleaved, while the other ranks sleep.
+
+Source: Dryden et al. 2019, VI-B.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ examples:
 """
 
 Plans = dict[str, Plan]
-"""What is measured on one number of ranks, by the kind of parallelism."""
+"""Plans that are measured on one number of ranks, by the kind of parallelism."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench scaling``."""
+    """Add the options of ``distconv bench scaling``."""
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument(
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans], Scaling]:
-    """What to measure on up to ``most`` ranks, and predictions for these and more."""
+    """Return the plans to measure on up to ``most`` ranks, and predictions for these and more."""
     if options.plot is not None:
         check_writable("--plot", options.plot)
         picture.check_format(options.plot)
@@ -135,7 +137,7 @@ def _report(
 
 
 def _grid(plan: Plan) -> str:
-    """The grid of a plan, or how many it has."""
+    """Return a note on the grid of a plan, or on the number of its grids."""
     grids = {format_parts(parts) for parts in plan.layers.values()}
     return f" ({next(iter(grids))})" if len(grids) == 1 else f" ({len(grids)} grids)"
 

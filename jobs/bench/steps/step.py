@@ -30,7 +30,7 @@ from distconv.process.memory import allocator, caching_allocators
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv bench step``."""
+    """Add the options of ``distconv bench step``."""
     parser.add_argument(
         "--size", type=positive, nargs="+", default=[512], help="height and width of the sample (several allowed)"
     )
@@ -61,7 +61,7 @@ class _TorchChild:
         )  # fmt: skip
 
     def steps(self, count: int) -> float:
-        """Seconds of a step, the median of ``count``."""
+        """Return the seconds of a step, the median of ``count``."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -74,7 +74,7 @@ class _TorchChild:
 
 
 def _kinds() -> list[tuple[str, str]]:
-    """How plain torch can have its memory here."""
+    """Return the name and the kind of each allocator that plain torch can use here."""
     libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
 
@@ -82,7 +82,7 @@ def _kinds() -> list[tuple[str, str]]:
 def _distributed(
     comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int, *, captured: bool = False
 ) -> Callable[[int], float]:
-    """What takes steps over a grid, eager or captured ones, and gives the median of their seconds."""
+    """Return a function that takes eager or captured steps over a grid and returns the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
     model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
     dc.parallelize(model, grid)
@@ -100,7 +100,7 @@ def _distributed(
 def _measure(
     world: MPI.Intracomm, options: argparse.Namespace, size: int
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds per step of every variant, and the bytes of messages and sums in one; meaningful on rank 0."""
+    """Measure seconds per step of every variant, and bytes of messages and all-reduces in a step; valid on rank 0."""
     alone = world.rank == 0
     threads = torch.get_num_threads()
     total = threads * world.size

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 
 HEADS = 4
-"""Of attention."""
+"""Number of attention heads."""
 
 
 class Attention(nn.Module):
-    """Every pixel attends to all of them, with a residual connection: a vision transformer's."""
+    """Attention of every pixel to all pixels, with a residual connection, as in a vision transformer."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ KINDS = {
     "attention": f"attention over all pixels, {HEADS} heads",
     "fourier": "rfft2, product with weights, irfft2",
 }
-"""What a layer can be."""
+"""Kinds of layers."""
 
 
 def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """The model and its input (batch, channels, size, size), float32, seeded."""
+    """Return the model and its input (batch, channels, size, size), float32, seeded."""
     torch.manual_seed(0)
     make: Callable[[], nn.Module] = {
         "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),

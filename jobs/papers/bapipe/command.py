@@ -1,9 +1,9 @@
 """BaPipe's evaluation by its own closed forms: Tables I to IV (schedules, throughput, largest model), VI (FPGAs), cuts.
 
-Layer times are a roofline's of data sheets, so figures stand beside the paper's to compare directions and ratios. The
-paper's GPUs talk through Gloo; what that reaches on their PCIe is not printed, but follows from Table III's own two
-figures for data parallelism of VGG-16 on 4 GPUs (32 and 64 samples each): that one bandwidth is fitted unless --link is
-given, with an allreduce that nothing hides. The figures of the pipelines are not used for it.
+Layer times follow from a roofline of data sheets, so only directions and ratios are comparable with the paper's. The
+paper's GPUs communicate through Gloo. Its bandwidth on their PCIe is not printed, but follows from Table III's own two
+results for data parallelism of VGG-16 on 4 GPUs (32 and 64 samples each): that one bandwidth is fitted unless --link is
+given, with an allreduce that nothing hides. The results of the pipelines are not used for it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TABLE_III = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce bapipe``."""
+    """Add the options of ``distconv reproduce bapipe``."""
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
     parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
     bandwidth = quantity(Bandwidth)

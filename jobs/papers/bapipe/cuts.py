@@ -37,7 +37,7 @@ def cuts_table(machine: Machine) -> Rows:
 
 
 def compared(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
-    """A row of the table."""
+    """Return a row of the table."""
     stages = setting.stages(name, 1, MICROBATCHES)
     # There are more layers than GPUs.
     assert stages is not None

@@ -38,7 +38,7 @@ from .networks import IMAGE
 BATCH = 128
 FP16_BYTES = 2
 ROUNDS = 8
-"""What fits on chip depends on the cuts, and those on the times: so often they are worked out in turn."""
+"""Iterations: the fraction on chip depends on the split points, and these depend on the layer times."""
 
 TABLE_VI = (
     (("vcu118",) * 4, 1.0),
@@ -73,7 +73,7 @@ class FpgaConvolution:
 
 
 def table_vi() -> Rows:
-    """Batch time of each cluster beside the paper's speedup."""
+    """Return the batch time of each cluster with the paper's speedup."""
     print(f"\nTable VI: ResNet-50, {BATCH} samples in fp16, micro-batches of 1; seconds, speedup over data parallelism")
     print(f"{'':<20}{'data parallelism':<30}{'pipeline':<20}{'speedup over':<21}{'paper':>6}  stages' weights")
     print(f"{'boards':<20}{'streamed':>9}{'by layer':>10}{'equal':>9}  ", end="")
@@ -125,7 +125,7 @@ def _convolution(op: Operation) -> FpgaConvolution:
 def parallel_time(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
 ) -> float:
-    """Seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
+    """Return the seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
     times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
     weights = FP16_BYTES * sum(layer.weights for layer in network)
     summed = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
@@ -136,7 +136,7 @@ def parallel_time(
 def piped(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine]
 ) -> tuple[Exploration, list[float], dict[str, float]]:
-    """What BaPipe explores, the share of each stage's weights on chip, and simulated seconds of each schedule."""
+    """Return BaPipe's exploration, the fraction of each stage's weights on chip, and seconds of each schedule."""
     kept, best = [1.0] * len(boards), None
     for _ in range(ROUNDS):
         profile, devices = _stages(network, boards, kept)
@@ -178,7 +178,7 @@ def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
 
 
 def _kept(network: Sequence[FpgaConvolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
-    """The share of weights and gradients of each stage that fits on chip."""
+    """Return the fraction of weights and gradients of each stage that fits on chip."""
     held = _parts([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
     return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, held, strict=True)]
 

@@ -1,7 +1,7 @@
-"""BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train in a GPU's memory.
+"""BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train on a GPU.
 
-Kept are outputs of layers of all micro-batches in flight, weights, gradients and Adam's state; PipeDream keeps weights
-once per mini-batch in flight. What PyTorch needs beside that is not in it, so the table is made twice: for all of the
+Memory holds the layer outputs of all micro-batches in flight, weights, gradients and Adam's state; PipeDream stores
+weights once per mini-batch in flight. PyTorch's own memory is not included, so the table is made twice: for all of the
 memory, and for as much as the paper's largest network on one GPU needs here.
 
 Source: Zhao et al. 2020 (BaPipe), 4.2.2 ("32 per GPU", M = 2 N: micro-batches of 16).
@@ -33,7 +33,7 @@ TABLE_IV = {
 """Layers of the largest GNMT-L on so many GPUs."""
 
 SYSTEMS = {"DP": PARALLEL, "GPipe": "gpipe", "BaPipe": "1f1b-sno"}
-"""What each one runs."""
+"""Schedule of each system."""
 
 
 def table_iv(machine: Machine) -> Rows:
@@ -44,7 +44,7 @@ def table_iv(machine: Machine) -> Rows:
 
 
 def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
-    """The table for so many GPUs of ``memory`` bytes each."""
+    """Return the table for so many GPUs of ``memory`` bytes each."""
     print(f"\nTable IV: layers (parameters) of the largest GNMT-L in {memory / 1e9:.2f} GB{why}; ours | paper's")
     print(f"{'':<11}" + "".join(f"{f'{gpus} GPU(s)':<28}" for gpus in counts))
     rows: Rows = []
@@ -100,7 +100,7 @@ def _parameters(layers: int, machine: Machine) -> str:
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest even number of layers that fits, if fewer always do."""
+    """Return the largest even number of layers that fits, if fewer always do."""
     low, high = 2, 4
     while fits(high):
         low, high = high, 2 * high

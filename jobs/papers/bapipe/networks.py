@@ -27,7 +27,7 @@ TOKENS = 50
 VOCABULARY = 32320
 
 ProfileOf = Callable[[int], Profile]
-"""What a micro-batch of so many samples costs."""
+"""Profile of a micro-batch with the given number of samples."""
 
 
 def vgg16() -> nn.Module:
@@ -43,7 +43,7 @@ def images(model: nn.Module, machine: Machine) -> ProfileOf:
 
 
 def networks(machine: Machine) -> dict[str, ProfileOf]:
-    """Those of Table III."""
+    """Return the networks of Table III."""
     return {
         "VGG-16": images(vgg16(), machine),
         "ResNet-50": images(MODELS["resnet50"](), machine),
@@ -78,18 +78,18 @@ class _Recurrent:
     def _add(
         self, name: str, reads: list[str], *, forward: float, backward: float, units: float, weights: float
     ) -> str:
-        """A layer with ``units`` outputs per token."""
+        """Add a layer with ``units`` outputs per token; return its name."""
         self.layers.append(Layer(name, forward, backward, 4.0 * self.samples * TOKENS * units, 4.0 * weights))
         self.edges += [(read, name) for read in reads]
         return name
 
     def _product(self, rows: int, inputs: int, outputs: int) -> float:
-        """Seconds of a matrix product."""
+        """Return the seconds of a matrix product."""
         moved = 4.0 * (rows * (inputs + outputs) + inputs * outputs)
         return self.roofline.time(2.0 * rows * inputs * outputs, moved, float(rows * outputs))
 
     def embedding(self, name: str) -> str:
-        """Looks up a row for each token."""
+        """Add a lookup of a row for each token."""
         tokens = self.samples * TOKENS
         once = self.roofline.time(0.0, 8.0 * tokens * UNITS, float(tokens * UNITS))
         return self._add(
@@ -115,7 +115,7 @@ class _Recurrent:
         )
 
     def attention(self, reads: list[str]) -> str:
-        """Of each target token over all source tokens: the projections, scores and their weighted sum."""
+        """Add attention of each target token over all source tokens: projections, scores and weighted sum."""
         tokens = self.samples * TOKENS
         scores = 2.0 * self.samples * TOKENS * TOKENS * UNITS
         both = self.roofline.time(2 * scores, 16.0 * tokens * UNITS, float(tokens * UNITS))
@@ -123,7 +123,7 @@ class _Recurrent:
         return self._add("attention", reads, forward=once, backward=2 * once, units=UNITS, weights=2.0 * UNITS * UNITS)
 
     def loss(self, reads: list[str]) -> str:
-        """The scores of all words, and the loss."""
+        """Add the scores of all words, and the loss."""
         tokens = self.samples * TOKENS
         once = self._product(tokens, UNITS, VOCABULARY)
         words = self._add(

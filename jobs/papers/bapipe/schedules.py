@@ -1,7 +1,7 @@
-"""BaPipe's Tables I and II: the paper's formulas beside the closed forms and the event simulation, all stages alike.
+"""BaPipe's Tables I and II: the paper's formulas, the closed forms and the event simulation, for equal stages.
 
-The last row of the tables, the bandwidth a schedule asks for, is looked for: the longest transfer with which one more
-micro-batch still takes F + B.
+The last row of the tables, the bandwidth that a schedule requires, is searched for: the longest transfer with which one
+more micro-batch still takes F + B.
 
 Source: Zhao et al. 2020 (BaPipe), Tables I and II.
 """
@@ -51,7 +51,7 @@ def _paper(name: str) -> float:
 
 
 def closed_form(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
-    """Seconds of a mini-batch."""
+    """Return the seconds of a mini-batch."""
     equal = [FORWARD] * STAGES, [BACKWARD] * STAGES, [transfer] * (STAGES - 1)
     return minibatch_time(name, *equal, microbatches)
 
@@ -62,7 +62,7 @@ def simulated(name: str, transfer: float, microbatches: int = MICROBATCHES) -> f
 
 
 def longest_hidden(name: str, time: Callable[[str, float, int], float]) -> float:
-    """The longest transfer with which more micro-batches take F + B each, by bisection."""
+    """Return the longest transfer with which more micro-batches take F + B each, by bisection."""
     low, high = 0.0, 4 * (FORWARD + BACKWARD)
     while high - low > _PRECISION:
         middle = (low + high) / 2

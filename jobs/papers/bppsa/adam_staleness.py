@@ -29,8 +29,8 @@ from distconv.pipeline.splitting.split import split
 from .training import Batch, batches
 
 RATE, FALLS = 1e-3, (1 / 3, 2 / 3)
-"""Of Adam, ours: at the paper's 0.00003 so few iterations would teach nothing. It falls to a tenth at each of these
-shares of the iterations; the paper says "step decay" alone."""
+"""Learning rate of Adam; ours, as so few iterations learn nothing at the paper's 0.00003. It falls to a tenth at these
+fractions of the iterations; the paper says "step decay" alone."""
 
 CUTS = (2, 4, 7)
 """Layers after which stages begin: the paper leaves them open."""
@@ -81,7 +81,7 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
 
 @torch.no_grad()
 def accuracies(model: nn.Module, data: Sequence[Batch]) -> tuple[float, float]:
-    """The shares of images whose class is the first, and among the first five, that ``model`` names."""
+    """Return the top-1 and top-5 accuracy of ``model``, as fractions."""
     model.eval()
     first, five = 0, 0
     for images, labels in data:

@@ -46,7 +46,7 @@ CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce bppsa``."""
+    """Add the options of ``distconv reproduce bppsa``."""
     parser.add_argument(
         "parts",
         type=_part,

@@ -1,8 +1,8 @@
-"""Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, beside the paper's.
+"""Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, and the paper's.
 
 An epoch is as many training steps as the paper's data have batches; some steps are timed, on random values of the same
 shape. The forward pass alone has no gradients to wait for; with the scan it also keeps what the Jacobians need. On a
-GPU, where calls from Python cost more than most kernels, both ways back are timed as one CUDA graph, too.
+GPU, where calls from Python cost more than most kernels, both backward algorithms are timed as one CUDA graph, too.
 
 Source: BPPSA, 4.1, 4.2, table 3 and appendix G: tables 4 to 6, on a V100.
 """
@@ -140,7 +140,7 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
 
 
 def ratios(forward: float, baseline: float, scan_forward: float, scan: float) -> tuple[float, float]:
-    """How much faster the scan's epoch is, and how much faster its backward passes are: NaN where these took no time.
+    """Return the speed-ups of the scan's epoch and of its backward passes; NaN where these took no time.
 
     >>> ratios(1.66, 3.71, 2.1, 2.94)
     (1.2619047619047619, 2.4404761904761907)
@@ -152,7 +152,7 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
 def step_of(
     setting: EpochSetting, method: str, device: torch.device = CPU, *, back: bool = True, graph: bool = False
 ) -> Callable[[], object]:
-    """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss.
+    """Return a function that takes a training step by ``method``; without ``back``, its forward pass and loss.
 
     ``graph``: forward and backward pass are recorded as a CUDA graph before.
     """

@@ -91,7 +91,7 @@ def _row(
 
 
 def by_columns(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, columns: int) -> float:
-    """Seconds to generate the whole transposed Jacobian with autograd, one column (one output) at a time."""
+    """Return the seconds to generate the whole transposed Jacobian with autograd, one column (one output) at a time."""
     x = x.clone().requires_grad_()
     y = function(x).flatten()
     chosen = torch.linspace(0, len(y) - 1, columns).long().tolist()

@@ -4,7 +4,7 @@ The scan is computed (in float32, for one sample), and its products counted as t
 trained, pruned, and trained on with what was pruned at zero, and the sample is a test image; else the weights that stay
 are the largest of each layer's initial ones: which they are depends on training, how many there are does not.
 
-Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, each layer alike.
+Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, the same in each layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from distconv.layers.scan import transposed_jacobian
 from .training import MOMENTUM, Batch, batches
 
 RATE = 0.01
-"""Of SGD with momentum, before and after pruning; ours."""
+"""Learning rate of SGD with momentum, before and after pruning; ours."""
 
 DEPTH = 2
 """Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
@@ -61,7 +61,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
-    """The features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
+    """Return the features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
         group = "test" if "test" in samples.groups else "train"
@@ -95,7 +95,7 @@ def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[to
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
-    """The share of images whose class ``model`` finds."""
+    """Return the fraction of images that ``model`` classifies correctly."""
     model.eval()
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
     return right / sum(len(labels) for _, labels in data)
@@ -103,7 +103,7 @@ def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
 
 @torch.no_grad()
 def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[SparseJacobian]:
-    """The transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
+    """Return the transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
 
     Pruned weights are no places. ``of_sample``: nor are the zeros that ReLU and pooling have at this ``x``; they serve
     no other sample.
@@ -132,7 +132,7 @@ def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
 
 
 def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
-    """Of each operator of BP, which knows no zeros, the last layer's first; what only moves takes one a value."""
+    """Return the FLOP of each operator of BP, last layer first, zeros included; moving a value counts as one."""
     flops = []
     for layer in features:
         y = layer(x)

@@ -34,7 +34,7 @@ def speed_of(machine: Machine) -> Speed:
 
 
 def recurrence(steps: int, width: int, batch: int, ranks: int) -> Problem:
-    """A recurrence of ``steps`` dense Jacobians, blocks of them on ``ranks`` ranks."""
+    """Return a recurrence of ``steps`` dense Jacobians, blocks of them on ``ranks`` ranks."""
     counts = (len(block_range(steps, ranks, rank)) for rank in range(ranks))
     return Problem((batch, width), "", tuple((Size(width, width, 1.0, batch, n),) for n in counts if n), stacked=True)
 

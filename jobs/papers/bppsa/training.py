@@ -29,7 +29,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def chain(model: LeNet5) -> list[nn.Module]:
-    """The layers of LeNet-5 for 32 x 32 in a row; they share the model's parameters."""
+    """Return the layers of LeNet-5 for 32 x 32 in a row; they share the model's parameters."""
     maps = [layer for c in (model.c1, model.c3, model.c5) for layer in (c, nn.Tanh(), nn.AvgPool2d(2))]
     return [*maps, nn.Flatten(), model.f6, nn.Tanh(), model.output]
 

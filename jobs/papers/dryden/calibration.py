@@ -57,7 +57,7 @@ LASSEN = (
         "collective step", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"
     ),
 )
-"""What is fitted for Lassen."""
+"""Constants that are fitted for Lassen."""
 
 
 def constants_of(machine: Machine) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _over_one(serial: float, group: int) -> float:
 
 
 def fit_amdahl(cells: Sequence[PublishedTime]) -> float:
-    """The serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
+    """Return the serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
 
     def mean_error(serial: float) -> float:
         return float(np.mean([abs(amdahl(serial, c.group, c.base_group) / c.speedup - 1) for c in cells]))

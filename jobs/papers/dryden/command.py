@@ -1,7 +1,7 @@
 """The page of the strong-scaling tables and single layers of Dryden et al. 2019, predicted and published.
 
-Five constants of the machine ``lassen`` are fitted to two rows of Table I anew; everything else is predicted. Single
-tables come in seconds, from the constants that the machine's file holds.
+For the page, five constants of the machine ``lassen`` are fitted to two rows of Table I; everything else is predicted.
+Single tables are printed within seconds, with the constants in the machine's file.
 
 Source: Dryden et al. 2019, VI-A, and VI-B, Tables I, II and III.
 """
@@ -36,7 +36,7 @@ LAYERS = "VI-A"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce dryden``."""
+    """Add the options of ``distconv reproduce dryden``."""
     parser.add_argument(
         "--tables",
         nargs="+",

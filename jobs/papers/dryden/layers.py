@@ -54,7 +54,7 @@ SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 
 
 
 def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, float, float]:
-    """Of FP, of BP and of both at N=1, over one GPU."""
+    """Return the speed-ups of FP, of BP and of both at N=1, over one GPU."""
     alone = predicted(layer, 1, {}, 1, machine)
     split = predicted(layer, 1, grid, math.prod(grid.values()), machine)
     both = sum(alone.values()) / sum(split.values())
@@ -78,7 +78,7 @@ def section(machine: Machine) -> Iterator[str]:
 
 
 def _printed(layer: MeasuredLayer, gpus: int) -> float | None:
-    """The printed ratio if it is of so many GPUs, or of a number that the text does not name."""
+    """Return the printed ratio if it is for ``gpus`` GPUs, or for a number that the text does not name."""
     return layer.ratio.ratio if layer.ratio is not None and layer.ratio.gpus in (gpus, None) else None
 
 

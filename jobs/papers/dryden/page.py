@@ -82,7 +82,7 @@ physical reason, but held out they are from the fit alone. What else could be ch
 
 
 def page(results: PredictedTimes) -> str:
-    """All of it."""
+    """Return the complete page."""
     parts = _head(results), layer_section(results.fitted.machine), tables(results), _errors(results)
     return "\n".join(line for part in (*parts, _worst(results), _forms(results)) for line in part) + "\n"
 
@@ -145,7 +145,7 @@ def _head(results: PredictedTimes) -> Iterator[str]:
 
 
 def _caveats(results: PredictedTimes) -> list[str]:
-    """What to know before the figures are read."""
+    """Return the caveats of the results, as lines."""
     fitted = constants_of(results.fitted.machine)
     bound = [constant.name for constant in LASSEN if _at_bound(constant, fitted[constant.name])]
     return CAVEATS.format(", ".join(bound) or "none").splitlines()

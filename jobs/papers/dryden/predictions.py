@@ -78,7 +78,7 @@ class Predictions:
 
     @classmethod
     def on(cls, machine: Machine, grids: Grids = GRIDS, cells: Iterable[PublishedTime] = CELLS) -> Predictions:
-        """Those of ``machine``, of some ``cells`` if need be."""
+        """Predict ``cells`` on ``machine``."""
         return cls(machine, {cell: seconds(machine, cell, grids) for cell in cells})
 
     def speedup(self, cell: PublishedTime) -> float:
@@ -87,7 +87,7 @@ class Predictions:
         return base / self.times[cell]
 
     def error(self, cell: PublishedTime) -> float:
-        """Of the speed-up, relative to the published one."""
+        """Return the error of the speed-up, relative to the published one."""
         return self.speedup(cell) / cell.speedup - 1
 
 
@@ -121,7 +121,7 @@ class PredictedTimes:
 
     @classmethod
     def of(cls, machine: Machine, cells: Sequence[PublishedTime] = CELLS, *, fit: bool = True) -> PredictedTimes:
-        """Calibrate ``machine`` anew, or take it as it is, and predict ``cells``."""
+        """Calibrate ``machine`` from its data sheets, or keep its constants, and predict ``cells``."""
         sheets = from_data_sheets(machine)
         return cls(
             Predictions.on(sheets, cells=cells),

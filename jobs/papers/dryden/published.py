@@ -28,7 +28,7 @@ class PublishedTime:
 
     @property
     def is_base(self) -> bool:
-        """True if it is in the first column: its speed-up is 1 by definition."""
+        """Return True if it is in the first column: its speed-up is 1 by definition."""
         return self.group == self.base_group
 
     @property
@@ -54,7 +54,7 @@ class Table:
 
     @property
     def cells(self) -> tuple[PublishedTime, ...]:
-        """All cells, row by row."""
+        """Return all cells, row by row."""
         return tuple(
             PublishedTime(self.name, self.model, samples, self.samples_per_group, group, time, self.groups[0], times[0])
             for samples, times in self.times_s.items()

@@ -3,6 +3,6 @@
 ::
 
     accuracy  How well the sparse VGG16-BN and its dense twin tell clouds apart after the same short training
-    command   Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs
+    command   Prints pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs
     setting   SparsePipe's heterogeneous setting
 """

@@ -45,7 +45,7 @@ EVALUATED = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce sparsepipe-accuracy``."""
+    """Add the options of ``distconv reproduce sparsepipe-accuracy``."""
     parser.add_argument("--data", type=Path, metavar="PATH", help="clouds (default: embedded shapes)")
     parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     for name, value, text in (

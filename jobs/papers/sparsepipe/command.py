@@ -1,7 +1,7 @@
-"""How networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
+"""Pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs.
 
-The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's, or those
-of a measured profile of the sparse network. Beside it is data parallelism (DP), as in Figure 9.
+The first table requires profiles (PipeDream's text format or distconv's). The second takes its layer times from a
+roofline, or from a measured profile of the sparse network. It also shows data parallelism (DP), as in Figure 9.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce sparsepipe``."""
+    """Add the options of ``distconv reproduce sparsepipe``."""
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
     parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
     parser.add_argument(
@@ -116,7 +116,7 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
 
 
 def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> Rows:
-    """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
+    """Return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth."""
     profile = source.on("TitanXP")
     print(
         f"\nSparsePipe, Table III: VGG16-BN, {source.name}, batch {published.BATCH}; times per mini-batch in s under "
@@ -167,7 +167,7 @@ def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> R
 
 
 def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
-    """How many of the paper's splits came out, and what of the layers' times would have to be otherwise."""
+    """Explain how many of the paper's splits are reproduced, and which layer times would have to differ."""
     times = [layer.time_s for layer in source.on("TitanXP").layers]
     late = sum(times[published.CUT :]) / sum(times)
     return (
@@ -184,7 +184,7 @@ def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Devi
 
 
 def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float) -> float:
-    """Seconds per mini-batch of the whole network on every device (Eq. 4)."""
+    """Return the seconds per mini-batch of the whole network on every device (Eq. 4)."""
     terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(staged([0, terms.size], [tuple(device.count for device in devices)]))
 

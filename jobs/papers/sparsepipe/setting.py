@@ -1,4 +1,4 @@
-"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, the partitions it reports.
+"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, its partitions.
 
 The paper prints neither layer times nor the bandwidth between its servers. Times here are a roofline's, what Table I
 allows, or in the proportions that layers have where we measured them. The partitions of Table III are of the sparse
@@ -59,7 +59,7 @@ MOST_SITES = 0.026 * 50**3
 """There are no more points than that: Table II at 50^3."""
 
 SURFACE_NEIGHBOURS = 9
-"""Of the 27 voxels around a voxel on a surface: a sheet of 3 x 3."""
+"""Occupied voxels of the 27 around a voxel on a surface: a sheet of 3 x 3."""
 
 
 CUT = 24
@@ -69,7 +69,7 @@ EPOCH_S = 129.63
 """Table II: an epoch of the sparse network at 50^3 on one GPU."""
 
 CLOUDS = 9843
-"""Of ModelNet40 to train on."""
+"""Training clouds of ModelNet40."""
 
 MEASURED, MEASURED_BATCH = Path(__file__).with_name("vgg16_bn-50-batch16.json"), 16
 """The layers of the sparse network with 16 embedded shapes of 4,096 points at 50^3, in one thread of an AMD EPYC
@@ -79,7 +79,7 @@ virtual machine that others used too: ``distconv profile --layers --model sparse
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """Where layer times come from: a name, and the profile on each of ``GPUS``, all of the same layers and sizes."""
+    """Source of layer times: a name, and the profile on each of ``GPUS``, all of the same layers and sizes."""
 
     name: str
     on: Callable[[str], Profile]
@@ -102,7 +102,7 @@ class ProfileSource:
 
 
 def by_roofline(sparse: bool) -> ProfileSource:
-    """The sparse or the dense network by the roofline of Table I."""
+    """Return the sparse or the dense network by the roofline of Table I."""
     kind = "sparse" if sparse else "dense"
     return ProfileSource(f"{kind} {RESOLUTION}^3, roofline of Table I", lambda gpu: vgg16_bn(gpu, sparse))
 
@@ -152,7 +152,7 @@ class LayerWork:
 
 
 def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:
-    """The 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense."""
+    """Return the 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense."""
     roofline = GPUS[gpu]
     layers = []
     for work in _works(sparse):
@@ -188,7 +188,7 @@ def _sites(resolution: int, sparse: bool) -> float:
 
 
 def _convolution(name: str, sites: float, channels: int, width: int, sparse: bool) -> LayerWork:
-    """Of 3^3; a sparse one gathers each neighbour's features and scatters each product."""
+    """Return the work of a 3^3 convolution; a sparse one gathers each neighbour and scatters each product."""
     neighbours = SURFACE_NEIGHBOURS if sparse else 27
     weights = 4.0 * 27 * channels * width
     moved = 4 * sites * (channels + width) * (neighbours if sparse else 1)

@@ -42,7 +42,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv reproduce stale-weights``."""
+    """Add the options of ``distconv reproduce stale-weights``."""
     parser.add_argument("network", choices=RECIPES)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"
@@ -85,7 +85,7 @@ def _experiment(options: argparse.Namespace) -> None:
 
 
 def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[TrainingRun]:
-    """All runs asked for: every variant of the first seed, then of the next.
+    """Return all runs asked for: every variant of the first seed, then of the next.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from distconv.errors import DistconvError
 
 MOMENTUM = 0.9
 PIPELINED_SHARE = 2 / 3
-"""Of a hybrid's iterations: the paper's Figure 7 has 20,000 of 30,000."""
+"""Pipelined fraction of a hybrid's iterations: 20,000 of 30,000 in the paper's Figure 7."""
 
 
 class VariantError(DistconvError, ValueError):
@@ -69,7 +69,7 @@ class TrainingVariant:
         )
 
     def pipelined(self, iterations: int) -> int:
-        """How many of so many iterations are pipelined: the first ones."""
+        """Return the number of iterations that are pipelined, which are the first ones."""
         if not self.placement:
             return 0
         return round(PIPELINED_SHARE * iterations) if self.hybrid else iterations

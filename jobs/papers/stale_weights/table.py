@@ -30,7 +30,7 @@ class FinishedRuns:
                 continue
 
     def of(self, run: TrainingRun) -> dict[str, Any] | None:
-        """What this very run came to, None if it has not been made."""
+        """Return the result of this run, or None if it has not finished."""
         wanted = asdict(run)
         return next((line["result"] for line in self._found if line["run"] == wanted), None)
 
@@ -88,7 +88,7 @@ class VariantRow:
 
 
 def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantRow]:
-    """A row for each variant that has finished runs among ``runs``, in their order."""
+    """Return a row for each variant that has finished runs among ``runs``, in their order."""
     by_variant: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         result = results.of(run)
@@ -98,12 +98,12 @@ def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantR
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None for fewer than two values."""
+    """Return the standard error of the mean, or None for fewer than two values."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def table(rows: Iterable[VariantRow]) -> str:
-    """A Markdown table, all in per cent. The drop is paired: seed by seed."""
+    """Return a Markdown table, all in per cent. The drop is paired: seed by seed."""
     lines = ["| variant | stale weights | test accuracy | drop | diverged |", "|---|---|---|---|---|"]
     for row in rows:
         accuracy = f"{_with_error(row.mean, row.error)} (n={len(row.results)})"

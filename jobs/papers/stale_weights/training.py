@@ -34,7 +34,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images.
+    """Settings that determine the results of a run; ``train`` and ``test`` are numbers of images.
 
     ``schedule``: the iterations over which the learning rate falls.
     """
@@ -99,7 +99,7 @@ def iterations_of(
 
 
 def build(run: TrainingRun, samples: ImageSamples) -> nn.Module:
-    """The network with weights that follow from the seed."""
+    """Return the network with weights that follow from the seed."""
     torch.manual_seed(run.seed)
     sizes = {"in_channels": samples.extents[0], "classes": samples.classes}
     if run.width is not None:
@@ -135,7 +135,7 @@ def batches(run: TrainingRun, samples: ImageSamples) -> Generator[Pair]:
 
 
 def held_out(samples: ImageSamples) -> list[Pair]:
-    """All test images.
+    """Return all test images.
 
     Raises
     ------
@@ -162,6 +162,6 @@ def accuracy(model: nn.Module, test: Sequence[Pair]) -> float:
 
 
 def stale_share(stages: Sequence[nn.Module]) -> float:
-    """The paper's percentage of stale weights (4.1) as a fraction: those on all stages but the last."""
+    """Return the paper's percentage of stale weights (4.1) as a fraction: those on all stages but the last."""
     weights = [sum(p.numel() for p in stage.parameters()) for stage in stages]
     return stale_fraction(schedule("stale", len(stages), 4 * len(stages)), weights)

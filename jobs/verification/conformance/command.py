@@ -1,14 +1,15 @@
 """Every operator and option on every kind of grid against one process (plain torch, float64).
 
-Results, the gradients of all inputs and parameters, and buffers are compared. A line says exact, redistributes (bytes
-that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, WRONG
-(a difference, or an error on some ranks only), UNCLEAR (an error that is none of distconv's, or names no way out), or
-HANGS. ``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is one of the last
-three. Jobs that are started by ``--ranks``, or go on with a ``--journal``, go on behind a case at which one ended.
+Results, the gradients of all inputs and parameters, and buffers are compared. Each line has one verdict: exact,
+redistributes (with the bytes that redistributions moved, forward and backward, on all ranks), replicates (exact, but
+every rank computed the full result), raises (with a suggested fix), refused as torch does, WRONG (a difference, or an
+error on some ranks only), UNCLEAR (an error that distconv did not raise, or without a suggested fix), or HANGS. The
+exit code is 1 if any line is WRONG, UNCLEAR or HANGS. With ``--ranks`` or ``--journal``, a run resumes after a case at
+which a job ended.
 
 The family ``operators`` has the largest samples with which torch tests each of its own operators and modules.
-``--family no-elements`` has samples without elements: one dimension after the other of extent 0. ``--family
-torch-samples`` runs all of them, in all variants, ``--family dtensor`` the same through torch's DTensor.
+``--family no-elements`` has samples without elements: each dimension in turn has size 0. ``--family torch-samples``
+runs all samples, in all variants. ``--family dtensor`` runs them through torch's DTensor.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify conformance``."""
+    """Add the options of ``distconv verify conformance``."""
     names = [*FAMILIES, EMPTY, *SAMPLES]
     parser.add_argument("--family", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
@@ -126,7 +127,7 @@ def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]
 
 
 def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
-    """The families of each job on one of the rank counts, the ``first`` or another."""
+    """Return the families of each job on one of the rank counts, the ``first`` or another."""
     # Beside the table the operators run once, as it has what they do not vary. DTensor is for comparison only.
     once = [*([OPERATORS] if set(families) & set(TABLE) else []), DTENSOR]
     own = [family for family in families if family != DTENSOR and (first or family not in once)]

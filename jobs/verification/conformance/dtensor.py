@@ -1,8 +1,8 @@
-"""The same samples through torch's DTensor (gloo, CPU), for comparison: every tensor split along its last dimension.
+"""torch's samples through torch's DTensor (gloo, CPU), for comparison. Tensors are split along the last dimension.
 
-The parameters of modules are replicated, and gradients come as their results lie, as DTensor asks. A sample is exact;
-it raises (an exception of one kind on all ranks that speaks of DTensor or sharding); it is UNCLEAR (any other exception
-on all ranks), WRONG (another number, or ranks that part ways), or it HANGS.
+Parameters of modules are replicated. Gradients have the placements of their results, as DTensor requires. A sample is
+exact; raises (the same kind of exception on all ranks, which mentions DTensor or sharding); is UNCLEAR (any other
+exception on all ranks) or WRONG (a different value, or different outcomes on ranks); or HANGS.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class DTensorRun(runner.CaseRun):
         return [CaseLayout("last", (("w", self.comm.size),))]
 
     def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> worlds.ReferenceBackend:
-        """Of DTensors."""
+        """Return the backend that computes with DTensors."""
         return _World(grid, layout, self.fails, self._mesh)
 
     def judged(
         self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
     ) -> tuple[Verdict, str]:
-        """As any other, but for what counts as clear."""
+        """Judge the outcomes as for distconv, except for the errors that count as clear."""
         return judged([outcome.refusal for outcome in outcomes]) or judge(reference, outcomes)
 
 
 def judged(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
-    """The verdict on a sample that some ranks refuse."""
+    """Return the verdict on a sample that some ranks refuse."""
     if not any(refused):
         return None
     kinds = {each and each.kind for each in refused}

@@ -52,7 +52,7 @@ _SIGNS = {
 }
 
 BAR = "¦"
-"""What stands for a vertical bar in a table."""
+"""Character that replaces a vertical bar in a table."""
 
 _WORST = [
     *(Verdict.HANGS, Verdict.WRONG, Verdict.UNCLEAR, Verdict.INFINITE, Verdict.RAISES, Verdict.REPLICATES),
@@ -98,7 +98,7 @@ its whole input is `=` here; the bytes of both kinds are in the JSON that `--jso
 
 
 def page(lines: Sequence[Line]) -> str:
-    """The page for lines of one or several rank counts."""
+    """Return the page for lines of one or several rank counts."""
     counts = sorted({line.ranks for line in lines})
     preface = _PREFACE.format(
         ranks=",".join(map(str, counts)), machine=machine(), layouts=table(["column", "grid"], _layouts())
@@ -110,7 +110,7 @@ def page(lines: Sequence[Line]) -> str:
 
 
 def machine() -> str:
-    """What a page was made with."""
+    """Return the versions and the architecture that a page was made with."""
     name, version = MPI.get_vendor()
     mpi = f"{name} {'.'.join(map(str, version))}"
     python = f"Python {platform.python_version()}"
@@ -122,7 +122,7 @@ def _layouts() -> list[tuple[str, str]]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -160,7 +160,7 @@ def _sorted(lines: Sequence[Line]) -> list[Line]:
 
 
 def _cell(alike: Sequence[Line]) -> str:
-    """What came of one row on one kind of layout, over all rank counts: the worst of it."""
+    """Return the worst verdict of one row on one kind of layout, over all rank counts."""
     if not alike:
         return ""
     worst = min((line.verdict for line in alike), key=_WORST.index)
@@ -172,7 +172,7 @@ def _cell(alike: Sequence[Line]) -> str:
 
 
 def _messages(lines: Sequence[Line]) -> str:
-    """Each message once, with how often it came, and the first row that got it."""
+    """Return each message once, with its count and the first row that has it."""
     by_text: dict[str, list[Line]] = {}
     for line in lines:
         if line.verdict in (Verdict.RAISES, Verdict.INFINITE) or line.verdict in BAD:
@@ -188,6 +188,6 @@ def _messages(lines: Sequence[Line]) -> str:
 
 
 def general(line: Line) -> str:
-    """The message without what differs from grid to grid."""
+    """Return the message without the parts that differ between grids."""
     text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", line.told)
     return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text

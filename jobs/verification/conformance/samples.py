@@ -39,7 +39,7 @@ WITHOUT_ELEMENTS = {
 """Operators that cannot be compared without elements, and why."""
 
 DTYPES = (torch.float64, torch.int64, torch.bool)
-"""What samples are asked for in: the first of these that an operator takes."""
+"""Dtypes of samples: the first of these that an operator accepts."""
 
 UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 """Operators whose values are whatever the memory holds."""
@@ -51,7 +51,7 @@ KINDS = (
     *("samples", "height", "width", "samples + space", "uneven", "cyclic"),
     *("replicas + space", "channels", "channels + space"),
 )
-"""Of layouts in which the largest sample of each operator is computed."""
+"""Kinds of layouts in which the largest sample of each operator is computed."""
 
 MOST = 40
 """Samples among which the largest is looked for."""
@@ -72,13 +72,13 @@ class Sample(Case):
     module: Callable[[], torch.nn.Module] | None = None
     """With it, ``function`` takes the module first."""
     kinds: Sequence[str] | None = None
-    """Of layouts, every dimension having its own axis; without, the first and last dimensions are split."""
+    """Kinds of layouts, with an axis for every dimension. If None, the first and last dimensions are split."""
 
     as_torch_takes_it = True
 
     @property
     def axes(self) -> frozenset[str]:
-        """Of all its tensors, where layouts of kinds are asked for."""
+        """Return the grid axes of all tensors of the sample."""
         return frozenset(axis for value in self.tensors() for axis in self._dims(value) if axis)
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
@@ -119,7 +119,7 @@ class Sample(Case):
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that go in and can be split."""
+        """Return the input tensors that can be split."""
         return [value for value in tree_leaves((self.args, self.kwargs)) if can_be_split(value)]
 
     def size(self) -> int:
@@ -138,14 +138,14 @@ def can_be_split(value: Any) -> bool:
 
 
 def seed() -> None:
-    """Let all random numbers that torch's samples draw be the same on all ranks."""
+    """Seed all generators that torch's samples use, identically on all ranks."""
     random.seed(_SEED)
     np.random.seed(_SEED)
     torch.manual_seed(_SEED)
 
 
 def names() -> list[str]:
-    """Every operator and module that has samples."""
+    """Return every operator and module that has samples."""
     return list(_databases())
 
 
@@ -226,7 +226,7 @@ def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
 
 @cache
 def _databases() -> dict[str, list[Any]]:
-    """All that has samples, by its name."""
+    """Return the sample databases of all operators and modules, by name."""
     # torch's test modules import it for a class of tests, which nothing here is.
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]

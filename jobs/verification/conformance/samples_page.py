@@ -1,4 +1,4 @@
-"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and what is refused."""
+"""The page ``docs/evidence/torch-samples.md``: results of torch's samples and DTensor's, and unsupported calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distconv.jobs.verification.engine.journal import Line
 from distconv.jobs.verification.engine.verdicts import EXACT, Verdict
 
 FAMILY, DTENSOR = "torch-samples", "dtensor"
-"""What lines of distconv, and of torch's DTensor, are found under."""
+"""Families of the lines of distconv and of torch's DTensor."""
 
 _PREFACE = """\
 # torch's own samples
@@ -47,7 +47,7 @@ _GROUPS = [
 
 
 def page(lines: Sequence[Line], most: int | None = None) -> str:
-    """The page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
+    """Return the page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
     counts = sorted({line.ranks for line in lines})
     own = [line for line in lines if line.family == FAMILY]
     families = " ".join(dict.fromkeys(line.family for line in lines))
@@ -92,7 +92,7 @@ def _name(line: Line) -> tuple[str, str]:
 
 
 def _refused(lines: Sequence[Line]) -> str:
-    """Each message once, with how often it came, and with which operators."""
+    """Return each message once, with its count and its operators."""
     by_text: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.verdict not in EXACT:

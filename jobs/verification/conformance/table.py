@@ -1,8 +1,8 @@
-"""Cases of the conformance table: an operator with its options, and its inputs in letters instead of numbers.
+"""Cases of the conformance table: an operator with its options, and its inputs with letters instead of sizes.
 
-Inputs are written like ``"N C H W"``: a capital is a dimension split over the grid axis of that name, a small letter
-one of that extent but whole on every rank, a number a whole dimension of that extent. ``C+2`` and ``H-1`` are computed
-from the letter's extent and ``C=5`` sets it; ``W:h`` is split over w and has the extent of h.
+Inputs are written like ``"N C H W"``. A capital is a dimension split over the grid axis of that name. A small letter is
+a dimension of the same size that is not split, a number a dimension of that size that is not split. ``C+2`` and ``H-1``
+are computed from the letter's size and ``C=5`` sets it; ``W:h`` is split over w and has the size of h.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Input:
     """Other than the case's."""
 
     def axes(self) -> tuple[str | None, ...]:
-        """The grid axis of each dimension."""
+        """Return the grid axis of each dimension."""
         if self.layout in ("whole", "plain"):
             return (None,) * len(self.dims.split())
         return tuple(dimension[0].lower() if dimension[0].isupper() else None for dimension in self.dims.split())
@@ -80,12 +80,12 @@ class Input:
 
 
 def plain(dims: str, values: str = "normal", **options: Any) -> Input:
-    """A tensor that every rank has, such as a parameter."""
+    """Return a tensor that every rank has, such as a parameter."""
     return Input(dims, values, layout="plain", **options)
 
 
 def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
-    """A split tensor whose gradient nobody asks for, such as a target."""
+    """Return a split tensor without a gradient, such as a target."""
     return Input(dims, values, grad=False, **options)
 
 
@@ -103,7 +103,7 @@ class ConformanceCase(runner.Case):
     least: Sizes = field(default_factory=dict)
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 1
-    """What the number of channels must be a multiple of."""
+    """Divisor of the number of channels."""
     dtype: torch.dtype = torch.float64
     sizes: Sizes = field(default_factory=dict)
     """Other usual extents than the layouts'."""
@@ -119,7 +119,7 @@ class ConformanceCase(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """True if an input has infinite values."""
+        """Return True if an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
     def compute(self, world: ReferenceBackend) -> None:
@@ -139,7 +139,7 @@ class ConformanceCase(runner.Case):
 def case(
     operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any
 ) -> ConformanceCase:
-    """A case whose operator is a function."""
+    """Return a case whose operator is a function."""
     return ConformanceCase(operator, option, function, inputs, **attributes)
 
 
@@ -193,4 +193,4 @@ VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tens
     "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
     "sites": _sites,
 }
-"""What tensors hold. ``classes`` are labels of C classes."""
+"""Values that tensors hold, by name. ``classes`` are labels of C classes."""

@@ -7,10 +7,10 @@ drawn) -> ``layouts.py`` (how its inputs are split) -> ``runs.py`` (many cases, 
 
     command      ``distconv verify differential``
     derivatives  Draws second derivatives: the gradient of a penalty on gradients, through one layer
-    draw         Draws cases: everything random about one comes from two numbers, so that all ranks draw the same
-    layouts      Draws how the ranks are arranged and every input is split, given and laid out in memory
-    networks     Draws small networks and training steps: where a gradient summed over the wrong ranks hides
+    draw         Draws cases: all random choices follow from two numbers, so that all ranks draw the same case
+    layouts      Draws the grid, and for every input its distribution and memory layout
+    networks     Draws small networks and training steps, which show gradients summed over the wrong ranks
     operators    Draws single operators: windows of awkward geometry, torch's own samples, joins and views
-    runs         Draws cases, each from two numbers, and counts what came of them
+    runs         Draws cases, each from two numbers, and counts their verdicts
     windows      Draws operators of windows: convolutions, poolings, interpolation, padding
 """

@@ -1,6 +1,6 @@
 """Random differential runs: the distributed operators and whole small networks against one-process torch.
 
-Each case follows from two numbers, the seed and its own; what is wrong is printed with the command that repeats it.
+Each case follows from two numbers, the seed and its index. A wrong case is printed with the command that repeats it.
 The exit code is 1 if any case is wrong.
 """
 
@@ -28,7 +28,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv verify differential``."""
+    """Add the options of ``distconv verify differential``."""
     parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
     parser.add_argument("--only", choices=KINDS, default="all", help="what is drawn (default: %(default)s)")

@@ -48,7 +48,7 @@ def _layers(draw: Draw, channels: int, count: int) -> dict[str, Layer]:
 
 
 def penalty(draw: Draw) -> DrawnProgram:
-    """The squares of all first derivatives of a loss, differentiated again."""
+    """Return the squares of all first derivatives of a loss, differentiated again."""
     count = draw.number(1, 3)
     x = image(draw, draw.number(1, 4), draw.numbers(count, 2, 7 if count < 3 else 4))
     layers = _layers(draw, x.shape[1], count)

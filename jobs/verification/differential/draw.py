@@ -1,4 +1,4 @@
-"""Draws cases: everything random about one comes from two numbers, so that all ranks draw the same."""
+"""Draws cases: all random choices of a case follow from two numbers, so that all ranks draw the same case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DrawnProgram:
-    """What a case computes, in either world."""
+    """Program of a case, which runs in one process and over ranks."""
 
     name: str
     text: str
@@ -55,15 +55,15 @@ class Draw:
         return self._random.sample(options, self.number(0, min(most, len(options))))
 
     def number(self, low: int, high: int) -> int:
-        """A number from ``low`` to ``high``, both included."""
+        """Return a number from ``low`` to ``high``, both included."""
         return self._random.randint(low, high)
 
     def numbers(self, count: int, low: int, high: int) -> tuple[int, ...]:
-        """As many of them."""
+        """Return ``count`` numbers from ``low`` to ``high``, both included."""
         return tuple(self.number(low, high) for _ in range(count))
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self._random.random() < probability
 
     def extents(self, count: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Draws how the ranks are arranged and every input is split, given and laid out in memory."""
+"""Draws the grid, and for every input its distribution, how it is passed, and its memory layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ELSEWHERE = 0.06
 
 
 class Drawn(DistributedBackend):
-    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, alike on all ranks.
+    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, the same on all ranks.
 
     A few are scattered over ``other``, which arranges the same ranks in another way.
     """

@@ -1,6 +1,6 @@
-"""Draws small networks and training steps: where a gradient summed over the wrong ranks hides.
+"""Draws small networks and training steps, which show gradients that are summed over the wrong ranks.
 
-A network is a body of blocks, a head and a loss; beside the plain step there are the ways in which users touch
+A network is a body of blocks, a head and a loss. In addition to the plain step there are the ways in which users handle
 gradients: loss terms on parameters, accumulation, hooks, ``torch.autograd.grad``, parameters that are tied or unused.
 """
 
@@ -78,13 +78,13 @@ class DrawnNetwork(nn.Module):
             self.spare = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """What the head makes of the body's features after ``between``."""
+        """Return the output of the head for the body's features, to which ``between`` is applied."""
         return self.head(between(self.body(x)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a training step does beside the plain forward, backward and update."""
+    """Options of a training step in addition to the plain forward, backward and update."""
 
     parallel: bool
     l2: bool
@@ -107,7 +107,7 @@ class Habits:
 
 
 def draw_habits(draw: Draw) -> Habits:
-    """What a user does."""
+    """Draw the options of a training step."""
     return Habits(
         parallel=draw.chance(0.6),
         l2=draw.chance(0.3),
@@ -122,7 +122,7 @@ def draw_habits(draw: Draw) -> Habits:
 
 
 def draw_network(draw: Draw, channels: int) -> tuple[DrawnNetwork, str]:
-    """A network of two input channels, and what it consists of."""
+    """Return a network of two input channels, and a description of its parts."""
     names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
     torch.default_generator.manual_seed(draw.seed)
@@ -141,11 +141,11 @@ LOSSES: dict[str, Loss] = {
     "mean of squares": lambda y, t: ((y - t[:, None]) ** 2).mean(),
     "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum") / t.shape[0],
 }
-"""Of what a network gives, and of classes."""
+"""Losses of a network's output ``y`` and of classes ``t``."""
 
 
 def draw(source: Draw) -> DrawnProgram:
-    """A network, its data and the habits of its user; two steps of SGD with momentum."""
+    """Draw a network, its data and the options of its steps; two steps of SGD with momentum."""
     channels = source.number(1, 4)
     network, text = draw_network(source, channels)
     network.train(source.chance(0.9))
@@ -165,7 +165,7 @@ def draw(source: Draw) -> DrawnProgram:
 
 
 def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
-    """Of what ``network`` makes of ``x``."""
+    """Return the shape of the output of ``network`` for ``x``."""
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 

@@ -12,14 +12,14 @@ from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.engine.layouts import SPATIAL
 
 _CASES = [case for family, cases in TABLE.items() if family not in ("sparse", "optimizers") for case in cases]
-"""Those of which blocks of any kind go in."""
+"""Cases of the conformance table that accept blocks of any kind."""
 
 MOST = 6
 """Samples of an operator and of each of its variants among which one is drawn."""
 
 
 def of_torch(draw: Draw) -> DrawnProgram:
-    """A sample with which torch tests one of its operators or modules."""
+    """Return a sample with which torch tests one of its operators or modules."""
     name = draw.pick(*(name for name in samples.names() if not name.startswith(("linalg.", "signal."))))
     drawn = list(samples.samples(name, MOST))
     if not drawn:
@@ -31,7 +31,7 @@ def of_torch(draw: Draw) -> DrawnProgram:
 
 
 def of_table(draw: Draw) -> DrawnProgram:
-    """A case of the conformance table, of other extents."""
+    """Return a case of the conformance table, of other extents."""
     case = draw.pick(*_CASES)
     extents = {"n": draw.number(1, 5), "c": case.multiple * draw.number(1, 3)}
     extents |= {axis: case.least.get(axis, 1) + draw.number(0, 5 if axis == "d" else 11) for axis in SPATIAL}

@@ -1,4 +1,4 @@
-"""Draws cases, each from two numbers, and counts what came of them."""
+"""Draws cases, each from two numbers, and counts their verdicts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DrawnCase(runner.Case):
 
     @property
     def infinite(self) -> bool:
-        """As the program."""
+        """Return True if an input of the program has infinite values."""
         return self.program.infinite
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
@@ -44,7 +44,7 @@ class DrawnCase(runner.Case):
         return [CaseLayout("drawn", tuple(extents.items()), self.program.sizes, first_only=first_only)]
 
     def choices(self, what: str) -> random.Random:
-        """A source of numbers, the same on all ranks."""
+        """Return a source of numbers, the same on all ranks."""
         return random.Random(f"{self.seed}/{self.index}/{what}")
 
     def compute(self, world: ReferenceBackend) -> None:
@@ -60,7 +60,7 @@ def draw_case(seed: int, index: int, kind: str) -> DrawnCase:
 
 
 def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[DrawnCase]]]:
-    """Those of these numbers, as groups of one."""
+    """Return the cases of these numbers, as groups of one."""
     return ((kind, [draw_case(seed, index, kind)]) for index in indices)
 
 

@@ -1,4 +1,4 @@
-"""What came of cases: a line for each layout, as text, as JSON, in totals, and in a journal that outlives its job."""
+"""Results of cases: a line for each layout, as string and JSON, totals, and a journal that outlives its job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distconv.whole_files import Folder, write_file
 
 @dataclass(frozen=True)
 class Line:
-    """What came of one case on one layout. Bytes are of all ranks together, forward and backward."""
+    """Result of one case on one layout. Bytes are summed over all ranks, forward and backward."""
 
     family: str
     operator: str
@@ -35,12 +35,12 @@ class Line:
 
     @property
     def told(self) -> str:
-        """The first line of ``text``."""
+        """Return the first line of ``text``."""
         return self.text.splitlines()[0] if self.text else ""
 
 
 def described(lines: Sequence[Line]) -> list[str]:
-    """The lines of a few cases of one operator: one text line for each kind of result, with where it came."""
+    """Return lines that describe a few cases of one operator: one per kind of result, with the layouts that have it."""
     options = dict.fromkeys(line.option for line in lines)
     name = f"{lines[0].operator} {lines[0].option if len(options) == 1 else f'x {len(lines)}'}".strip()
     alike = {verdict: [line for line in lines if line.verdict is verdict] for verdict in Verdict}
@@ -87,12 +87,12 @@ def totals(lines: Sequence[Line]) -> str:
 
 
 def write_json(path: str | Path, lines: Iterable[Line]) -> None:
-    """Every line as an object."""
+    """Write every line as a JSON object."""
     write_file(path, json.dumps([plain(line) for line in lines], indent=0) + "\n")
 
 
 def read_json(path: str | Path) -> list[Line]:
-    """The lines that :func:`write_json` wrote."""
+    """Return the lines that :func:`write_json` wrote."""
     return [_line(entry) for entry in json.loads(Path(path).read_text())]
 
 
@@ -101,7 +101,7 @@ def _line(entry: Mapping[str, Any]) -> Line:
 
 
 def plain(line: Line) -> dict[str, Any]:
-    """The line as JSON takes it."""
+    """Return the line as an object that JSON can represent."""
     return {**asdict(line), "verdict": line.verdict.value}
 
 
@@ -115,9 +115,9 @@ class Key(NamedTuple):
 
 
 class Journal:
-    """Lines as they come, in a file if there is one: which cases have begun, and what came of them.
+    """Lines as they come, in a file if there is one: which cases have begun, and their results.
 
-    A job that hangs or ends loses one case: the next one begins behind it.
+    A job that hangs or ends loses one case: the next one resumes after it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -139,15 +139,15 @@ class Journal:
                 lines.write(json.dumps(entry) + "\n")
 
     def begin(self, key: Key) -> None:
-        """A case begins."""
+        """Record that a case begins."""
         self._note(key._asdict())
 
     def end(self, lines: Sequence[Line]) -> None:
-        """What began last came to ``lines``."""
+        """Record ``lines`` as the results of the case that began last."""
         self._note(list(self.begun)[-1]._asdict() | {"lines": [plain(line) for line in lines]})
 
     def end_with_a_hang(self) -> bool:
-        """Let the case at which a job has ended hang; returns whether there is one."""
+        """Record a hang for the case at which a job ended; return True if there is one."""
         if all(self.begun.values()):
             return False
         family, ranks, operator, option = list(self.begun)[-1]

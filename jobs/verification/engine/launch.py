@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mpiexec() -> str:
-    """How to start ranks: the environment's own mpiexec, or the one in the path."""
+    """Return the mpiexec to start ranks with: the environment's own, or the one in the path."""
     beside = Path(sys.prefix) / "bin" / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
 

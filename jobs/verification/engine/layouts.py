@@ -1,4 +1,4 @@
-"""How the tensors of a case are split: one layout per kind of grid, with extents that make it what it is called."""
+"""Layouts of a case: one for each kind of grid, with tensor sizes that produce the blocks of that kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CaseLayout:
     kind: str
     extents: tuple[tuple[str, int], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    """Of each letter, where the case has letters for extents."""
+    """Size of each letter, if the case has letters for sizes."""
     blocks: str = "balanced"
     """``uneven`` and ``cyclic`` blocks are those along the axes of the grid; ``whole``: nothing is split."""
     first_only: bool = False
@@ -32,7 +32,7 @@ class CaseLayout:
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
     ) -> Distribution:
-        """Of a tensor of ``shape``: ``dims`` has for each dimension the letters of the axes that may split it."""
+        """Return the distribution of a tensor of ``shape``; ``dims`` has the axes that may split each dimension."""
         if self.blocks == "whole":
             return Distribution(grid, (None,) * len(shape))
         axes = [letters and next((a for a in letters if grid.shape[a] > 1), letters[0]) for letters in dims]
@@ -50,14 +50,14 @@ def _rising(extent: int, parts: int) -> tuple[int, ...]:
 
 
 class Splittable:
-    """What layouts are made for: its inputs' extents in letters, or as they are."""
+    """Case that layouts are made for, with the sizes of its inputs as letters or as numbers."""
 
     kinds: Sequence[str] | None = None
-    """Of layouts that it is computed in (default: all that split what it has)."""
+    """Kinds of layouts that it is computed in (default: all that split a dimension it has)."""
     least: Extents = {}  # noqa: RUF012
     """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
     multiple: int = 0
-    """What the number of channels must be a multiple of; 0 where extents are what they are."""
+    """Divisor of the number of channels; 0 if the sizes are fixed."""
     sizes: Extents = {}  # noqa: RUF012
     """Other usual extents than the layouts'."""
 
@@ -95,7 +95,7 @@ RESIZED = frozenset({"one", "least", "ragged", "few"})
 
 
 def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
-    """The layouts over ``ranks`` that split what ``case`` has."""
+    """Return the layouts over ``ranks`` that split what ``case`` has."""
     chosen = []
     for name, (written, blocks, resized) in KINDS.items():
         if name not in case.kinds if case.kinds is not None else not case.multiple and resized in RESIZED:
@@ -112,7 +112,7 @@ def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
 
 
 def _axis(case: Splittable, word: str) -> str | None:
-    """The axis that a word of a kind of layout stands for."""
+    """Return the axis that a word of a kind of layout stands for."""
     number, _, otherwise = word.partition("/")
     if not number.isdigit():
         return number
@@ -127,7 +127,7 @@ def _factors(ranks: int) -> list[int] | None:
 
 
 def _changed(case: Splittable, resized: str, axis: str, parts: int) -> Extents | None:
-    """The extent along ``axis`` that makes a kind of layout what it is called; None if there is none."""
+    """Return the size along ``axis`` that a kind of layout requires, {} for the usual one, None if there is none."""
     step = math.lcm(max(1, case.multiple), parts)
     numbers = range(max(1, case.multiple), 8 * parts + 1, max(1, case.multiple))
     extents = {

@@ -1,4 +1,4 @@
-"""Computes cases in one process and over the ranks of a job, and says what came of each."""
+"""Computes cases in one process and over the ranks of a job, and returns their verdicts."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Case(Splittable):
 
     @property
     def infinite(self) -> bool:
-        """True if an input has infinite values."""
+        """Return True if an input has infinite values."""
         return False
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
-        """How its tensors are split."""
+        """Return the layouts of its tensors."""
         return layouts(self, ranks)
 
     def compute(self, world: ReferenceBackend) -> None:
-        """Leave in ``world`` what is to be compared. Collective."""
+        """Compute the case and leave the results to compare in ``world``. Collective."""
         raise NotImplementedError
 
 
 class _RankPart(NamedTuple):
-    """What one rank found, and sent."""
+    """Results of one rank and the messages that it sent."""
 
     refused: Refusal | None
     values: dict[str, torch.Tensor]
@@ -57,7 +57,7 @@ class _RankPart(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What the other ranks are told of a part."""
+    """Summary of a rank's part that the other ranks receive."""
 
     outcome: RankOutcome
     sent: Counter[str]
@@ -90,11 +90,11 @@ class CaseRun:
                 yield Line(*place, *self._found(case, parts[layout.sizes], part))
 
     def layouts(self, case: Case) -> Sequence[CaseLayout]:
-        """Those in which ``case`` is computed here."""
+        """Return the layouts in which ``case`` is computed on these ranks."""
         return case.layouts(self.comm.size)
 
     def world(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
-        """The ranks' world."""
+        """Return the ranks' world."""
         return DistributedBackend(grid, layout, self.fails)
 
     def fails(self, failed: bool) -> bool:
@@ -102,14 +102,14 @@ class CaseRun:
         return bool(self._private.allreduce(failed, MPI.LOR))
 
     def grid(self, extents: tuple[tuple[str, int], ...]) -> ProcessGrid:
-        """The ranks, arranged; the same each time."""
+        """Return the grid of the ranks with these axes; the same object each time."""
         key = tuple(sorted(extents))
         if key not in self._grids:
             self._grids[key] = ProcessGrid(self.comm, **dict(extents))
         return self._grids[key]
 
     def judged(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
-        """The verdict, and the words for it."""
+        """Return the verdict and its message."""
         return judge(reference, outcomes, infinite=case.infinite)
 
     def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
@@ -130,7 +130,7 @@ class CaseRun:
         return _RankPart(refused, world.results, traffic, replicates)
 
     def _found(self, case: Case, reference: _RankPart, part: _RankPart) -> tuple[Verdict, str, int, int, int]:
-        """The verdict, its words, and the bytes of what is exact. Collective."""
+        """Return the verdict, its message, and the bytes if the result is exact. Collective."""
         compared = (
             "" if part.refused or reference.refused else difference(reference.values, part.values, case.condition)
         )

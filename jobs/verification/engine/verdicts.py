@@ -1,4 +1,4 @@
-"""What came of a case on one layout: the ends it may have, what differs, and who decides."""
+"""Verdicts on a case on one layout: their kinds, the comparison of results, and the decision over all ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WAY_OUT = re.compile(
     r"[;:(,] ?(?:first )?(?:or )?(add|apply|assign|call|choose|compute|convert|gather|give|index|load|make|move|pass"
     r"|permute|put|redistribute|replicate|reshape|run|save|say|scatter|set|split|start|take|use|write)\b"
 )
-"""A clause that begins with what to do."""
+"""Pattern of a clause that begins with a suggested fix."""
 
 
 class Verdict(Enum):
-    """The ends of a case. WRONG: another number, or ranks that part ways; UNCLEAR: an error that names no way out.
+    """Verdict on a case. WRONG: a different value, or different outcomes on ranks; UNCLEAR: an error without a fix.
 
     INFINITE: an input has infinities, and NaN stands in other places than torch's: a block is padded with zeros where
     torch has neighbours, and zero times infinity is NaN. Such numbers mean that a training has diverged before.
@@ -48,10 +48,10 @@ class Verdict(Enum):
 
 
 EXACT = frozenset({Verdict.EXACT, Verdict.REDISTRIBUTES, Verdict.REPLICATES})
-"""Those that agree with torch."""
+"""Verdicts of results that agree with torch."""
 
 BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
-"""For which a run fails."""
+"""Verdicts with which a run fails."""
 
 
 class Refusal(NamedTuple):
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 
 class RankOutcome(NamedTuple):
-    """What one rank found."""
+    """Outcome of a case on one rank."""
 
     refusal: Refusal | None = None
     difference: str = ""
@@ -79,7 +79,7 @@ def refusal(error: Exception) -> Refusal:
 def difference(
     reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], condition: float = 1.0
 ) -> str:
-    """The first way in which ``actual`` is not ``reference``, or an empty text.
+    """Return the first difference of ``actual`` from ``reference``, or an empty string.
 
     ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
     nothing is sent, so that one rank's mistake makes no other wait.
@@ -137,7 +137,7 @@ def _scale(whole: torch.Tensor) -> float:
 
 
 def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
-    """What this rank owns of ``whole`` under ``dist``, picked index by index."""
+    """Return this rank's block of ``whole`` under ``dist``, selected index by index."""
     for dim, extent in enumerate(whole.shape):
         if dist.split[dim] is not None:
             owned = dist.intervals(dim, dist.coordinate(dim), extent)
@@ -186,7 +186,7 @@ def names_a_way_out(text: str) -> bool:
 
 
 def _by_rank(texts: Sequence[str]) -> str:
-    """Each different text after the first of the ranks that have it."""
+    """Return each different message with the first rank that has it."""
     return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
 
 
@@ -197,5 +197,5 @@ def _told(outcome: RankOutcome) -> str:
 
 
 def _core(text: str) -> str:
-    """The first line of torch's text."""
+    """Return the first line of torch's text."""
     return text.splitlines()[0].strip() if text else ""

@@ -1,4 +1,4 @@
-"""A time limit on each case of a run: what hangs is named, and ends the job."""
+"""A time limit on each case of a run. A case that hangs is named and ends the job."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Watch:
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
         self._rank, self._limit_s = comm.rank, limit_s
         self.case = ""
-        """What this rank is at; may be extended meanwhile."""
+        """Case that this rank computes; may be extended meanwhile."""
         self._since = time.monotonic()
 
     def begin(self, case: str) -> None:
-        """A case starts, and its time with it."""
+        """Begin a case and its time limit."""
         self._since, self.case = time.monotonic(), case
 
     @contextmanager

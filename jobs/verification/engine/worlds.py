@@ -25,7 +25,7 @@ class OthersRaise(Exception):
 
 
 def seed() -> None:
-    """Let torch draw the same numbers from here on in all worlds."""
+    """Seed torch, so that it draws the same numbers in all worlds from here on."""
     torch.default_generator.manual_seed(_SEED)
 
 
@@ -49,7 +49,7 @@ class ReferenceBackend:
         return self.plain(value, grad)
 
     def plain(self, value: torch.Tensor, grad: bool = True) -> torch.Tensor:
-        """A copy of ``value`` as every rank has it, like a parameter."""
+        """Return a copy of ``value`` as every rank has it, like a parameter."""
         return value.detach().clone().requires_grad_(grad and _inexact(value))
 
     def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
@@ -122,7 +122,7 @@ class DistributedBackend(ReferenceBackend):
         self.grid, self._fails = grid, fails
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
-        """A copy of ``value`` in the layout's distribution of the given or the usual dimensions."""
+        """Return a copy of ``value`` in the layout's distribution of the given or the usual dimensions."""
         axes = default_axes(None, value.dim()) if dims is None else dims
         x = scatter(value.detach(), self.layout.distribution(self.grid, value.shape, axes, balanced=balanced))
         return DistTensor(x.local.detach(), x.dist, x.shape).requires_grad_(grad and _inexact(value))

@@ -3,12 +3,12 @@
 ::
 
     blocks         Blocks of networks as users write them
-    calls          Other ways to call the same operators: autograd modes, autocast, modules, what draws numbers
+    calls          Other ways to call the same operators: autograd modes, autocast, modules, random operators
     convolution    Convolutions and transposed convolutions, as functions and as modules
-    dense_sites    What sparse layers compute, on volumes: torch's own dense operators
-    networks       Blocks of networks, layers that are frozen or left out, losses and attention of users' own
+    dense_sites    Dense reference of the sparse layers: torch's dense operators on volumes
+    networks       Blocks of networks, frozen or unused layers, losses and attention written by users
     normalization  Batch, group, instance and layer norm over steps, in training and evaluation
-    operands       Operands of all kinds: split otherwise, plain, broadcast, views changed in place
+    operands       Kinds of operands: other distributions, plain, broadcast, views changed in place
     optimizers     Steps of torch's optimizers, of gradient clipping
     sparse         Sparse convolution, pooling and normalization against dense torch at the active sites
     values         Other numbers than float64 near one: other dtypes, ties, NaN and infinity

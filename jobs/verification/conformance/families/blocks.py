@@ -1,4 +1,4 @@
-"""Blocks of networks as users write them: residual, squeeze-and-excitation, U-Net, checkpointed, and their kin."""
+"""Blocks of networks as users write them: residual, squeeze-and-excitation, U-Net, checkpointed and others."""
 
 from __future__ import annotations
 
@@ -199,12 +199,12 @@ class Pyramid(nn.Module):
 
 
 def convolution(channels: int) -> nn.Conv2d:
-    """One that keeps channels and extents."""
+    """Return a convolution that keeps the number of channels and the spatial size."""
     return nn.Conv2d(channels, channels, 3, padding=1)
 
 
 def batch_normed(channels: int) -> nn.Module:
-    """The same, normalized."""
+    """Return a convolution, batch norm and ReLU."""
     return nn.Sequential(convolution(channels), nn.BatchNorm2d(channels), nn.ReLU())
 
 
@@ -226,4 +226,4 @@ BLOCKS: dict[str, Callable[[int], nn.Module]] = {
     "depthwise, 1x1": lambda c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.Conv2d(c, c, 1)),
     "conv, batch norm, ReLU": batch_normed,
 }
-"""Those that keep the number of channels."""
+"""Blocks that keep the number of channels."""

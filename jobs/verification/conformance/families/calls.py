@@ -1,4 +1,4 @@
-"""Other ways to call the same operators: autograd modes, autocast, modules without samples, what draws numbers."""
+"""Other ways to call the same operators: autograd modes, autocast, modules without samples, random operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _inferred(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _penalty(x: torch.Tensor) -> torch.Tensor:
-    """A term on dL/dx, as in gradient penalties; elementwise up to here."""
+    """Return a term on dL/dx, as in gradient penalties; elementwise up to here."""
     (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
     return gradient * x
 
@@ -75,7 +75,7 @@ _DRAWN: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
         for name in ("bernoulli_", "random_", "normal_")
     },
 }
-"""What draws numbers: those that torch draws in one process from the same seed."""
+"""Calls that draw random numbers. The reference draws them in one process from the same seed."""
 
 _FURTHER: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
     ("iteration", "over samples"): lambda x: tuple(x),

@@ -1,6 +1,6 @@
-"""What sparse layers compute, on volumes: torch's own dense operators, and masks of the sites that a layer has.
+"""Dense reference of the sparse layers: torch's dense operators on volumes, with masks of the active sites.
 
-Nothing here is shared with the sparse layers but their settings and weights.
+It shares nothing with the sparse layers except their settings and weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _masked(values: torch.Tensor, active: torch.Tensor) -> _Sites:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the outputs of a layer lie: the first cell and the number of cells of each dimension."""
+    """Range of a layer's outputs: the first cell and the number of cells of each dimension."""
 
     first: tuple[int, ...]
     cells: tuple[int, ...]
@@ -54,7 +54,7 @@ def _reach(offsets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
-    """Where all outputs of ``layer`` lie whose inputs are cells of a volume of these extents, which begins at 0."""
+    """Return the range of all outputs of ``layer`` for inputs in a volume of these sizes that begins at 0."""
     low, high = _reach(layer.offsets)
     if getattr(layer, "transposed", False):
         cells = [
@@ -68,7 +68,7 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
 
 
 def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
-    """The cells (B, C, ...) that a layer's windows cover, of ``frame`` and no others."""
+    """Return the cells (B, C, ...) that a layer's windows cover, of ``frame`` and no others."""
     (low, high), dilation = _reach(layer.offsets), getattr(layer, "dilation", 1)
     pads, inside = list[int](), [slice(None), slice(None)]
     for n, first, cells, v, h in zip(x.shape[2:], frame.first, frame.cells, low, high, strict=True):
@@ -138,7 +138,7 @@ def _pooled(layer: Any, x: _Sites) -> _Sites:
 
 
 def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
-    """All windows' cells (K, B, C, ...), by their place in the window."""
+    """Return all windows' cells (K, B, C, ...), by their place in the window."""
     low, _ = _reach(layer.offsets)
     windows = []
     for offset in layer.offsets:
@@ -172,7 +172,7 @@ def _dense_global(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
 
 
 def on_volumes(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """The volume that sparse ``layers`` make of the active sites of ``x`` (N, C, ...), or what a global pooling does.
+    """Return the volume that sparse ``layers`` compute from the active sites of ``x``, or a global pooling's result.
 
     A site is active where any channel is not zero. Inactive outputs are zeros.
     """

@@ -1,4 +1,4 @@
-"""Blocks of networks as users write them, and layers that are frozen or left out; losses and attention of their own."""
+"""Blocks of networks as users write them, frozen or unused layers, and losses and attention written by users."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _DIMS = {"1d": "N C W", "3d": "N C D H W"}
 
 
 def _two_steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The second step's result, so that running statistics matter."""
+    """Return the second step's result, so that running statistics matter."""
     with torch.no_grad():
         module(x * 2 + 1)
     return module(x)  # type: ignore[no-any-return]

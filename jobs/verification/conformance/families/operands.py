@@ -1,4 +1,4 @@
-"""Operands of all kinds: split otherwise, plain, broadcast, views changed in place; operators of Python; keywords."""
+"""Kinds of operands: other distributions, plain, broadcast, views changed in place, Python operators, keywords."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tenso
 
 
 def _seen(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What a view taken before a tensor is changed shows afterwards."""
+    """Return a call that reads a view after the tensor it was taken from has changed in place."""
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         y = a * 1

@@ -1,4 +1,4 @@
-"""Steps of torch's optimizers, of gradient clipping, and of what else touches parameters between two steps."""
+"""Steps of torch's optimizers, gradient clipping, and other changes of parameters between two steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sparse convolution, pooling and normalization against dense torch at the active sites, over boxes of sites.
+"""Sparse convolution, pooling and normalization against dense torch at the active sites, over blocks of sites.
 
-In one process a case computes with volumes and torch's own operators, and keeps the sites that the sparse layer has;
-over ranks each has the active sites of its block, and puts what comes out into a block. So both worlds have nothing in
-common but the weights.
+In one process, a case computes volumes with torch's own operators and selects the active sites of the sparse layer.
+Over ranks, each rank has the active sites of its block and writes the results into a dense block. The two computations
+share nothing except the weights.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _KINDS = (
 
 
 def _axes(dimension: int) -> list[tuple[int, str | None]]:
-    """The dimension of a volume (N, C, ...) and the axis of each column of coordinates."""
+    """Return the dimension of a volume (N, C, ...) and the axis of each column of coordinates."""
     return list(zip((0, *range(2, dimension + 2)), COLUMNS[dimension], strict=True))
 
 
 def _starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
-    """The first cell of each block along a dimension."""
+    """Return the first cell of each block along a dimension."""
     if axis is None:
         return [0]
     parts = x.grid.shape[axis]
@@ -59,7 +59,7 @@ def _starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
 
 
 def _of_block(x: DistTensor, stride: int) -> SparseTensor:
-    """The active sites of the blocks of ``x`` (N, C, ...); cell u is the site stride x u."""
+    """Return the active sites of the blocks of ``x`` (N, C, ...); cell u is the site stride x u."""
     axes, steps = _axes(x.ndim - 2), [1, *[stride] * (x.ndim - 2)]
     starts = [_starts(x, dim, axis) for dim, axis in axes]
     cuts = tuple(tuple(step * cut for cut in inner[1:]) for inner, step in zip(starts, steps, strict=True))
@@ -72,7 +72,7 @@ def _of_block(x: DistTensor, stride: int) -> SparseTensor:
 
 
 def _block(y: SparseTensor, frame: Frame) -> DistTensor:
-    """The blocks of the volume (N, C, ...) of ``frame`` that hold the sites of ``y``."""
+    """Return the blocks of the volume (N, C, ...) of ``frame`` that hold the sites of ``y``."""
     manager = y.coordinate_manager
     assert isinstance(manager, DistributedManager)
     grid, columns = manager.partition.grid, zip(COLUMNS[y.dimension], manager.partition.cuts, strict=True)
@@ -96,7 +96,7 @@ def _block(y: SparseTensor, frame: Frame) -> DistTensor:
 
 
 def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """The volume that ``layers`` make of the active sites of ``x``, or what a global pooling does."""
+    """Return the volume that ``layers`` compute from the active sites of ``x``, or a global pooling's result."""
     if not isinstance(x, DistTensor):
         return on_volumes(layers, x)
     first, frame = layers[0], Frame((0,) * (x.ndim - 2), tuple(x.shape[2:]))
@@ -122,7 +122,7 @@ def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], A
 
 
 def _layer(dimension: int, option: str, kind: Callable[..., nn.Module], *given: Any, **options: Any) -> ConformanceCase:
-    """Of a layer that is made of its arguments alone."""
+    """Return the case of a layer that is built from its arguments alone."""
     return _case(dimension, kind.__name__, option, lambda sizes: [kind(*given, **options)])
 
 
@@ -144,7 +144,7 @@ def _convolutions(dimension: int) -> Iterator[ConformanceCase]:
 
 
 def _random_convolutions(dimension: int, count: int) -> Iterator[ConformanceCase]:
-    """Of random kernels, strides and dilations; every other one of random offsets."""
+    """Yield convolutions with random kernels, strides and dilations; every second one has random offsets."""
     rng = random.Random(dimension)
     for number in range(count):
         kernel: Any = [rng.randint(1, 4 if dimension < 3 else 3) for _ in range(dimension)]

@@ -1,4 +1,4 @@
-"""Other numbers than float64 near one: other dtypes, ties, NaN and infinity, other memory than rows."""
+"""Other values than float64 near one: other dtypes, ties, NaN and infinity, memory that is not row-major."""
 
 from __future__ import annotations
 

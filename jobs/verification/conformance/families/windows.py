@@ -18,7 +18,7 @@ _X = Input("N C H W")
 def _windows(
     name: str, option: str, *arguments: Any, values: str = "normal", least: int = 1, **options: Any
 ) -> ConformanceCase:
-    """A function of windows; ``least``: smallest extent that it takes."""
+    """Return a function of windows; ``least``: smallest extent that it takes."""
     count = int(name[-2]) if name[-2].isdigit() else 2
     sizes = dict.fromkeys(("d", "h", "w"), least)
     function = getattr(F, name)
