@@ -356,7 +356,7 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     with _path_in_errors(Path(path)):
         descriptor = os.open(path, flags)
     _check_regular(Path(path), descriptor)
-    return io.BufferedReader(_NamedFile(Path(path), descriptor))
+    return io.BufferedReader(_NamedFile(Path(path), descriptor), os.fstat(descriptor).st_blksize)
 
 
 class _NamedFile(io.FileIO):
