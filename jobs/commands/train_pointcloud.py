@@ -86,9 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _baselines(trainer: CloudTrainer | CloudPipelineTrainer) -> dict[str, float]:
-    """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
+    """Return the accuracies of simpler predictors on the held-out clouds. Collective.
 
-    The perceptron trains for as many epochs as the network.
+    Every rank computes all of them. The perceptron trains for as many epochs as the network.
     """
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     if trainer.comm.rank == 0:
