@@ -36,7 +36,7 @@ examples:
 FIGURES = ("compute", "maps", "halo", "sync", "allreduce")
 
 OPTIMIZER_SLOTS = 2
-"""Of Adam, with which `distconv train pointcloud` trains unless told otherwise."""
+"""State of Adam, the default optimizer of ``distconv train pointcloud``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

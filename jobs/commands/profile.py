@@ -178,7 +178,7 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
 
 
 def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Intracomm) -> None:
-    """Time the layers on every rank, all at work, and write those of each kind of device. Collective."""
+    """Time the layers on all ranks at once, and write the mean profile of each device type. Collective."""
 
     def check() -> None:
         _check_layers(options)
@@ -215,7 +215,7 @@ def _check_layers(options: argparse.Namespace) -> None:
 
 
 def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, str]:
-    """The layers' times in this process, and a line of what they are."""
+    """Return the layers' times in this process, and a heading for them."""
     shape, batch = _extents(options), options.batch or BATCH
     x: torch.Tensor | SparseTensor
     if options.model in SPARSE:
@@ -271,9 +271,9 @@ def _print_layers(timing: Timing) -> None:
 
 
 def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
-    """This machine: its links and how fast a rank computes, alone and with all others at work. Collective.
+    """Measure how fast a rank computes, alone and with all ranks at work, and add the links. Collective.
 
-    Where there is no second rank or node, the other link stands for it.
+    Without a second rank on a node, or without a second node, the other link is used in place of the missing one.
     """
     nodes = node_indices(comm)
     per_node = max(nodes.count(node) for node in nodes)

@@ -100,23 +100,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def crop(text: str) -> str:
-    """Extents along axes, as a grid is written.
+    """Check the size of a crop along axes, such as ``h=64,w=64``; an empty string stays empty.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is invalid.
     """
     return ",".join(f"{axis}={extent}" for axis, extent in grid_extents(text).items()) if text else ""
 
 
 def mirror(text: str) -> str:
-    """Some of ``d``, ``h`` and ``w``, in this order.
+    """Parse axes to flip, and return them in the order ``d``, ``h``, ``w``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else.
+        If there is any other axis.
     """
     if not set(text) <= set("dhw"):
         raise argparse.ArgumentTypeError(f"{text!r} is not some of dhw")
@@ -124,12 +124,12 @@ def mirror(text: str) -> str:
 
 
 def weights(text: str) -> str:
-    """Numbers from 0 on with commas, or ``balanced``.
+    """Check class weights: numbers that are not negative, separated by commas, or ``balanced``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else.
+        If the string is neither, or all weights are 0.
     """
     if text in ("", BALANCED):
         return text
@@ -172,12 +172,12 @@ class SegmentationOutcome(JobOutcome):
 
     @property
     def results(self) -> dict[str, Any]:
-        """The scores."""
+        """Scores for summary.json."""
         return {"classes": self.classes, "group": self.group, **self.scores.results}
 
     @property
     def title(self) -> str:
-        """The mean Dice coefficient."""
+        """Mean Dice coefficient."""
         mean = self.scores.results["mean_dice"]
         return "" if mean is None else f"{self.group} Dice {mean:.3f}"
 

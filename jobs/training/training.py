@@ -164,7 +164,7 @@ class Training(Recoverable):
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """Learning rate of the next step, without ``--scheduler``."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> None:
@@ -272,7 +272,7 @@ class Trainer(Training):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The grid and the plan."""
+        """Grid and plan, as JSON values."""
         return {"grid": self.grid.describe(), "plan": self.place.layers if isinstance(self.place, Plan) else None}
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
