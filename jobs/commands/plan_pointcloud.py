@@ -36,7 +36,7 @@ examples:
 FIGURES = ("compute", "maps", "halo", "sync", "allreduce")
 
 OPTIMIZER_SLOTS = 2
-"""State of Adam, the default optimizer of ``distconv train pointcloud``."""
+"""Tensors of state per parameter in Adam, the default optimizer of ``distconv train pointcloud``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
