@@ -3,20 +3,20 @@
 ::
 
     bench           ``distconv bench``: microbenchmarks, each with a reference measured in the same run
-    captured_steps  Steps of a training that are captured: always, never, or where that is faster
+    captured_steps  Captured training steps: always, never, or if that is faster
     commands        The commands that train, predict, make data, plan, profile and simulate; ``distconv.cli`` finds them
-    configuration   What people choose of a training: a file of options, optimizers, where scalars go
+    configuration   Configuration of a training: a file of options, optimizers, trackers of scalars
     images          Labelled images: their files, their training
     mesh            Mesh tangling: the data set, its training, its scores
     papers          Reproductions of published tables: ``distconv reproduce``, a folder for each paper
-    planning        What the commands that plan share
+    planning        Parts shared by the commands that plan
     pointcloud      Point clouds: meshes and shapes to sample, files, voxels
-    prediction      Predictions with trained networks: windows over large samples, scores, a picture
+    prediction      Predictions with trained networks: windows over large samples, scores, a figure
     progress        Progress of long work: a bar on a terminal, a line now and then in a log
-    segmentation    A class for each place of images and volumes: own data, own networks
+    segmentation    A class for each pixel or voxel of images and volumes: own data, own networks
     sequence        Labelled sequences: bitstreams, sounds, training of recurrent networks
-    timing          Times of variants that take turns
-    training        What all training jobs share
+    timing          Timing of variants in interleaved runs
+    training        Parts shared by all training jobs
     verification    Checks against one process and against measurements: ``distconv verify``
 """
 

@@ -17,20 +17,30 @@ from distconv.errors import CaptureError
 CHOICES = ("auto", "on", "off")
 
 _WORTHWHILE = 100
-"""Steps to come from which on ``auto`` may pay: recording takes as long as a few."""
+"""Minimum of remaining steps for which ``auto`` considers a capture: recording costs a few steps."""
 
 _LONG_S = 1.0
-"""Seconds of a step from which on too little of it is Python's for ``auto`` to record it."""
+"""Seconds of a step from which ``auto`` does not capture: Python's part of such a step is too small."""
 
 _MEASURED = 4
-"""Steps of each kind that are measured, the first of which does not count."""
+"""Measured steps, eager and captured each. The first one is a warm-up."""
 
 
 class AutoCapturedStep:
-    """Takes steps by ``function``, captured as ``choice`` says; ``auto`` decides once, and says so in a line.
+    """Callable that runs a step eagerly or as a capture. Collective: call it on every rank of ``comm``.
 
-    Replays leave what eager steps leave, bit for bit, so that no number depends on the choice.
-    Collective over ``comm``. ``to_come``: how many steps there are, asked at the first.
+    ``auto`` measures both, decides once, and prints the decision. Replays are bit-identical to eager steps, so that
+    results do not depend on the choice.
+
+    Parameters
+    ----------
+    function : callable
+        The step.
+    choice : str
+        One of ``CHOICES``.
+    comm : mpi4py.MPI.Intracomm
+    to_come : callable, optional
+        Returns the number of remaining steps. Called at the first step.
     """
 
     def __init__(
@@ -41,7 +51,7 @@ class AutoCapturedStep:
         self._seconds: dict[str, list[float]] = {"eager": [], "captured": []}
 
     def __call__(self, *args: Any) -> Any:
-        """What ``function`` returns and leaves."""
+        """Run a step and return the result of ``function``."""
         if self._to_come is not None:
             few = self._to_come() < _WORTHWHILE
             self._choice = "off" if self._choice == "auto" and few else self._choice
@@ -68,7 +78,7 @@ class AutoCapturedStep:
         return self._captured(*args)
 
     def _compare(self) -> None:
-        """Decide by what the slowest rank took."""
+        """Compare the medians of the slowest rank, so that all ranks choose the same. Collective."""
         medians = np.array([statistics.median(seconds[1:] or [0.0]) for seconds in self._seconds.values()])
         self._comm.Allreduce(MPI.IN_PLACE, medians, MPI.MAX)
         eager, captured = medians * 1e3
@@ -90,7 +100,7 @@ class AutoCapturedStep:
 
 
 def _now() -> float:
-    """The time when a GPU has done what it was given."""
+    """Return the time in seconds after all queued work of the GPU, if there is one."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -9,15 +9,15 @@ from typing import IO, Any
 from tqdm import tqdm
 
 ON_TERMINAL_S, IN_LOG_S = 1.0, 10.0
-"""How often it is shown anew."""
+"""Seconds between updates."""
 
 
 class _LineBar(tqdm):  # type: ignore[misc]
-    """A bar whose every state is a line of its own: a log has no line that could be written over."""
+    """Bar that prints every state on its own line, as lines of a log cannot be overwritten."""
 
     @staticmethod
     def status_printer(file: IO[str]) -> Callable[[str], None]:
-        """What tqdm prints a state with."""
+        """Return the function with which tqdm prints a state."""
 
         def show(state: str) -> None:
             if state:
@@ -27,7 +27,19 @@ class _LineBar(tqdm):  # type: ignore[misc]
 
 
 def bar(*, rank: int, **options: Any) -> tqdm[Any]:
-    """Tqdm's bar with these ``options``, as it suits stderr."""
+    """Make a progress bar on stderr, for a terminal or for a log.
+
+    Parameters
+    ----------
+    rank : int
+        Rank of this process. Only rank 0 shows the bar.
+    **options
+        Keyword arguments of ``tqdm.tqdm``.
+
+    Returns
+    -------
+    tqdm.tqdm
+    """
     if sys.stderr.isatty():
         return tqdm(disable=rank != 0, mininterval=ON_TERMINAL_S, **options)
     return _LineBar(disable=rank != 0, mininterval=IN_LOG_S, ascii=True, ncols=100, **options)

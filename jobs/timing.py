@@ -1,4 +1,7 @@
-"""Times of variants that take turns, so that a drift of the machine's speed meets all of them."""
+"""Timing of variants in interleaved runs, so that a drift of the machine's speed affects all of them equally.
+
+Benchmarks and the measurements of planned steps use it.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,29 @@ K = TypeVar("K")
 CPU = torch.device("cpu")
 
 Variant = Callable[[], float]
-"""Does something, and gives its seconds on this rank."""
+"""Runs an action and returns its seconds on this rank."""
 
 
 def idle() -> float:
-    """What a rank does that has no part in a variant."""
+    """Do nothing: the variant of a rank that does not take part."""
     return 0.0
 
 
 def clocked(actions: Mapping[K, Callable[[], object]], device: torch.device = CPU) -> dict[K, Variant]:
-    """The actions as variants."""
+    """Return variants that time the given actions.
+
+    Parameters
+    ----------
+    actions : mapping
+        Actions by name.
+    device : torch.device
+        If it is a GPU, its queued work is included in the time.
+
+    Returns
+    -------
+    dict
+        Variants by name.
+    """
 
     def variant(action: Callable[[], object]) -> Variant:
         def run() -> float:
@@ -44,9 +60,26 @@ def clocked(actions: Mapping[K, Callable[[], object]], device: torch.device = CP
 def in_turns(
     comm: MPI.Intracomm, variants: Mapping[K, Variant], rounds: int, *, warm_up: int = 1, asleep: bool = False
 ) -> dict[K, list[float]]:
-    """Seconds of each variant in each round, until the slowest rank is done; all ranks begin together. Collective.
+    """Time variants in interleaved rounds. Collective: call on every rank of ``comm``.
 
-    Before come ``warm_up`` rounds. ``asleep``: ranks that are done leave their cores to the others.
+    A barrier precedes each variant. Its time is that of the slowest rank.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    variants : mapping
+        Variants by name, in the same order on all ranks.
+    rounds : int
+        Measured rounds.
+    warm_up : int
+        Rounds before them, which are not measured.
+    asleep : bool
+        True lets ranks that have finished sleep, which leaves their cores to the others. Otherwise MPI may poll.
+
+    Returns
+    -------
+    dict
+        Seconds of each measured round, by name. The same on all ranks.
     """
     times: dict[K, list[float]] = {name: [] for name in variants}
     for turn in range(warm_up + rounds):
@@ -62,15 +95,28 @@ def in_turns(
 
 
 def timed(comm: MPI.Intracomm, device: torch.device, action: Callable[[], object]) -> float:
-    """Seconds until all ranks of ``comm`` are done with ``action``, which they begin together. Collective."""
+    """Return the seconds of an action on the slowest rank, after a barrier. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    device : torch.device
+        If it is a GPU, its queued work is included in the time.
+    action : callable
+
+    Returns
+    -------
+    float
+        The same on all ranks.
+    """
     return in_turns(comm, clocked({"": action}, device), 1, warm_up=0)[""][0]
 
 
 def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
-    """The median of each."""
+    """Return the median of the times of each variant."""
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample, as an estimate of that of all; 0 of a single value."""
+    """Return the standard deviation with Bessel's correction, or 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -67,11 +67,11 @@ WARM_UP, ITERATIONS, TURNS = 2, 4, 3
 """Steps of the network before layers are timed, and while they are; and how often all of it is measured."""
 
 MICROBATCHES_PER_RANK = 8
-"""No more are looked at: bubbles are small by then, and passes short."""
+"""Maximum number of micro-batches per rank in the search: beyond it bubbles are small and passes short."""
 
 RUNNABLE = (PARALLEL, *(name for name in SCHEDULES if not FAMILIES[name].hidden_transfers))
 DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
-"""What has the numbers of one process."""
+"""Schedules whose results equal those of a single process."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _check_kinds(options: argparse.Namespace) -> None:
-    """What only goes with ``--devices``, or not at all with it."""
+    """Check the options that require ``--devices`` or exclude it."""
     if options.devices is None:
         for name in ("profiles", "method"):
             if getattr(options, name) is not None:
@@ -159,21 +159,21 @@ def _check_kinds(options: argparse.Namespace) -> None:
 
 
 def microbatch_counts(batch: int, ranks: int) -> list[int]:
-    """Numbers of micro-batches that divide a mini-batch."""
+    """Return the numbers of micro-batches that divide a mini-batch of ``batch`` samples, up to a limit."""
     return [count for count in range(1, min(batch, MICROBATCHES_PER_RANK * ranks) + 1) if batch % count == 0]
 
 
 def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
-    """The network's graph for a micro-batch of so many samples."""
+    """Return the network's graph for a micro-batch of ``samples`` samples."""
     return traced(argparse.Namespace(**{**vars(options), "batch": samples}))
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a prediction rests on: the machine, what steps take beside their layers, and the network's measured layers.
+    """Basis of a prediction: the machine, overheads of steps, and the network's measured layers.
 
-    ``profiles`` are of a micro-batch of so many samples on one rank while all are at work; none of a machine that is
-    described.
+    ``profiles`` are keyed by samples per micro-batch, measured on one rank while all are at work. They are empty for a
+    machine that is described but not measured.
     """
 
     machine: Machine
@@ -182,12 +182,25 @@ class Known:
 
 
 def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> Known:
-    """This machine with what each layer takes on it, for every size of micro-batch and of stage. Collective.
+    """Measure this machine and each layer, for every size of micro-batch and stage. Collective.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv explore``.
+    ranks : int
+        Ranks that will train.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Known
+        Combination of several measurements.
 
     Raises
     ------
     DistconvError
-        On all ranks, if there are not ``ranks`` of them: how fast a rank computes depends on the others.
+        On all ranks, if ``comm`` does not have ``ranks`` ranks: a rank's speed depends on the number of working ranks.
     """
     if comm.size != ranks:
         raise DistconvError(
@@ -199,9 +212,9 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
 
 
 def measured_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI.Intracomm) -> Known:
-    """What is measured in one turn, with links that are known. Collective.
+    """Measure layers and overheads once, with known links. Collective.
 
-    On one rank layers are timed where they stand in the whole network, distributed ones each by itself.
+    Layers on one rank are timed within the full network, distributed layers separately.
     """
     machine = machine_of(HERE, network, comm, CPU)
     widths = [width for width in range(2, comm.size + 1) if comm.size % width == 0]
@@ -216,14 +229,14 @@ def measured_once(options: argparse.Namespace, network: NetworkProfile, comm: MP
     own = [time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile for x in inputs]
     with watchdog.waiting(lambda: "the profiles of all ranks"):
         of_ranks = comm.allgather(own)
-    # The slowest rank's, for which the others wait.
+    # Take the profile of the slowest rank, for which the others wait.
     profiles = {size: max(each, key=_seconds) for size, each in zip(sizes, zip(*of_ranks, strict=True), strict=True)}
     samples = torch.randn(2, *options.input)
     return Known(machine, measured_overheads(machine, built(options), samples, comm), profiles)
 
 
 def best_known(turns: Sequence[Known]) -> Known:
-    """What several turns come to: the profiles that took least, as others' work only lengthens them."""
+    """Combine several measurements: the fastest profiles, as other load only lengthens times."""
     sizes = turns[0].profiles
     profiles = {size: min((turn.profiles[size] for turn in turns), key=_seconds) for size in sizes}
     differences = {
@@ -239,7 +252,7 @@ def _seconds(profile: Profile) -> float:
 
 
 def explored(options: argparse.Namespace, measured: Known, cuts: list[str]) -> Exploration:
-    """The search over everything on ``options.ranks`` ranks, for the other options of :func:`add_arguments`."""
+    """Search stages, schedules and distributions for ``options.ranks`` ranks and the options of the command."""
     return explore(
         cache(partial(graph_of, options)),
         measured.machine,
@@ -316,7 +329,7 @@ def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
 
 
 def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
-    """What each stage is and takes; its layers' grids, where it has several ranks."""
+    """Yield lines with the layers, times and memory of each stage, and grids if it has several ranks."""
     ends = ["the input", *plan.cuts, "the output"]
     costs = choice.costs
     for index, (begin, end) in enumerate(pairwise(ends)):

@@ -37,7 +37,7 @@ _THREAD_LEVELS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add no options: the command has none."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
 
 
 def _memory(comm: MPI.Intracomm) -> str:
-    """What the largest rank takes before any tensor. Collective."""
+    """Return a line with the memory of the largest rank before it has any tensor. Collective."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -36,7 +36,7 @@ examples:
 FIGURES = ("compute", "maps", "halo", "sync", "allreduce")
 
 OPTIMIZER_SLOTS = 2
-"""Of Adam, with which `distconv train pointcloud` trains unless told otherwise."""
+"""Tensors of state per parameter in Adam, the default optimizer of ``distconv train pointcloud``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _recorded(options: argparse.Namespace) -> SparseRecording:
-    """What the network does to the first clouds."""
+    """Record the network's operations on the first clouds."""
     names = ("model", "width", "batch", "resolution", "points", "keep", "varied")
     settings = CloudSettings(**{name: getattr(options, name) for name in names})
     with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:

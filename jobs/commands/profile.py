@@ -178,7 +178,7 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
 
 
 def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Intracomm) -> None:
-    """Time the layers on every rank, all at work, and write those of each kind of device. Collective."""
+    """Time the layers on all ranks at once, and write the mean profile of each device type. Collective."""
 
     def check() -> None:
         _check_layers(options)
@@ -215,7 +215,7 @@ def _check_layers(options: argparse.Namespace) -> None:
 
 
 def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, str]:
-    """The layers' times in this process, and a line of what they are."""
+    """Return the layers' times in this process, and a heading for them."""
     shape, batch = _extents(options), options.batch or BATCH
     x: torch.Tensor | SparseTensor
     if options.model in SPARSE:
@@ -235,7 +235,7 @@ def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, s
 
 
 def _extents(options: argparse.Namespace) -> Sequence[int]:
-    """Those of one sample."""
+    """Return the shape of one sample."""
     network = MODELS.get(options.model)
     usual = SPARSE_SAMPLE if options.model in SPARSE else network.sample if network else None
     shape: Sequence[int] | None = options.input or usual
@@ -271,9 +271,9 @@ def _print_layers(timing: Timing) -> None:
 
 
 def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
-    """This machine: its links and how fast a rank computes, alone and with all others at work. Collective.
+    """Measure how fast a rank computes, alone and with all ranks at work, and add the links. Collective.
 
-    Where there is no second rank or node, the other link stands for it.
+    Without a second rank on a node, or without a second node, the other link is used in place of the missing one.
     """
     nodes = node_indices(comm)
     per_node = max(nodes.count(node) for node in nodes)
@@ -309,7 +309,7 @@ def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
 
 
 def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
-    """What ``action`` returns, with rank 0 alone at work or all ranks of all nodes."""
+    """Run ``action`` on rank 0 alone or on all ranks, and return its result on rank 0 everywhere. Collective."""
     if busy == 1:
         return on_first_ranks(comm, 1, lambda: action(MPI.COMM_SELF))
     return on_first_ranks(comm, comm.size, lambda: action(comm))
@@ -326,10 +326,27 @@ def profiled(
     rounds: int = ROUNDS,
     more: Sequence[Candidate] = (),
 ) -> Machine:
-    """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
+    """Add measured times of a network's local calls to a machine. Collective: call on every rank of ``comm``.
 
-    ``at_work``: how many compute at a time (default: those that share the graph). ``rounds``: of :func:`measure`.
-    ``more``: distributions of all layers beside those that a search looks at. Collective over ``comm``.
+    Parameters
+    ----------
+    machine : Machine
+        Machine whose tables are extended. Calls that a table has are not measured again.
+    graph : LayerGraph
+    ranks : sequence of int
+        Numbers of ranks over which the network may be distributed.
+    comm : mpi4py.MPI.Intracomm
+    device : torch.device
+    at_work : int, optional
+        Ranks that compute at the same time (default: those that share the network).
+    rounds : int
+        Rounds of :func:`measure`.
+    more : sequence of Candidate
+        Distributions of all layers in addition to those of a search.
+
+    Returns
+    -------
+    Machine
 
     Raises
     ------
@@ -357,9 +374,19 @@ def profiled(
 
 
 def undisturbed(machines: Sequence[Machine]) -> Machine:
-    """One machine of several profiles of it: the shortest of its times, which others' work only lengthens.
+    """Combine several profiles of one machine.
 
-    Of rates, and of fixed costs that are differences of times, it has the medians.
+    Times are the minima, as other load on the machine only lengthens them. Rates and fixed costs, which are differences
+    of times, are the medians.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+        Profiles of the machine.
+
+    Returns
+    -------
+    Machine
     """
     entries = []
     for same in zip(*(machine.compute for machine in machines), strict=True):

@@ -92,12 +92,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cost(text: str) -> float | list[float]:
-    """``1.5``, or one number per stage: ``1,1.2,0.9``."""
+    """Parse a cost: one number such as ``1.5``, or one number per stage such as ``1,1.2,0.9``."""
     return _one_or_several(text, float, "a number")
 
 
 def counts(text: str) -> int | list[int]:
-    """``2``, or one number per stage: ``2,1``."""
+    """Parse a count: one integer such as ``2``, or one integer per stage such as ``2,1``."""
     return _one_or_several(text, int, "a whole number")
 
 

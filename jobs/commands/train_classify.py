@@ -79,12 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def augmentation(text: str) -> str:
-    """Some of ``crop`` and ``flip``, in this order.
+    """Parse augmentations separated by commas, and return them in the order ``crop``, ``flip``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else.
+        If there is any other augmentation.
     """
     words = text.split(",") if text else []
     if not set(words) <= set(AUGMENTATIONS):

@@ -73,16 +73,16 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> MeshSamples:
 
 @dataclass(frozen=True)
 class MeshOutcome(JobOutcome):
-    """How the network does on held-out samples."""
+    """Scores of the network on held-out samples."""
 
     positive_fraction: float
     verdicts: list[PredictorScore]
-    """What the network had to beat, if asked for, and the network last; none without held-out samples."""
+    """Scores of the baselines, if requested, then of the network; empty without held-out samples."""
     threshold: Threshold
 
     @property
     def results(self) -> dict[str, Any]:
-        """F1 of all, and how far the network's is above the others'."""
+        """F1 of the network and the baselines, and the gains of the network."""
         return {
             "positive_fraction": self.positive_fraction,
             "threshold": self.threshold.value,
@@ -92,7 +92,7 @@ class MeshOutcome(JobOutcome):
 
     @property
     def title(self) -> str:
-        """The network's F1."""
+        """F1 of the network on held-out samples."""
         return f"held-out F1 {self.verdicts[-1].heldout:.3f}" if self.verdicts else ""
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
@@ -102,7 +102,7 @@ class MeshOutcome(JobOutcome):
             print(f"\n{headline(self.verdicts)}\n\n{table(self.verdicts)}\n")
 
     def draw(self, path: Path, examples: Sequence[MeshExample], title: str, metrics: Metrics) -> None:
-        """The examples, the losses, and precision by recall."""
+        """Draw the examples, the losses, and precision over recall."""
         draw(
             path,
             examples,
@@ -115,15 +115,15 @@ class MeshOutcome(JobOutcome):
 
 
 class MeshJob(Job):
-    """The training of a segmentation model."""
+    """Training job of a segmentation model."""
 
     def announce(self, trainer: Any, resumed: bool) -> str:
-        """What is about to be trained, and how rare the positive cells are."""
+        """Return the line printed before the first step, with the fraction of positive cells."""
         share = f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
         return f"{super().announce(trainer, resumed)}\n{share}"
 
     def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
-        """The network and, if asked for, what it has to beat; and the network's threshold."""
+        """Return the scores of the network and, if requested, of the baselines, with the network's threshold."""
         samples = trainer.samples
         training = trainer.scores("train")
         threshold = training.best_threshold()
@@ -140,7 +140,7 @@ class MeshJob(Job):
         return MeshOutcome(samples.positive_fraction, verdicts, threshold)
 
     def examples(self, trainer: Any, outcome: Any) -> list[MeshExample]:
-        """Some held-out samples of different families with the network's prediction, on every rank. Collective."""
+        """Return held-out samples of different families with the network's predictions. Collective."""
         if not outcome.verdicts:
             return []
         families = trainer.samples.families["heldout"]

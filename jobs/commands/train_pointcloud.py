@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings) -> None:
-    """The clouds, how they become voxels, and the network."""
+    """Add the options of the clouds, their voxels, and the network."""
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
     )
@@ -64,12 +64,12 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings
 
 
 def share(text: str) -> float:
-    """A number above 0, at most 1.
+    """Parse a number above 0 and at most 1.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not such a number.
     """
     try:
         value = float(text)
@@ -86,9 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _baselines(trainer: CloudTrainer | CloudPipelineTrainer) -> dict[str, float]:
-    """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
+    """Return the accuracies of simpler predictors on the held-out clouds. Collective.
 
-    The perceptron trains for as many epochs as the network.
+    Every rank computes all of them. The perceptron trains for as many epochs as the network.
     """
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     if trainer.comm.rank == 0:

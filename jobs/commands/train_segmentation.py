@@ -100,23 +100,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def crop(text: str) -> str:
-    """Extents along axes, as a grid is written.
+    """Check the size of a crop along axes, such as ``h=64,w=64``; an empty string stays empty.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is invalid.
     """
     return ",".join(f"{axis}={extent}" for axis, extent in grid_extents(text).items()) if text else ""
 
 
 def mirror(text: str) -> str:
-    """Some of ``d``, ``h`` and ``w``, in this order.
+    """Parse axes to flip, and return them in the order ``d``, ``h``, ``w``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else.
+        If there is any other axis.
     """
     if not set(text) <= set("dhw"):
         raise argparse.ArgumentTypeError(f"{text!r} is not some of dhw")
@@ -124,12 +124,12 @@ def mirror(text: str) -> str:
 
 
 def weights(text: str) -> str:
-    """Numbers from 0 on with commas, or ``balanced``.
+    """Check class weights: numbers that are not negative, separated by commas, or ``balanced``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else.
+        If the string is neither, or all weights are 0.
     """
     if text in ("", BALANCED):
         return text
@@ -163,7 +163,7 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SegmentationSa
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationOutcome(JobOutcome):
-    """How the network does on held-out samples, or without any on those that it was trained on."""
+    """Scores of the network on held-out samples, or on the training samples if there are none."""
 
     group: str
     scores: SegmentationScores
@@ -172,12 +172,12 @@ class SegmentationOutcome(JobOutcome):
 
     @property
     def results(self) -> dict[str, Any]:
-        """The scores."""
+        """Scores for summary.json."""
         return {"classes": self.classes, "group": self.group, **self.scores.results}
 
     @property
     def title(self) -> str:
-        """The mean Dice coefficient."""
+        """Mean Dice coefficient."""
         mean = self.scores.results["mean_dice"]
         return "" if mean is None else f"{self.group} Dice {mean:.3f}"
 
@@ -188,27 +188,27 @@ class SegmentationOutcome(JobOutcome):
             print("no held-out samples: give them with --test-data, or in a group test")
 
     def draw(self, path: Path, examples: Sequence[SegmentationExample], title: str, metrics: Metrics) -> None:
-        """Curves of the training, and the examples."""
+        """Draw the curves of the training and the examples."""
         draw(path, examples, list(metrics.lines()), classes=self.classes, ignore=self.ignore, title=title)
 
 
 class SegmentationJob(Job):
-    """The training of a segmentation network, which is evaluated behind each epoch, or each so many."""
+    """Training job of a segmentation network, evaluated after every epoch or every ``--evaluate-every`` epochs."""
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
-        """Evaluate on what is held out."""
+        """Evaluate on the held-out samples, if there are any and this epoch is due."""
         if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
             _evaluated(trainer, metrics, "test")
 
     def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> SegmentationOutcome:
-        """The scores on held-out samples, or else on those for training. Collective."""
+        """Return the scores on held-out samples, or on the training samples if there are none. Collective."""
         samples = trainer.samples
         group = "test" if "test" in samples.groups else "train"
         scores = _evaluated(trainer, metrics, group)
         return SegmentationOutcome(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
 
     def examples(self, trainer: Any, outcome: Any) -> list[SegmentationExample]:
-        """The first samples of a group, on every rank. Collective."""
+        """Return the first samples of a group, on every rank. Collective."""
         examples: list[SegmentationExample] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors
@@ -231,7 +231,7 @@ def _slices(values: Any) -> Any:
 
 
 def _evaluated(trainer: SegmentationTrainer, metrics: Metrics, group: str) -> SegmentationScores:
-    """The scores of a group, with a line of metrics.jsonl that says how the network does at this step."""
+    """Return the scores of a group and write them to metrics.jsonl. Collective."""
     scores, loss = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, loss=loss, **scores.results)
     return scores

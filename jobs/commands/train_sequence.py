@@ -78,7 +78,7 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSample
 
 
 def _baselines(trainer: SequenceTrainer) -> dict[str, float]:
-    """What the network has to beat on held-out sequences; of bitstreams, counting is what it can hope for."""
+    """Return the accuracies of simpler predictors on held-out sequences; for bitstreams they include counting."""
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     scores = {"majority vote": majority_vote(train.labels, test.labels)}
     if isinstance(test, Bitstreams):

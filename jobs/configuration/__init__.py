@@ -1,4 +1,4 @@
-"""What people choose of a training: a file of options, torch's optimizers and schedulers, where scalars go.
+"""Configuration of a training: a file of options, torch's optimizers and schedulers, trackers of scalars.
 
 ::
 

@@ -1,4 +1,7 @@
-"""Any optimizer and scheduler of torch, with their arguments."""
+"""Any optimizer and scheduler of torch, with their arguments.
+
+The training options and settings use it. Errors name the command-line option.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from distconv.errors import DistconvError
 
 SHORT = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 _SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
-"""What a scheduler may change."""
+"""Values of a parameter group that a scheduler may change."""
 
 
 def optimizer_name(text: str) -> str:
-    """``sgd``, ``adam``, ``adamw`` or a class of ``torch.optim``.
+    """Check an optimizer's name: ``sgd``, ``adam``, ``adamw`` or a class of ``torch.optim``.
 
     Raises
     ------
     ArgumentTypeError
-        If it is none, or one that computes the loss several times.
+        If there is no such optimizer, or it evaluates the loss several times per step.
     """
     kind = getattr(torch.optim, SHORT.get(text, text), None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
@@ -32,12 +35,12 @@ def optimizer_name(text: str) -> str:
 
 
 def scheduler_name(text: str) -> str:
-    """A class of ``torch.optim.lr_scheduler`` that needs no more than the number of the step, or nothing.
+    """Check a scheduler's name: a class of ``torch.optim.lr_scheduler`` that depends on the step alone, or empty.
 
     Raises
     ------
     ArgumentTypeError
-        If it is none.
+        If there is no such scheduler.
     """
     kind = getattr(torch.optim.lr_scheduler, text, None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
@@ -47,12 +50,24 @@ def scheduler_name(text: str) -> str:
 
 
 def make(name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any) -> torch.optim.Optimizer:
-    """The optimizer of this name.
+    """Make an optimizer.
+
+    Parameters
+    ----------
+    name : str
+        As of :func:`optimizer_name`.
+    parameters : iterable of torch.nn.Parameter
+    **arguments
+        Keyword arguments of its class.
+
+    Returns
+    -------
+    torch.optim.Optimizer
 
     Raises
     ------
     DistconvError
-        If it does not take the arguments.
+        If the optimizer does not accept the arguments.
     """
     kind = getattr(torch.optim, SHORT.get(name, name))
     return _made(f"--optimizer {name}", lambda: kind(parameters, **arguments))  # type: ignore[no-any-return]
@@ -66,9 +81,14 @@ def _made(what: str, make: Callable[[], Any]) -> Any:
 
 
 class RateSchedule:
-    """What a scheduler of torch makes of an optimizer's numbers, step by step.
+    """Learning rate, and other scheduled values, of each step, as a scheduler of torch computes them.
 
-    It is computed beside the training, by an optimizer of one number, so that a run that goes on in the middle has it.
+    The scheduler runs on a separate optimizer of one parameter. A resumed run can thus compute the values of any step.
+
+    Parameters
+    ----------
+    optimizer : callable
+        Makes the optimizer from parameters.
     """
 
     def __init__(self, optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]) -> None:
@@ -76,12 +96,28 @@ class RateSchedule:
         self._start: Callable[[], None]
 
     def begin(self, name: str, arguments: Mapping[str, Any], *, steps: int, peak: float) -> RateSchedule:
-        """Of the scheduler ``name``; the steps of the run and the peak rate are its own unless ``arguments`` say so.
+        """Create the scheduler.
+
+        Parameters
+        ----------
+        name : str
+            Class of ``torch.optim.lr_scheduler``.
+        arguments : mapping
+            Keyword arguments of the class. They override ``steps`` and ``peak``.
+        steps : int
+            Steps of the run, passed as ``total_steps`` or ``T_max`` to schedulers that have them.
+        peak : float
+            Peak learning rate, passed as ``max_lr``.
+
+        Returns
+        -------
+        RateSchedule
+            The schedule itself.
 
         Raises
         ------
         DistconvError
-            If it does not take the arguments.
+            If the scheduler does not accept the arguments.
         """
         kind = getattr(torch.optim.lr_scheduler, name)
         taken = inspect.signature(kind).parameters
@@ -103,7 +139,7 @@ class RateSchedule:
         return self
 
     def at(self, step: int) -> dict[str, Any]:
-        """The numbers of the optimizer for this step, counted from 0."""
+        """Return the scheduled values of a parameter group for ``step``, counted from 0."""
         if step < self._step:
             self._start()
             self._step = 0

@@ -14,15 +14,15 @@ from distconv.text_files import describe_value, parse_yaml, read_text
 
 NAME = "config.yaml"
 _OF_THE_CALL = ("config", "print_config", "resume", "overwrite")
-"""Options that are about one call, not about the run."""
+"""Options of one call, which are not part of the run's configuration."""
 
 
 class OptionsError(DistconvError, ValueError):
-    """Options in YAML that cannot be read."""
+    """Invalid options in a YAML file."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--config`` and ``--print-config``."""
+    """Add ``--config`` and ``--print-config``."""
     parser.add_argument(
         "--config",
         action=_Config,
@@ -36,7 +36,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Config(argparse.Action):
-    """Parses what is in the file in the place of the option."""
+    """Parse the options of the file at the position of ``--config``, so that later options override them."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -76,7 +76,19 @@ def _text(value: Any) -> str:
 
 
 def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
-    """The options as such a file."""
+    """Format options as a YAML file that ``--config`` accepts.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+    without : sequence of str
+        Names of options to leave out.
+
+    Returns
+    -------
+    str
+        Contents of the file.
+    """
     values = {}
     for name, value in vars(options).items():
         if name in _OF_THE_CALL or name in without or value is None:
@@ -89,12 +101,12 @@ def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
 
 
 def mapping(text: str) -> dict[str, Any]:
-    """Arguments by their names, ``{betas: [0.9, 0.95]}``.
+    """Parse keyword arguments in YAML, such as ``{betas: [0.9, 0.95]}``.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not a YAML mapping.
     """
     try:
         content = parse_yaml(text, "", OptionsError)

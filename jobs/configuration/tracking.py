@@ -1,6 +1,8 @@
-"""Scalars of a run for TensorBoard, MLflow or Weights & Biases: those of metrics.jsonl, each once, on this machine.
+"""Scalars of a run for TensorBoard, MLflow or Weights & Biases, stored on this machine.
 
-What an interrupted run has written is written anew, as far as it is resumed: trackers cannot take values back.
+They are those of metrics.jsonl, each written once.
+
+A resumed run writes all earlier values again, up to its checkpoint: trackers cannot remove values.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from distconv.errors import DataError
 FOLDER = "tensorboard"
 DATABASE = "mlflow.db"
 _OURS = "distconv-"
-"""How the ids of our runs begin, by which those of others in the same folder are told apart."""
+"""Prefix of the run ids written here, which distinguishes them from other runs in the same folder."""
 
 
 class Tracker(ABC):
-    """Writes the numbers of lines of metrics.jsonl."""
+    """Writer of the numbers in metrics.jsonl to a tracking system."""
 
     def __init__(self, folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Of a run in ``folder``; ``lines`` are those that stay."""
+        """Open the tracker of a run in ``folder``, and write the ``lines`` kept from an interrupted run."""
         self._begin(folder)
         for line in lines:
             self.write(line)
 
     @abstractmethod
     def _begin(self, folder: Path) -> None:
-        """Begin anew."""
+        """Remove earlier values of the run and open the tracker."""
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add the numbers of a line: ``loss`` of a step, ``test/loss`` of an evaluation."""
@@ -45,7 +47,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write numbers of a step by their names."""
+        """Write the named numbers of a step."""
 
     @abstractmethod
     def close(self) -> None:
@@ -139,12 +141,25 @@ TRACKERS = tuple(_KINDS)
 
 
 def tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Tracker:
-    """The tracker of this name for a run in ``folder``; ``lines`` are those of metrics.jsonl that stay.
+    """Open a tracker.
+
+    Parameters
+    ----------
+    name : str
+        One of ``TRACKERS``.
+    folder : pathlib.Path
+        Folder of the run.
+    lines : iterable of mapping
+        Lines of metrics.jsonl kept from an interrupted run.
+
+    Returns
+    -------
+    Tracker
 
     Raises
     ------
     DataError
-        If what it needs is not installed, or cannot begin there.
+        If its package is not installed, or raises any error but an OSError.
     """
     kind, package = _KINDS[name]
     try:

@@ -1,17 +1,17 @@
-"""What the commands that plan share.
+"""Parts shared by the commands that plan.
 
 ::
 
-    chosen_pipeline      From what an exploration found to what runs: its pipeline plan and simulated timeline
-    exploration_picture  The picture of an exploration: what was looked at, and when the passes of the choice run
+    chosen_pipeline      Pipeline plan and simulated timeline of the choice of an exploration
+    exploration_picture  The figure of an exploration: candidates, memory, and the timeline of the choice
     halo_picture         The largest halo of a plan as a diagram
-    measured_steps       Training steps on random samples, timed: what predictions are compared with
+    measured_steps       Timed training steps on random samples, with which predictions are compared
     mixed_devices        Stages over several kinds of devices: profiles, SparsePipe's partition, the plan that runs
-    options              What the commands that plan have in common
-    package_memory       What the packages of a user's own model take, weighed while it is built
-    picture              Pictures of plans: which layer is split how, where its time goes
-    pipeline_overheads   What a pipelined step takes beside its layers and links, measured
-    report               What ``distconv plan`` prints besides the strategy's own reasons
-    single_layers        Single convolutions of the paper, and what the performance model says of them
+    options              Options and helpers of the commands that plan
+    package_memory       Memory of the packages that a user's model imports
+    picture              Figures of plans: splits and times of layers, strong scaling
+    pipeline_overheads   Measured overheads of a pipelined step in addition to layers and links
+    report               Printed report of ``distconv plan`` besides the strategy's own explanation
+    single_layers        Single convolutions of the paper, and their predicted times
     strong_scaling       Predicted step times over numbers of ranks
 """

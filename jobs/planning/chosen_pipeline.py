@@ -1,4 +1,7 @@
-"""From what an exploration found to what runs: the pipeline plan of a choice, and its simulated timeline."""
+"""Pipeline plan and simulated timeline of the choice of an exploration.
+
+``distconv explore`` writes the plan, from which training can run, and draws the timeline.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,38 @@ from distconv.pipeline.runtime.placement import StagePlan
 from distconv.plan import Plan
 
 ROUNDS = 4
-"""Mini-batches that are drawn for each stage, where they follow each other without an end."""
+"""Simulated mini-batches per stage of an asynchronous schedule, whose mini-batches overlap."""
 
 
 def cuts_of(choice: Choice) -> list[str]:
-    """The submodules that begin the stages but the first."""
+    """Return the submodules that begin the stages, without the first stage."""
     return [stage[0] for stage in choice.stages.stages[1:]]
 
 
 def pipeline_plan(
     choice: Choice, model: torch.nn.Module, name: str, batch: int, example: torch.Tensor | None = None
 ) -> PipelinePlan:
-    """``choice`` for ``model``, called ``name``, as a file has it; data parallelism is one stage.
+    """Return the pipeline plan of a choice. Data parallelism has one stage.
 
-    ``example``: an input of the model, as ``distconv.pipeline.split`` may need one.
+    Parameters
+    ----------
+    choice : Choice
+    model : torch.nn.Module
+    name : str
+        Name of the model in the plan, as of ``--model``.
+    batch : int
+        Samples of a mini-batch.
+    example : torch.Tensor, optional
+        Input of the model for ``distconv.pipeline.split``, which may require one.
+
+    Returns
+    -------
+    PipelinePlan
 
     Raises
     ------
     SplitError
-        If the model cannot be cut there.
+        If the model cannot be split at the stage boundaries of the choice.
     """
     cuts = cuts_of(choice)
     stages = len(cuts) + 1
@@ -49,12 +65,12 @@ def pipeline_plan(
 
 
 def runnable(name: str) -> str:
-    """The schedule of ``distconv.pipeline``: with one stage all synchronous ones are the same."""
+    """Return the name of the schedule that runs: data parallelism is ``gpipe`` with one stage."""
     return "gpipe" if name == PARALLEL else name
 
 
 def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]) -> list[StagePlan]:
-    """The plan of each stage's own layers; a stage without any stays on the grid of the layer before."""
+    """Return each stage's plan; a stage without convolution or linear layers stays on the previous layer's grid."""
     if choice.plan is None:
         return [None] * len(stages)
     decided, plans = choice.plan.parts(model), list[StagePlan]()
@@ -68,7 +84,7 @@ def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]
 
 
 def timeline(choice: Choice) -> Timeline:
-    """When the passes of a mini-batch run by its predicted costs, of an asynchronous schedule those of several."""
+    """Simulate the passes of a mini-batch with predicted costs, or of several mini-batches if asynchronous."""
     name, stages = runnable(choice.schedule), len(choice.memory)
     endless = FAMILIES[name].weights is not Weights.SYNCHRONOUS
     order = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)

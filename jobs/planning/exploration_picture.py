@@ -1,4 +1,7 @@
-"""The picture of an exploration: what was looked at, what stages hold, when the passes of the choice run."""
+"""The figure of an exploration: candidates, memory of the stages, and the timeline of the choice.
+
+Called by ``distconv explore --plot``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,20 @@ from .chosen_pipeline import cuts_of, timeline
 from .picture import new_figure
 
 MOST_CHOICES = 16
-"""Combinations that are shown, the fastest ones."""
+"""Maximum number of combinations in the figure."""
 
 CHOSEN, FITS, TOO_MUCH = "tab:blue", "0.75", "tab:red"
 
 
 def draw(path: Path, exploration: Exploration) -> None:
-    """Write the picture; its format is that of the name's ending."""
+    """Draw the figure and write it to ``path``, whose suffix selects the format.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    exploration : Exploration
+        Result of the search.
+    """
     best, shown = exploration.best, shown_of(exploration)
     passes = timeline(best)
     heights = (1.0 + 0.22 * len(shown), 1.0 + ROW_INCHES * sum(passes.replicas))
@@ -40,7 +50,19 @@ def draw(path: Path, exploration: Exploration) -> None:
 
 
 def shown_of(exploration: Exploration) -> list[Choice]:
-    """The fastest combinations, whether they fit or not, and the choice; of those that read alike the fastest."""
+    """Return the fastest combinations, including those that do not fit, and the choice.
+
+    Of combinations with the same label the choice is kept, otherwise the fastest.
+
+    Parameters
+    ----------
+    exploration : Exploration
+
+    Returns
+    -------
+    list of Choice
+        At most ``MOST_CHOICES``, by time.
+    """
     by_time = sorted(exploration.table, key=lambda choice: (choice is not exploration.best, choice.time))
     different = list({label(choice): choice for choice in reversed(by_time)}.values())
     shown = sorted(different, key=lambda choice: choice.time)[:MOST_CHOICES]
@@ -48,7 +70,7 @@ def shown_of(exploration: Exploration) -> list[Choice]:
 
 
 def label(choice: Choice) -> str:
-    """A combination in a few words."""
+    """Return a short description of a combination."""
     stages, replicas = len(choice.memory), choice.replicas
     parts = [choice.schedule, f"{stages} stage{'s' * (stages > 1)}"]
     parts += [f"{replicas} replicas"] if replicas > 1 else []

@@ -1,4 +1,7 @@
-"""The largest halo of a plan as a diagram: a sample's blocks, and what one rank needs of its neighbours'."""
+"""Diagram of the largest halo of a plan: the blocks of a sample, and the ghost region of one rank.
+
+Drawn by ``distconv plan --plot``.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 
 LEAST = 0.08
-"""A halo is drawn at least as wide as this share of its block: one row of a thousand could not be seen."""
+"""Minimum width of a drawn halo as a fraction of its block: one row of a thousand would be invisible."""
 
 BLOCK, OWN, GHOSTS = "0.95", "#9ecae1", "#fdae6b"
 
 
 @dataclass(frozen=True)
 class HaloSide:
-    """A dimension of a layer's input: its extent, its parts, the block that is shown, and rows before and after it."""
+    """A dimension of a layer's input: size, number of blocks, the drawn block, and halo rows before and after it."""
 
     axis: str
     extent: int
@@ -31,15 +34,21 @@ class HaloSide:
     after: int = 0
 
     def block(self, index: int) -> range:
-        """Indices that the part ``index`` owns."""
+        """Return the indices of a block."""
         return block_range(self.extent, self.parts, index)
 
 
 @dataclass(frozen=True)
 class Halo:
-    """What the rank of a layer that needs most receives of its input; ``sides`` are the two dimensions that are drawn.
+    """Halo of the rank that receives the most elements of a layer's input.
 
-    ``elements`` are those of one sample with all channels, over all spatial dimensions.
+    Parameters
+    ----------
+    layer : str
+    sides : (HaloSide, HaloSide)
+        The two drawn dimensions.
+    elements : int
+        Received elements per sample, over all channels and spatial dimensions.
     """
 
     layer: str
@@ -48,7 +57,22 @@ class Halo:
 
 
 def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node: int) -> Halo | None:
-    """Of the convolutions under a plan; None where none has a halo and two spatial dimensions."""
+    """Return the largest halo of a plan's layers.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    prediction : Prediction
+        Prediction of the plan, with the distribution of each layer.
+    ranks : int
+    per_node : int
+        Ranks per node.
+
+    Returns
+    -------
+    Halo or None
+        None if no layer with at least two spatial dimensions has a halo.
+    """
     halos = [
         one
         for name, layer in prediction.layers.items()
@@ -77,7 +101,7 @@ def _halo_of(op: Operation, parts: AxisParts) -> Iterator[Halo]:
 
 
 def draw_halo(axis: Any, shown: Halo) -> None:
-    """Draw the blocks of a sample, and that of the rank that needs most with its halo around it."""
+    """Draw the blocks of a sample, and the block of one rank with its halo."""
     from matplotlib.patches import Rectangle
 
     rows, columns = shown.sides
@@ -102,7 +126,7 @@ def draw_halo(axis: Any, shown: Halo) -> None:
 
 
 def _ghosts(side: HaloSide) -> tuple[float, float]:
-    """Widths as they are drawn."""
+    """Return the drawn widths of the halo before and after the block."""
     least = LEAST * len(side.block(side.index))
     before, after = (max(rows, least) if rows else 0.0 for rows in (side.before, side.after))
     return before, after

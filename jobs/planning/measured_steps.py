@@ -1,4 +1,7 @@
-"""Training steps on random samples, timed: what predictions are compared with."""
+"""Timed training steps on random samples, with which predictions are compared.
+
+Benchmarks and ``distconv verify`` use it.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,55 @@ from .options import on_first_ranks
 
 WARM_UP = 2
 FILLING, FULL = 4, 6
-"""Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
+"""Steps of an asynchronous schedule that fill the pipeline, and later ones that are timed as one run."""
 
 FIRST, TIMED = 1, 3
-"""Steps of a synchronous schedule that bring its data into the caches, and those that are timed, as in a training."""
+"""Warm-up steps and timed steps of a synchronous schedule."""
 
 
 def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
-    """Random numbers of a global ``shape``, of which each rank makes its own block.
+    """Return a distributed tensor of normal random numbers, whose blocks ranks generate independently.
 
-    By a generator of its own: uneven blocks would leave torch's, of which dropout draws, in unlike states.
+    A separate generator is used. With torch's default one, blocks of different sizes would leave its state different on
+    each rank, and dropout draws from that state.
+
+    Parameters
+    ----------
+    dist : Distribution
+    shape : sequence of int
+        Global shape.
+    device : torch.device
+
+    Returns
+    -------
+    DistTensor
+        The values depend on the grid.
     """
     numbers = torch.Generator(device).manual_seed(dist.grid.rank)
     return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
 
 
 def mean_square(y: torch.Tensor) -> torch.Tensor:
-    """The loss of these steps."""
+    """Return the mean square, the loss of the timed steps."""
     return y.pow(2).mean()
 
 
 def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False) -> Callable[[], None]:
-    """What takes a step: forward, mean-square loss, backward, which may be ``captured``, and SGD with momentum."""
+    """Return a function that takes a step: forward, mean-square loss, backward, SGD with momentum.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    x : torch.Tensor
+        Input (N, C, ...) of every step.
+    captured : bool
+        True captures forward and backward. Collective in that case.
+
+    Returns
+    -------
+    callable
+        Takes one step. Collective if the model is distributed.
+    """
     optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
 
     def gradients(x: torch.Tensor) -> None:
@@ -62,9 +92,23 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
 def measured(
     options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Mapping[str, Plan], device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds of ``options.rounds`` steps of each plan on the first ``ranks`` ranks. Collective.
+    """Time steps of several plans on the first ranks. Collective: call on every rank of ``comm``.
 
-    The other options are those of :func:`distconv.jobs.planning.options.add_network_arguments`.
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of :func:`distconv.jobs.planning.options.add_network_arguments`, and ``rounds``.
+    comm : mpi4py.MPI.Intracomm
+    ranks : int
+        Number of ranks that work.
+    plans : mapping
+        Plans by name, for ``ranks`` ranks.
+    device : torch.device
+
+    Returns
+    -------
+    dict
+        Seconds of ``options.rounds`` steps for each plan.
     """
     working = MPI.Intracomm(comm.Split(int(comm.rank >= ranks)))
 
@@ -73,7 +117,7 @@ def measured(
         variants = clocked(steps, device)
 
         def second(name: str) -> float:
-            variants[name]()  # the plan before has filled the caches
+            variants[name]()  # the caches hold data of the previous plan
             working.Barrier()
             return variants[name]()
 
@@ -87,7 +131,7 @@ def measured(
 def _planned_step(
     options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device
 ) -> Callable[[], None]:
-    """A training step of the options as ``plan`` says, on random samples. Collective over ``comm``."""
+    """Return a training step of a plan on random samples. Collective over ``comm``."""
     channels = options.input[0]
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
@@ -96,7 +140,24 @@ def _planned_step(
 
 
 def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
-    """Seconds of a step of a pipeline, after one that has its data in the caches and its pipeline full. Collective."""
+    """Time a pipeline's step after warm-up steps. Collective: call on every rank of ``comm``.
+
+    Asynchronous schedules fill the pipeline first.
+
+    Parameters
+    ----------
+    pipe : Pipeline
+    schedule : str
+        Name of the schedule of ``pipe``.
+    x, target : torch.Tensor
+        A mini-batch.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    float
+        Seconds per step.
+    """
     endless = FAMILIES[schedule].weights is not Weights.SYNCHRONOUS
     before, count = (FILLING, FULL) if endless else (FIRST, TIMED)
 

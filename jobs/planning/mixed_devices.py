@@ -1,4 +1,6 @@
-"""Stages over several kinds of devices: their profiles in a folder, SparsePipe's partition, and the plan that runs.
+"""Stages over several device types: profiles in a folder, SparsePipe's partition, and the pipeline plan.
+
+Used by ``distconv explore --devices``::
 
     FOLDER/titanxp.json, FOLDER/v100.json     as distconv profile --layers --devices writes them
     stages of layers on devices of each kind  by Algorithms 1 and 2
@@ -30,18 +32,18 @@ SCHEDULE = "pipedream"
 
 @dataclass(frozen=True)
 class Mixed:
-    """Kinds of ``devices`` with the times of the layers of ``profile`` on each, linked by ``bandwidth`` bytes/s."""
+    """Device types with the times of a network's layers on each, linked by ``bandwidth`` bytes/s."""
 
     profile: Profile
     devices: Sequence[Device]
     bandwidth: float
 
     def cut(self, method: str) -> StagePartition:
-        """The partition of a method of ``METHODS``."""
+        """Partition the network by one of ``METHODS``."""
         return partition(self.profile, self.devices, self.bandwidth, method)
 
     def seconds(self, stages: StagePartition) -> float:
-        """Of a mini-batch under SparsePipe's Eqs. 4 and 5, which know the kinds."""
+        """Return the seconds of a mini-batch by SparsePipe's Eqs. 4 and 5, which account for device types."""
         return stage_time(self.profile, stages, self.devices, self.bandwidth)
 
 
@@ -52,9 +54,24 @@ def mixed(
     cuts: Sequence[str],
     memory: float | None,
 ) -> Mixed:
-    """So many devices of each kind, with a network's ``profiles`` on them, that can be cut at ``cuts``.
+    """Combine the profiles of a network on several device types.
 
-    ``memory``: bytes of a device (default: the kind's in the machine, or the machine's).
+    Parameters
+    ----------
+    kinds : mapping
+        Number of devices of each type.
+    machine : Machine
+        Machine with the bandwidths of the links.
+    profiles : mapping
+        Profile of the network on each type.
+    cuts : sequence of str
+        Layers at which the network may be split.
+    memory : float or None
+        Bytes per device (None: as the machine describes the type, or the machine's own).
+
+    Returns
+    -------
+    Mixed
 
     Raises
     ------
@@ -83,12 +100,23 @@ def mixed(
 
 
 def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
-    """The layer profile of each kind in ``folder``.
+    """Load the layer profile of each device type.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Folder with a file ``TYPE.json`` for each type.
+    kinds : mapping
+        Number of devices of each type.
+
+    Returns
+    -------
+    dict of str to Profile
 
     Raises
     ------
     ProfileError
-        If one is missing, or is none.
+        If a profile is missing or invalid.
     """
     missing = [kind for kind in kinds if not (folder / f"{kind}.json").exists()]
     if missing:
@@ -100,18 +128,44 @@ def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
 
 
 def described(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> dict[str, Profile]:
-    """The network's profile on each kind as the machine's file describes it.
+    """Predict the network's profile on each device type from the machine's description.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    machine : Machine
+    kinds : mapping
+        Number of devices of each type.
+
+    Returns
+    -------
+    dict of str to Profile
 
     Raises
     ------
     MachineError
-        If the machine has none of a kind.
+        If the machine does not describe a type.
     """
     return {kind: predicted_profile(graph, machine.of_kind(kind)) for kind in kinds}
 
 
 def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
-    """A partition as what runs; ranks go stage by stage, of a stage kind by kind."""
+    """Return the pipeline plan of a partition.
+
+    Ranks are assigned stage by stage, and within a stage device type by device type.
+
+    Parameters
+    ----------
+    chosen : StagePartition
+    model : str
+        Name of the model, as of ``--model``.
+    batch : int
+        Samples of a mini-batch.
+
+    Returns
+    -------
+    PipelinePlan
+    """
     held = [[kind for kind, count in stage.items() for _ in range(count)] for stage in chosen.assignment]
     kinds = [kind for stage in held for kind in stage]
     return PipelinePlan(
@@ -127,7 +181,20 @@ def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
 
 
 def lines(setting: Mixed, method: str, chosen: StagePartition) -> Iterator[str]:
-    """What was chosen, on which devices, and what the methods beside it take."""
+    """Yield the report: chosen stages, their devices, and the times of the other methods.
+
+    Parameters
+    ----------
+    setting : Mixed
+    method : str
+        Method of the choice.
+    chosen : StagePartition
+
+    Yields
+    ------
+    str
+        A line.
+    """
     yield f"{SCHEDULE}, {_shape(chosen)}: {1e3 * setting.seconds(chosen):.3f} ms a mini-batch in the full pipeline"
     ends = ["the input", *(stage[0] for stage in chosen.stages[1:]), "the output"]
     for index, held in enumerate(chosen.assignment):

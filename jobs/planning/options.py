@@ -1,4 +1,8 @@
-"""What commands have in common: options for a network and a machine, and work of some ranks while others sleep."""
+"""Options and helpers of the commands that plan.
+
+They cover network, machine and ranks, and work on some ranks while the others sleep. Other commands and benchmarks use
+them, too.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,11 @@ T = TypeVar("T")
 AT_MOST = "at-most:"
 
 POLL_S = 0.002
-"""How often a rank that sleeps looks whether the others are done."""
+"""Seconds between the checks of a sleeping rank for the end of the others' work."""
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """The network and its mini-batch."""
+    """Add the options of the network and its mini-batch."""
     parser.add_argument(
         "--model",
         required=required,
@@ -49,7 +53,7 @@ def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = T
 
 
 def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, more: str = "") -> None:
-    """The machine that predictions are for; ``more`` is what else the command takes, for its help."""
+    """Add ``--machine``, the machine of the predictions; its help begins with ``more``."""
     parser.add_argument(
         "--machine",
         required=required,
@@ -59,12 +63,12 @@ def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, mor
 
 
 def extents(text: str) -> tuple[int, ...]:
-    """Extents as they are written, ``3,224,224``.
+    """Parse the shape of a sample, such as ``3,224,224``.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not a shape.
     """
     try:
         return tuple(positive(word) for word in text.split(","))
@@ -76,25 +80,25 @@ def extents(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class RankOption:
-    """``--ranks``: so many, or at most so many."""
+    """Value of ``--ranks``: an exact or a maximum number of ranks."""
 
     count: int
     at_most: bool = False
 
 
 def ranks(text: str) -> RankOption:
-    """``64`` or ``at-most:64``.
+    """Parse ``--ranks``, such as ``64`` or ``at-most:64``.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is neither.
+        If the string is neither.
     """
     return RankOption(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
 
 
 def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """``--ranks`` of commands that plan."""
+    """Add ``--ranks``."""
     place.add_argument(
         "--ranks",
         type=ranks,
@@ -105,7 +109,7 @@ def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = Tr
 
 
 class Timed(Protocol):
-    """Has a predicted time."""
+    """A result with a predicted time."""
 
     @property
     def time(self) -> float:
@@ -120,10 +124,21 @@ S = TypeVar("S", bound=Timed)
 
 
 def fastest(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
-    """The number of ranks to take, its plan, and a line about fewer ranks where they are faster than those.
+    """Select the number of ranks.
 
-    Looks at half as many ranks, and on as long as that is faster. With fewer ``plan`` may raise a PlanError. A measured
-    time is not compared with an estimate: the line says so.
+    The number is halved as long as that is faster. A measured time is not compared with an estimate.
+
+    Parameters
+    ----------
+    plan : callable
+        Returns the plan for a number of ranks. May raise PlanError for fewer ranks than wanted.
+    wanted : RankOption
+        Value of ``--ranks``.
+
+    Returns
+    -------
+    (int, S, str)
+        Number of ranks, its plan, and remarks: that fewer ranks are faster, or were not compared. They may be empty.
     """
     count, best = wanted.count, plan(wanted.count)
     first, remarks = best, []
@@ -165,14 +180,25 @@ def quantity(kind: type[Quantity]) -> Callable[[str], float]:
 
 
 def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | None = None) -> LayerGraph:
-    """The graph of the network that :func:`add_network_arguments` asked for, and of its ``loss``, if there is one.
+    """Trace the network of the options.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of :func:`add_network_arguments`.
+    loss : callable, optional
+        Loss of the network's output, traced with it.
+
+    Returns
+    -------
+    LayerGraph
 
     Raises
     ------
     ModelError
-        If there is no such network, or it does not take such samples.
+        If there is no such network, or it does not accept the samples.
     TraceError
-        If its layers cannot be found out.
+        If the network cannot be traced.
     """
     model = built(options)
     try:
@@ -188,7 +214,7 @@ def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | No
 
 
 def built(options: argparse.Namespace) -> torch.nn.Module:
-    """The network itself.
+    """Build the network of the options. Each rank builds its own.
 
     Raises
     ------
@@ -203,17 +229,30 @@ def built(options: argparse.Namespace) -> torch.nn.Module:
 
 
 def on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:
-    """:func:`on_first_ranks` of rank 0 alone. Collective."""
+    """Run ``attempt`` on rank 0 and return its result on all ranks: :func:`on_first_ranks` with one. Collective."""
     return on_first_ranks(comm, 1, attempt)
 
 
 def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) -> T:
-    """What ``attempt``, made by the first ``ranks``, returns on rank 0, on all; the others sleep meanwhile. Collective.
+    """Run a function on the first ranks while the others sleep. Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    ranks : int
+        Number of ranks that run it.
+    attempt : callable
+        The function.
+
+    Returns
+    -------
+    T
+        The result of rank 0, on all ranks.
 
     Raises
     ------
     DistconvError
-        On all ranks with the same text, if ``attempt`` fails.
+        On all ranks with the same message, if ``attempt`` raises it on any rank.
     """
 
     def attempted() -> T | None:
@@ -227,24 +266,30 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
 
 
 def wait_asleep(comm: MPI.Intracomm) -> None:
-    """A barrier that leaves the cores to the ranks still at work: MPI's own would spin on them."""
+    """Wait in a barrier without occupying a core: MPI's own would poll and slow down working ranks. Collective."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(POLL_S)
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise DataError if no file can be written at ``path``: before hours of work, not after.
+    """Check that a file can be written, before the work whose result it will hold.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option in errors.
+    path : pathlib.Path
 
     Raises
     ------
     DataError
-        If none can.
+        If no file can be written to ``path``.
     """
     if path.is_dir():
         raise DataError(f"{option} {path}: that is a folder; name a file")
     if not path.parent.is_dir():
         raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    # A file is written beside and renamed, which is for the folder to allow; a device or a pipe is written to.
+    # A regular file is replaced by renaming, which needs permission for its folder; a device or pipe is opened itself.
     if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
         raise DataError(f"{option} {path}: no permission to write there")

@@ -1,4 +1,7 @@
-"""What the packages of a user's own model take, weighed while it is built."""
+"""Memory of the packages that a user's model imports, measured while the model is built.
+
+The planning commands add it to the memory of a process on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,24 @@ from pathlib import Path
 import torch
 
 _weights: dict[str, int] = {}
-"""Bytes by the name of the model: only the first building of one imports anything."""
+"""Bytes by the model's name. Only the first construction of a model imports its packages, so it is kept."""
 
 
 def weighed(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """The model ``name`` that ``build`` makes; :func:`packages_bytes` knows its packages' memory from then on."""
+    """Build a model and record the memory of its packages for :func:`packages_bytes`.
+
+    Parameters
+    ----------
+    name : str
+        A reference model, of which nothing is recorded, or ``package.module:factory``.
+    build : callable
+        Builds the model.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
+    """
     if ":" not in name or name in _weights:
         return build()
     importlib.import_module("torch._dynamo")  # as the first optimizer of a training does; the packages may, too
@@ -26,7 +42,7 @@ def weighed(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 
 def packages_bytes(name: str) -> int:
-    """Memory that the packages of a model took, beyond what a training has anyway; 0 of a reference model."""
+    """Return the bytes of a model's packages beyond those of every training; 0 for a reference model."""
     return _weights.get(name, 0)
 
 

@@ -1,4 +1,7 @@
-"""Pictures of plans: which layer is split how, where its time goes, and predicted step times over numbers of ranks."""
+"""Figures of plans: splits and times of layers, memory, and predicted step times over numbers of ranks.
+
+Called by ``distconv plan --plot`` and the benchmarks. matplotlib is imported on first use, as it is optional.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ from .report import FIGURES
 from .strong_scaling import Point, Scaling
 
 MOST_NAMES = 90
-"""More layers than this stay without their names."""
+"""Maximum number of layers whose names are shown."""
 
 STYLES = {"planned": ("tab:blue", "o"), "pure sample": ("tab:orange", "s"), "pure spatial": ("tab:green", "^")}
 """Colour and marker of each kind of parallelism."""
 
 
 def check_format(path: Path) -> None:
-    """Raise DataError if no picture can be drawn at ``path``: no matplotlib, or it does not know the format.
+    """Check that a figure can be written to ``path``.
 
     Raises
     ------
     DataError
-        If none can.
+        If matplotlib is not installed, or does not support the format of the suffix.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,7 +49,20 @@ def check_format(path: Path) -> None:
 
 
 def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:
-    """Write the picture of a strategy: layers and axes, times of layers, strong scaling, the largest halo, memory."""
+    """Draw a strategy: splits and times of layers, strong scaling, the largest halo, memory.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        File to write.
+    strategy : Strategy
+    scaling : Scaling
+    halo : Halo or None
+        The halo to draw, if there is one.
+    memory : float
+        Limit in bytes per rank.
+    title : str
+    """
     figure = new_figure((14.0, 10.0), title)
     grid = figure.add_gridspec(3, 3, height_ratios=[1.0, 1.6, 2.2], width_ratios=[2.2, 1.0, 0.6])
     splits = figure.add_subplot(grid[0, :])
@@ -63,7 +79,18 @@ def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None,
 def draw_measured(
     path: Path, scaling: Scaling, measured: Mapping[str, Mapping[int, Sequence[float]]], title: str
 ) -> None:
-    """Write the picture of predicted step times with ``measured`` ones (seconds of each round) among them."""
+    """Draw predicted and measured step times.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        File to write.
+    scaling : Scaling
+        Predicted times.
+    measured : mapping
+        Seconds of each round, by kind of parallelism and number of ranks.
+    title : str
+    """
     figure = new_figure((9.0, 6.0), title)
     axis = figure.add_subplot()
     draw_scaling(axis, scaling, math.inf)
@@ -76,7 +103,18 @@ def draw_measured(
 
 
 def new_figure(size: tuple[float, float], title: str) -> Any:
-    """A figure of so many inches with a title."""
+    """Return an empty matplotlib figure.
+
+    Parameters
+    ----------
+    size : (float, float)
+        Width and height in inches.
+    title : str
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,13 +145,13 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
         axis.bar(range(len(layers)), times, bottom=below, width=0.85, label=head)
         below += times
     axis.set(ylabel="ms, nothing hidden")
-    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the bars, not on them
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the axes, where it hides no bars
     if len(layers) <= MOST_NAMES:
         axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
 
 
 def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
-    """Predicted times over ranks; what does not fit into ``memory`` bytes per rank is a hollow marker."""
+    """Draw predicted times over ranks, with hollow markers where more than ``memory`` bytes per rank are needed."""
     curves = scaling.curves
     for name, points in curves.items():
         colour, marker = STYLES[name]
@@ -139,7 +177,10 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
 
 
 def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
-    """Bytes of tensors on the fullest rank, of the plan and of pure parallelism, with what lasts from step to step."""
+    """Draw the tensor memory of the rank with the peak, for the plan and for pure parallelism.
+
+    Weights and optimizer state, which persist between steps, are shown separately.
+    """
     predictions = {"planned": strategy.prediction} | {
         f"pure {name}": alone for name, alone in strategy.uniform.items() if alone
     }

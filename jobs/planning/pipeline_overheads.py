@@ -1,4 +1,7 @@
-"""What a pipelined step takes beside its layers and links, measured on the ranks that are there."""
+"""Overheads of a pipelined step in addition to layers and links, measured on the ranks of this job.
+
+Called by ``distconv explore``.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,33 @@ ROUNDS = 7
 
 
 def assumed_overheads(machine: Machine) -> Overheads:
-    """Of a machine that is described, not measured: without progress behind computation messages occupy ranks."""
+    """Return the overheads of a machine that is described but not measured.
+
+    Messages occupy ranks unless the machine overlaps them with computation.
+    """
     return Overheads(blocking=not machine.overlap.halo)
 
 
 def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> Overheads:
-    """Of this machine, with the times of ``model`` for the optimizer and for joining replicas. Collective.
+    """Measure the overheads of this machine. Collective: call on every rank of ``comm``.
 
-    Passes and messages are those of stages that compute next to nothing: one stage on each rank, and a chain over all.
-    Replicas are joined after a step of each rank with ``samples`` (N, C, ...), which are few.
+    Passes and messages are measured on stages with almost no computation: one stage on each rank, and a chain over all
+    ranks.
+
+    Parameters
+    ----------
+    machine : Machine
+        Measured machine, whose links are subtracted.
+    model : torch.nn.Module
+        Model whose optimizer step and gradient all-reduce between replicas are measured.
+    samples : torch.Tensor
+        A few samples (N, C, ...) for each rank.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Overheads
+        Times of passes, messages and the optimizer are those of the slowest rank.
     """
     alone, update = _seconds_of_a_pass(1, MPI.COMM_SELF), _update_s_per_byte(model)
     if comm.size == 1:
@@ -48,10 +69,10 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
 
 
 def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
-    """Of many micro-batches one after the other, so that what happens once per step does not count."""
+    """Return the seconds of a pass: a difference of step times, which cancels costs per step. Collective."""
     stages = [nn.Linear(1, 1) for _ in range(count)]
     for parameter in nn.ModuleList(stages).parameters():
-        nn.init.ones_(parameter)  # alike on all ranks, whatever their seeds
+        nn.init.ones_(parameter)  # identical on all ranks, independent of their seeds
     pipe = Pipeline(stages, comm, "gpipe", nn.functional.mse_loss, MICROBATCHES)
     x, target = torch.zeros(MICROBATCHES, 1), torch.zeros(MICROBATCHES, 1)
     many = _median(lambda: pipe.step(x, target))
@@ -61,7 +82,7 @@ def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
 
 
 def _seconds_of_a_joined_update(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> float:
-    """Of replicas, one on each rank: the least of them, which waits for no other."""
+    """Return the seconds of an update with a replica per rank: the minimum, which waits for no other. Collective."""
     x = samples.repeat(comm.size, *(1,) * (samples.dim() - 1))
     pipe = Pipeline(
         [model], comm, "gpipe", _square, comm.size, comm.size, partial(torch.optim.SGD, lr=0.0, momentum=0.9)

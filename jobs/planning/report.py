@@ -1,4 +1,7 @@
-"""What ``distconv plan`` prints besides the strategy's own reasons: times of pure parallelism, and what to do next."""
+"""Printed report of ``distconv plan``: times of the plan and of pure parallelism, memory, and the next command.
+
+Pure formatting. The strategy explains its own choices.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,25 @@ FIGURES = {
     "shuffle": "shuffle",
     "update": "update",
 }
-"""Names of predicted times and where a prediction has them."""
+"""Column headers of predicted times, and the attributes of a prediction that hold them."""
 
 
 def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, memory: float) -> str:
-    """What is planned, for what."""
+    """Return the first line: network, samples, ranks, machine and memory limit.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv plan``.
+    graph : LayerGraph
+    machine : Machine
+    memory : float
+        Limit in bytes per rank.
+
+    Returns
+    -------
+    str
+    """
     return (
         f"{options.model}: {options.batch} samples of {' x '.join(map(str, options.input))}, "
         f"{graph.operations[0].x.dtype}, {len(graph.deciding)} convolution and linear layers, on {options.ranks} ranks "
@@ -40,7 +57,10 @@ def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, me
 
 
 def totals(strategy: Strategy) -> Iterator[str]:
-    """Sums over all layers, before anything is hidden, for the plan and for pure parallelism; bound and gap."""
+    """Yield a table of times summed over all layers, for the plan and pure parallelism, then bound and gap.
+
+    Times are in milliseconds, without overlap except in the columns ``hidden`` and ``step``.
+    """
     heads = "".join(f" {head:>10}" for head in (*FIGURES, "hidden", "step"))
     yield f"  {'ms of all layers':<24}{heads}  GB per rank"
     yield _total("this plan", strategy.prediction)
@@ -65,7 +85,22 @@ def _gap(strategy: Strategy) -> str:
 
 
 def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, machine: Machine, memory: float) -> str:
-    """What a rank takes that is a process on a CPU, and whether that fits."""
+    """Return a line with the memory of a rank that computes on a CPU, and whether it fits.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv plan``.
+    graph : LayerGraph
+    strategy : Strategy
+    machine : Machine
+    memory : float
+        Limit in bytes per rank.
+
+    Returns
+    -------
+    str
+    """
     grids = {
         name: AxisParts.of(layer.parts, options.ranks, machine.ranks_per_node)
         for name, layer in strategy.prediction.layers.items()
@@ -81,7 +116,7 @@ def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, 
 
 
 def layers(prediction: Prediction) -> Iterator[str]:
-    """A line for each layer with all that inherits its distribution."""
+    """Yield a table with a line per layer, which includes the operations that inherit its distribution."""
     width = max(map(len, prediction.layers))
     yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
     for name, layer in prediction.layers.items():
@@ -95,7 +130,19 @@ def predicts_classes(graph: LayerGraph) -> bool:
 
 
 def training(options: argparse.Namespace, graph: LayerGraph) -> str:
-    """The command, or the line of Python, that trains with the plan."""
+    """Return the command, or the line of Python, that trains with the plan.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv plan``.
+    graph : LayerGraph
+        Graph of the network; the shape of its output selects the command.
+
+    Returns
+    -------
+    str
+    """
     width = f" --width {options.width}" if options.width else ""
     classes = f" --classes {options.classes}" if options.classes else ""
     rest = f"--model {options.model}{width}{classes} --batch {options.batch} --plan {options.out}"

@@ -1,4 +1,4 @@
-"""Single convolutions of the paper, and what the performance model says of them over a grid.
+"""Single convolutions of the paper, and their times over a grid as the performance model predicts them.
 
 Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 """
@@ -20,7 +20,7 @@ from distconv.perfmodel.machine.machine import Machine
 
 @dataclass(frozen=True)
 class PaperLayer:
-    """A convolution without bias of ``extent`` x ``extent`` inputs, padded by half its kernel."""
+    """Convolution without bias on ``extent`` x ``extent`` inputs, padded by half its kernel."""
 
     channels: int
     extent: int
@@ -29,21 +29,21 @@ class PaperLayer:
     stride: int = 1
 
     def build(self) -> torch.nn.Conv2d:
-        """The layer, its weights from a seed."""
+        """Build the layer with weights from seed 0, which resets torch's random state."""
         torch.manual_seed(0)
         return torch.nn.Conv2d(
             self.channels, self.filters, self.kernel, self.stride, padding=self.kernel // 2, bias=False
         )
 
     def input_shape(self, batch: int) -> tuple[int, int, int, int]:
-        """N, C, H, W."""
+        """Return the input's shape (N, C, H, W)."""
         return batch, self.channels, self.extent, self.extent
 
 
 LAYERS = {
     "conv1": PaperLayer(3, 224, 64, 7, stride=2),
     "res3b_branch2a": PaperLayer(512, 28, 128, 1),
-    # Of our mesh2k (distconv.layers.models.mesh): its first convolution, and the first of its sixth block.
+    # From mesh2k (distconv.layers.models.mesh): its first convolution, and the first one of its sixth block.
     "mesh_conv1_1": PaperLayer(18, 2048, 128, 3, stride=2),
     "mesh_conv6_1": PaperLayer(128, 64, 128, 3, stride=2),
 }
@@ -53,13 +53,31 @@ PHASES = ("FP", "BP")
 
 
 def operation(layer: PaperLayer, batch: int) -> Operation:
-    """The layer as it is within a network, where its input has a gradient."""
+    """Return the layer as an operation within a network, where its input needs a gradient."""
     (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
     return replace(op, inputs=(replace(op.x, requires_grad=True),))
 
 
 def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
-    """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
+    """Predict the times of forward and backward pass.
+
+    They include halo exchanges as far as these do not overlap with computation, but no gradient all-reduce.
+
+    Parameters
+    ----------
+    layer : PaperLayer
+    batch : int
+        Samples.
+    axes : mapping
+        Size of each grid axis.
+    ranks : int
+    machine : Machine
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of each of ``PHASES``.
+    """
     op = operation(layer, batch)
     cost = OperationCosts(machine, ranks, Settings()).operation(op, AxisParts.of(axes, ranks, machine.ranks_per_node))
     return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))

@@ -1,4 +1,7 @@
-"""Predicted step times over numbers of ranks: planned, pure sample and pure spatial parallelism (strong scaling)."""
+"""Strong scaling: predicted step times of plans and of pure parallelism over numbers of ranks.
+
+Called by ``distconv plan --plot`` and the benchmarks. It predicts and needs no communication.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +23,52 @@ SEARCH_S = 2.0
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds per step and bytes on the fullest rank."""
+    """Seconds per step, and bytes on the rank with the peak memory."""
 
     time: float
     memory: float
 
     @classmethod
     def of(cls, prediction: Strategy | Prediction) -> Point:
-        """What was predicted."""
+        """Return the point of a prediction."""
         return cls(prediction.time, prediction.memory)
 
 
 Curves = dict[str, dict[int, Point]]
-"""By the kind of parallelism and the number of ranks; what is not possible is not there."""
+"""Points by kind of parallelism and number of ranks, without impossible combinations."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Curves, and the number of ranks up to which they rest on measured layers (None: on none)."""
+    """Curves, and the number of ranks up to which all layers were measured (None: no layer was)."""
 
     curves: Curves
     profiled: int | None = None
 
     @classmethod
     def of(cls, graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> Scaling:
-        """Those of these plans."""
+        """Return the curves of plans.
+
+        Parameters
+        ----------
+        graph : LayerGraph
+        machine : Machine
+        planned : mapping
+            Strategies by number of ranks.
+        """
         return cls(curves(planned), profiled_up_to(graph, machine, planned))
 
     @property
     def profile_end(self) -> int | None:
-        """Where measured layers end, if the curves go on."""
+        """Last number of ranks with measured layers, or None if there are none or all are measured."""
         return None if self.profiled is None or self.profiled == max(self.curves["planned"]) else self.profiled
 
 
 def rank_counts(most: int) -> list[int]:
-    """Powers of two up to ``most``, and ``most`` itself.
+    """Return the powers of two up to ``most``, and ``most`` itself.
 
+    Examples
+    --------
     >>> rank_counts(6)
     [1, 2, 4, 6]
     """
@@ -71,7 +84,26 @@ def strategies(
     method: str = "exact",
     **assumptions: Any,
 ) -> dict[int, Strategy]:
-    """A plan for each number of ranks on which one fits into ``memory`` bytes per rank."""
+    """Select a plan for each number of ranks.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    machine : Machine
+    counts : iterable of int
+        Numbers of ranks.
+    memory : float, optional
+        Limit in bytes per rank.
+    method : str
+        Search method of :func:`distconv.perfmodel.strategy.selection.select`.
+    **assumptions
+        Further keyword arguments of ``select``.
+
+    Returns
+    -------
+    dict of int to Strategy
+        Without the numbers of ranks on which no plan is possible.
+    """
     chosen = {}
     for ranks in counts:
         try:
@@ -82,7 +114,7 @@ def strategies(
 
 
 def curves(planned: Mapping[int, Strategy]) -> Curves:
-    """Predictions of the plans and of pure parallelism on as many ranks."""
+    """Return the curves of the plans and of pure parallelism on the same numbers of ranks."""
     curves_of: Curves = {"planned": {ranks: Point.of(strategy) for ranks, strategy in planned.items()}}
     for ranks, strategy in planned.items():
         for name, alone in strategy.uniform.items():
@@ -92,9 +124,21 @@ def curves(planned: Mapping[int, Strategy]) -> Curves:
 
 
 def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> int | None:
-    """The largest number of ranks up to which all convolution and linear layers of the plans were measured.
+    """Return the largest number of ranks up to which all convolution and linear layers of the plans were measured.
 
-    Beyond it the roofline takes the place of measured times, and a curve may jump there. None: no layer was measured.
+    Beyond it times are estimated by the roofline, and a curve may have a step there.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    machine : Machine
+    planned : mapping
+        Strategies by number of ranks.
+
+    Returns
+    -------
+    int or None
+        None if layers of the smallest number of ranks were not measured.
     """
     last = None
     for ranks, strategy in sorted(planned.items()):

@@ -1,7 +1,7 @@
-"""Predictions of classifiers whose samples are opened as for training: point clouds, sequences, images as downloaded.
+"""Predictions of classifiers whose samples are opened as for training.
 
-They are no boxes of an array. The data are those of the training: their training samples say how values are scaled;
-what is held out is predicted, or else all.
+These are point clouds, sequences and images as downloaded, which are not index ranges of an array. The scaling of
+values comes from the training samples. The held-out samples are predicted, or all samples if none are held out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,40 @@ from .samples import DATASET
 
 
 def is_labelled(of: Trained, data: Path) -> bool:
-    """Return True if the samples are opened as for training: they are no boxes of an array."""
+    """Return True if the samples are opened as for training, not read as index ranges of an array.
+
+    Parameters
+    ----------
+    of : Trained
+        The network.
+    data : pathlib.Path
+        Value of ``--data``.
+
+    Returns
+    -------
+    bool
+    """
     arrays = is_source_path(data) or data.suffix in (".h5", ".hdf5")
     return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
 
 
 def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Intracomm) -> tuple[Path, str, Score]:
-    """Predict the held-out samples; where the probabilities are, of which samples, and the score. Collective.
+    """Predict the held-out samples and write their probabilities. Collective: call on every rank.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv predict``.
+    of : Trained
+        The network, from a checkpoint.
+    device : str
+        Device of this rank.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    (pathlib.Path, str, Score)
+        The written file, the group of samples, and its score.
 
     Raises
     ------
@@ -52,7 +79,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
     job = module.JOB
     names = {field.name for field in fields(job.settings)}
     settings = job.settings(**{name: value for name, value in of.settings.items() if name in names})
-    settings = replace(settings, accumulate=1, ema=None)  # what is left of them are the weights
+    settings = replace(settings, accumulate=1, ema=None)  # they matter in training alone
     for name, value in of.settings.items():
         setattr(training, name, value)
     training.data = None if str(options.data) == "embedded" else options.data
@@ -61,7 +88,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
     count_written_rows(path, comm)
     with closing(job.samples(training, comm)) as samples:
         if "mean" in of.notes:
-            # Those of the training, which may have had fewer samples.
+            # Use the moments of the training, which may have had fewer samples.
             scales = {name: np.array(of.notes[name]) for name in ("mean", "std")}
             samples.moments = replace(samples.moments, **scales)
         grid = ProcessGrid(comm, **(options.grid or default_grid(comm.size, settings.batch, job.rest_along)))

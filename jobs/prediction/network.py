@@ -1,4 +1,7 @@
-"""The network of a prediction: that of a run, or of a file of weights."""
+"""The network of a prediction: from a run's checkpoint, or from a file of weights.
+
+Called by ``distconv predict``. Checkpoints are independent of the grid, so that a prediction may use any grid.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +33,42 @@ from distconv.parameters.weight_files import load_weights
 
 @dataclass(frozen=True)
 class Trained:
-    """What a prediction is made with."""
+    """Source of the network of a prediction."""
 
     path: Path
     task: str
-    """Empty for a file of weights."""
+    """Task of the training. Empty for a file of weights."""
     settings: Mapping[str, Any]
     notes: Mapping[str, Any]
     digest: str
-    """Tells it from others, for an output that is gone on with."""
+    """Hash of the weights: an interrupted output is resumed only with the same weights."""
     folder: Path | None = None
-    """The checkpoint's."""
+    """Folder of the checkpoint. None for a file of weights."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """The datasets of samples and of labels, without their groups."""
+        """Names of the datasets of samples and labels, without their groups."""
         image, label = self.notes.get("names", ("input", "label") if self.task == "mesh" else ("image", "label"))
         return image, label
 
 
 def trained(path: Path, comm: MPI.Intracomm) -> Trained:
-    """What ``path`` is: a run's folder (``--out`` of a training), a folder of checkpoints, or a file. Collective.
+    """Find the network of a prediction. Collective: call on every rank.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Folder of a run (``--out`` of a training), folder of checkpoints, or file of weights.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Trained
 
     Raises
     ------
     CheckpointError
-        On all ranks, if there is nothing of that, or a checkpoint that says too little of itself.
+        On all ranks, if there is no checkpoint or file, or the checkpoint lacks the settings of its training.
     """
 
     def look() -> Trained:
@@ -81,24 +94,39 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
 
 
 def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a checkpoint's values say besides the settings; nothing, if it was none of ``distconv train``."""
+    """Return the notes of a checkpoint, or an empty mapping if it was not written by ``distconv train``."""
     notes = values.get("notes")
     return notes if isinstance(notes, dict) else {}
 
 
 def settings_of(of: Trained, kind: type[TrainingSettings]) -> TrainingSettings:
-    """The settings of a run, as its training has them."""
+    """Return the settings of a run as an instance of ``kind``, without unknown settings."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in of.settings.items() if name in names})
 
 
 def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
-    """The network, not yet with its weights where they are a checkpoint's. Collective.
+    """Build the network. Collective: call on every rank.
+
+    Weights of a file are loaded. Those of a checkpoint are loaded by :func:`on_grid`.
+
+    Parameters
+    ----------
+    of : Trained
+    comm : mpi4py.MPI.Intracomm
+    channels : int
+        Channels of a sample.
+    options : argparse.Namespace
+        Options of ``distconv predict``, which describe the network of a file of weights.
+
+    Returns
+    -------
+    torch.nn.Module
 
     Raises
     ------
     ModelError
-        On all ranks, if it cannot be built, or weights do not fit it.
+        On all ranks, if the network cannot be built, or the weights do not fit it.
     """
     if of.task == "mesh":
         return build_mesh(settings_of(of, MeshSettings))  # type: ignore[arg-type]
@@ -123,7 +151,24 @@ def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> t
 def on_grid(
     of: Trained, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
 ) -> Callable[[Any], Any]:
-    """The network over ``grid`` with its weights, ready to predict. Collective."""
+    """Distribute the network over a grid and load the weights of a checkpoint. Collective: call on every rank.
+
+    Parameters
+    ----------
+    of : Trained
+    model : torch.nn.Module
+        Result of :func:`build`.
+    grid : ProcessGrid
+    device : str
+        Device of this rank.
+    dtype : torch.dtype
+        Weights are converted to it.
+
+    Returns
+    -------
+    callable
+        The network in evaluation mode.
+    """
     batch_norm = str(of.settings.get("batch_norm", "global"))
     model = parallelize(model.to(device, dtype), grid, comm=grid.world, batch_norm=batch_norm)
     if of.folder is not None:

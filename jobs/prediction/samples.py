@@ -1,4 +1,7 @@
-"""Predictions of samples that a source reads: whole, or window by window; what is written, and what it is worth."""
+"""Predictions of samples that a source reads: as full samples, or window by window.
+
+Called by ``distconv predict``. Output is written while samples are predicted, and can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _AXES = "dhw"
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is predicted, and its labels if there are any."""
+    """Samples to predict, and their labels if there are any."""
 
     source: StoredSource
     name: str
@@ -43,23 +46,35 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, ...)."""
+        """Shape (N, C, ...) of the dataset of samples."""
         return self.source.shape(self.name)
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both sources."""
         self.source.close()
         if self.labels is not None:
             self.labels.close()
 
 
 def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -> Inputs:
-    """The samples and, where they are, their labels. Collective.
+    """Open the samples and, if there are any, their labels. Collective: call on every rank.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv predict``.
+    of : Trained
+        The network, with the names of the datasets of its training.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Inputs
 
     Raises
     ------
     DataError
-        On all ranks, if there are no samples of such a name.
+        On all ranks, if there is no dataset of samples, or none of the given label name.
     """
     image, label = of.names
     source, name = _first(options.data, options.image_name, image, comm, options.readers)
@@ -77,7 +92,7 @@ def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -
 
 
 def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int) -> tuple[StoredSource, str]:
-    """The first of the datasets that the samples may be in."""
+    """Open the first existing dataset of the candidates, and return its name. Collective."""
     reasons = []
     for each in [given] if given else [f"{group}{name}" for group in _GROUPS]:
         try:
@@ -88,12 +103,25 @@ def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, reader
 
 
 def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: torch.dtype) -> Field:
-    """How values of the samples become those that the network was trained on. Collective.
+    """Return the field of the loader, with the normalization used in training. Collective: call on every rank.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of ``distconv predict``.
+    of : Trained
+    inputs : Inputs
+    dtype : torch.dtype
+        Dtype of the loaded samples.
+
+    Returns
+    -------
+    Field
 
     Raises
     ------
     DataError
-        On all ranks, if there are other channels than in training.
+        On all ranks, if the number of channels differs from training, or samples have more than three extents.
     """
     shape = inputs.shape
     dims = {3: "ncw", 4: "nchw", 5: "ncdhw"}.get(len(shape))
@@ -119,7 +147,7 @@ def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: to
 
 @dataclass(frozen=True)
 class PredictionRun:
-    """A network and the samples that it is to predict; how is in the options."""
+    """A network, the samples to predict, and the options of the prediction."""
 
     options: argparse.Namespace
     of: Trained
@@ -129,7 +157,12 @@ class PredictionRun:
     model: Callable[..., Any]
 
     def write(self) -> Path:
-        """Predict what is not predicted yet, and write it to the folder ``options.out``; where it is. Collective.
+        """Predict the samples that an earlier run has not predicted, and write them. Collective: call on every rank.
+
+        Returns
+        -------
+        pathlib.Path
+            The file in the folder ``options.out``.
 
         Raises
         ------
@@ -139,7 +172,7 @@ class PredictionRun:
         options, comm, samples = self.options, self.grid.world, self.inputs.shape[0]
         path: Path = options.out / f"{DATASET}.{options.format}"
         try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
-        # The last row tells the shape of the output: it is predicted anew if it was the end that was missing.
+        # The last sample is predicted again if only the end of the file is missing: its row defines the output's shape.
         begun = max(0, min(count_written_rows(path, comm), samples - 1))
         output: Output | None = None
         predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
@@ -157,7 +190,7 @@ class PredictionRun:
 
     @property
     def _note(self) -> dict[str, Any]:
-        """What must be the same when an output is gone on with."""
+        """Values that must be the same when an output is resumed."""
         options = self.options
         return {
             "weights": self.of.digest,
@@ -171,12 +204,12 @@ class PredictionRun:
 
     @property
     def window(self) -> tuple[int, ...] | None:
-        """Extents of the windows, if samples are not predicted whole.
+        """Extents of the windows, or None if full samples are predicted.
 
         Raises
         ------
         DataError
-            If samples have no such axis.
+            If ``--window`` names an axis that samples do not have.
         """
         wanted, space = self.options.window, self.inputs.shape[2:]
         if wanted is None:
@@ -227,7 +260,7 @@ class PredictionRun:
 
 
 def probabilities(outputs: DistTensor) -> DistTensor:
-    """Of the classes, by outputs (N, C, ...); of one channel it is that of the one class."""
+    """Return class probabilities of outputs (N, C, ...): softmax over C, or sigmoid if C is 1. Collective."""
     result = torch.sigmoid(outputs) if outputs.shape[1] == 1 else torch.softmax(outputs, 1)
     assert isinstance(result, DistTensor)
     return result

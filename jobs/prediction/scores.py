@@ -1,6 +1,6 @@
-"""What predictions are worth where there are labels, and a picture of some.
+"""Scores of predictions with labels, and a figure of some samples.
 
-Both read what was written: they are of the whole output, whoever wrote it, and need no sample whole on a rank.
+Both read the written file. They thus cover rows of an earlier, interrupted run. For scores no rank needs a full sample.
 """
 
 from __future__ import annotations
@@ -26,18 +26,32 @@ from .samples import DATASET, Inputs
 
 SHOWN = 4
 _LARGEST = 512
-"""Pixels of a map along each side, about."""
+"""Approximate maximum number of pixels of a map along each side."""
 
 
 def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = None) -> SegmentationScores | None:
-    """The scores of the predictions in ``path``, if there are labels. Collective.
+    """Score the written predictions. Collective: call on every rank.
 
-    Places with the label ``ignore`` do not count.
+    Parameters
+    ----------
+    path : pathlib.Path
+        File of predictions.
+    inputs : Inputs
+        Samples and labels.
+    grid : ProcessGrid
+        Grid that divides the reading.
+    ignore : int, optional
+        Label value excluded from the scores.
+
+    Returns
+    -------
+    SegmentationScores or None
+        None if there are no labels.
 
     Raises
     ------
     DataError
-        On all ranks, if labels have another shape than predictions, or something cannot be read.
+        On all ranks, if labels and predictions differ in shape, or a file cannot be read.
     """
     if inputs.labels is None:
         return None
@@ -66,7 +80,10 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = No
 
 
 def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: ProcessGrid) -> Box | None:
-    """What this rank counts of a sample: its block in space; of ranks with the same one the samples take turns."""
+    """Return the block of a sample that this rank counts, or None.
+
+    Samples are assigned round-robin to the ranks with the same spatial block.
+    """
     if dist is None:
         return (Interval(sample, sample + 1),) if sample % grid.size == grid.rank else None
     twins = dist.same_indices(range(1, len(shape)))
@@ -77,7 +94,17 @@ def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: P
 
 
 def draw(path: Path, predictions: Path, inputs: Inputs, title: str) -> None:
-    """Write a picture of the first samples: input, label, prediction; of volumes the slice in the middle. On one rank.
+    """Draw the first samples: input, label and prediction, or the middle slice of volumes. Call it on one rank.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        File to write.
+    predictions : pathlib.Path
+        File of predictions.
+    inputs : Inputs
+        Samples and labels.
+    title : str
 
     Raises
     ------
@@ -112,7 +139,7 @@ def draw(path: Path, predictions: Path, inputs: Inputs, title: str) -> None:
 
 
 def _map(source: SampleSource, name: str, sample: int, *, channel: bool, classes: bool = False) -> NDArray[Any]:
-    """What is drawn of a sample: (H, W), the first channel or the most likely class."""
+    """Return the map (H, W) to draw of a sample: the first channel, or the class with the largest value."""
     shape = source.shape(name)
     space = shape[2:] if channel else shape[1:]
     middle = [Interval(extent // 2, extent // 2 + 1) for extent in space[:-2]]

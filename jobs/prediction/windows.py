@@ -1,7 +1,7 @@
-"""Windows over samples, and how what a network makes of them is put together.
+"""Windows over samples, and blending of the network's outputs for them.
 
-The places of the windows and their weights are those of MONAI's ``sliding_window_inference(mode="gaussian")``. Each
-rank keeps its block of the sample; of the output of a window it gets what lies there.
+The positions and weights of windows are those of MONAI's ``sliding_window_inference(mode="gaussian")``. Each rank keeps
+its block of the sample, and receives the part of a window's output that lies in it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,30 @@ from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
 SIGMA = 0.125
-"""Of the weights, as a share of the window."""
+"""Standard deviation of the Gaussian weights as a fraction of the window."""
 SMALLEST = 1e-3
-"""Weight: at corners a Gaussian would be so small that their quotients are noise."""
+"""Minimum weight: at corners the Gaussian is so small that a division by it would amplify rounding errors."""
 
 
 def begins(extent: int, window: int, overlap: float) -> list[int]:
-    """Where windows begin along a dimension.
+    """Return the first index of each window along a dimension.
 
+    Parameters
+    ----------
+    extent : int
+        Size of the dimension.
+    window : int
+        Size of a window, at most ``extent``.
+    overlap : float
+        Fraction of a window that the next one shares.
+
+    Returns
+    -------
+    list of int
+        Increasing. The last window ends at ``extent``.
+
+    Examples
+    --------
     >>> begins(10, 4, 0.5), begins(4, 4, 0.5), begins(9, 4, 0.0)
     ([0, 2, 4, 6], [0], [0, 4, 5])
     """
@@ -37,9 +53,19 @@ def begins(extent: int, window: int, overlap: float) -> list[int]:
 
 
 class WindowSource:
-    """A source whose samples are windows of another's, over its last dimensions; those of one sample follow each other.
+    """Source whose samples are the windows of another source's samples.
 
-    A window that is larger than the sample is the sample.
+    The windows of a sample are consecutive.
+
+    Parameters
+    ----------
+    source : SampleSource
+    name : str
+        Dataset of the samples.
+    window : sequence of int
+        Size of a window along the last dimensions, limited to that of the sample.
+    overlap : float
+        Fraction of a window that the next one shares.
     """
 
     def __init__(self, source: SampleSource, name: str, window: Sequence[int], overlap: float) -> None:
@@ -51,20 +77,32 @@ class WindowSource:
         self.places = list(itertools.product(*lines))
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         self.source.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the dataset ``name``: as many samples as there are windows."""
+        """Return the shape of the dataset ``name``, with one sample per window."""
         samples, *rest = self.source.shape(name)
         return (samples * len(self.places), *rest[: len(rest) - len(self.window)], *self.window)
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """What is read as a whole of the dataset ``name``."""
+        """Return the chunk shape of the dataset ``name`` in the source."""
         return self.source.chunks(name)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box`` of one window. Local; may run in another thread."""
+        """Read an index range of one window. Not collective; may run in another thread.
+
+        Parameters
+        ----------
+        name : str
+            Dataset.
+        box : Box
+            Index range (window, C, ...) with a single window.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         sample, place = divmod(box[0].start, len(self.places))
         begin = (0,) * (len(box) - 1 - len(self.window)) + self.places[place]
         inside = (Interval(b + i.start, b + i.stop) for b, i in zip(begin, box[1:], strict=True))
@@ -75,11 +113,25 @@ class WindowSource:
         self.source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Windows overlap chunks anyhow."""
+        """Do nothing: windows cannot be aligned with chunks."""
 
 
 def weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) -> torch.Tensor:
-    """Those of the part ``box`` of a window."""
+    """Return the blending weights of a part of a window.
+
+    Parameters
+    ----------
+    window : sequence of int
+        Size of the window.
+    box : sequence of Interval
+        Index range of the part within the window.
+    dtype : torch.dtype
+
+    Returns
+    -------
+    torch.Tensor
+        Gaussian weights with the shape of ``box``.
+    """
     lines = []
     smallest = 1.0
     for extent in window:
@@ -93,7 +145,18 @@ def weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) 
 
 
 class Blend:
-    """The output of a network for one sample, put together of that for its windows. Collective."""
+    """Blended output of a network for one sample.
+
+    Collective: construct it, and call its methods, on every rank of ``grid``.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    space : sequence of int
+        Spatial size of the sample.
+    window : sequence of int
+        Size of a window.
+    """
 
     def __init__(self, grid: ProcessGrid, space: Sequence[int], window: Sequence[int]) -> None:
         self.grid, self.space, self.window = grid, tuple(space), tuple(window)
@@ -102,7 +165,15 @@ class Blend:
         self._weight: torch.Tensor | None = None
 
     def add(self, place: Sequence[int], output: DistTensor) -> None:
-        """Add the output (1, C, window) for the window at ``place``."""
+        """Add the output of a window. Collective.
+
+        Parameters
+        ----------
+        place : sequence of int
+            First index of the window along each spatial dimension.
+        output : DistTensor
+            Output (1, C, ...) with the spatial size of the window.
+        """
         bounds: Mapping[str, tuple[int, ...]] = {
             axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
             for axis, begin, extent, whole in zip(self._dist.axes[2:], place, self.window, self.space, strict=True)
@@ -126,7 +197,7 @@ class Blend:
         self._weight[(slice(None), slice(None), *here)] += weight
 
     def result(self) -> DistTensor:
-        """The sample (1, C, ...) when all windows were added."""
+        """Return the weighted mean (1, C, ...) after all windows were added."""
         assert self._sum is not None and self._weight is not None
         return DistTensor(self._sum / self._weight, self._dist, (1, self._sum.shape[1], *self.space))
 

@@ -1,17 +1,17 @@
-"""What all training jobs share.
+"""Parts shared by all training jobs.
 
 ::
 
-    accumulation   Mini-batches in parts whose gradients add up
-    classifier     Classifiers in training: loss, scores, what they had to beat, and the report
-    job            A training job from its options to result.png: what each supplies, and the flow of all
+    accumulation   Gradient accumulation: mini-batches as groups of smaller batches
+    classifier     Classifiers in training: loss, scores, baselines and the report
+    job            A training job from its options to result.png: the interface of a job, and the shared flow
     model_factory  A model by its name: one of the reference models
-    options        Command-line options that all training jobs share, and what they become
-    picture        The picture at the end of a classifier's training
+    options        Command-line options shared by all training jobs, and their conversion to a grid, device and settings
+    picture        The figure drawn at the end of a classifier's training
     pipelines      Training of a model as a pipeline over ranks
-    recovery       What a training goes on from: its checkpoints, and which of them are its own
-    report         What a training run leaves behind besides its checkpoints
-    run            The run of a training job: its folder, where it starts, and the loop with progress
-    settings       What the numbers of a training run depend on besides the data, and the optimizer
+    recovery       Checkpoints: saving, resuming, and checking that a checkpoint belongs to the run
+    report         Output of a run besides its checkpoints: metrics.jsonl, summary.json, peak memory
+    run            The run of a training job: its folder, its first step, and the training loop
+    settings       Hyperparameters that determine the results of a run, and the optimizer
     training       Training of any model over ranks
 """

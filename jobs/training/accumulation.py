@@ -1,4 +1,7 @@
-"""Mini-batches in parts whose gradients add up: what they are does not depend on the grid."""
+"""Gradient accumulation (``--accumulate``): mini-batches as groups of smaller batches.
+
+The trainers of the jobs call it when they create their loader. The samples of a mini-batch do not depend on the grid.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,17 @@ from distconv.data.loader import Batch, EpochLoader
 
 
 class Accumulated(EpochLoader):
-    """Mini-batches of ``count`` batches of ``parts`` each, whose tensors are tuples of theirs.
+    """Mini-batches of ``count`` consecutive batches of ``parts``.
 
-    The last of an epoch may have fewer parts, or is dropped if those of ``parts`` are.
+    Each tensor of a mini-batch is a tuple with one tensor per part. The last mini-batch of an epoch may have fewer
+    parts. It is dropped if ``parts`` drops its last batch.
+
+    Parameters
+    ----------
+    parts : EpochLoader
+        Loader of the parts.
+    count : int
+        Parts per mini-batch.
     """
 
     def __init__(self, parts: EpochLoader, count: int) -> None:
@@ -21,7 +32,20 @@ class Accumulated(EpochLoader):
         self.parts, self.count = parts, count
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The mini-batches of an epoch from step ``start`` on. Collective, as is each."""
+        """Yield the mini-batches of an epoch from step ``start`` on. Collective: advance it on every rank.
+
+        Parameters
+        ----------
+        number : int
+            Epoch.
+        start : int
+            First step of the epoch to yield, in mini-batches.
+
+        Yields
+        ------
+        Batch
+            Sample indices of all parts, and for each field a tuple of the parts' tensors.
+        """
         with closing(self.parts.epoch(number, start * self.count)) as parts:  # type: ignore[type-var]  # a generator
             for _ in range(start, self.steps):
                 group = list(islice(parts, self.count))
@@ -30,11 +54,23 @@ class Accumulated(EpochLoader):
 
 
 def accumulated(parts: EpochLoader, count: int) -> EpochLoader:
-    """The mini-batches of ``count`` parts each; of one they are the parts themselves.
+    """Return a loader of mini-batches of ``count`` parts each, or ``parts`` itself if ``count`` is 1.
+
+    Parameters
+    ----------
+    parts : EpochLoader
+        Loader of the parts.
+    count : int
+        Parts per mini-batch.
+
+    Returns
+    -------
+    EpochLoader
+        Loader of the mini-batches.
 
     Raises
     ------
     DataError
-        If no mini-batch can be made of the samples.
+        If the samples are too few for one mini-batch.
     """
     return parts if count == 1 else Accumulated(parts, count)

@@ -1,4 +1,8 @@
-"""Classifiers in training, however the ranks share the work: loss, scores, what they had to beat, and the report."""
+"""Classifiers in training: loss, scores, baselines and the report.
+
+The jobs for images, point clouds and sequences derive from it. It is independent of how ranks divide the work: a grid,
+a plan or a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from .training import Training
 
 @dataclass(frozen=True)
 class Score:
-    """How a classifier did on a group of samples, each of which counts once."""
+    """Result of a classifier on a group of samples, each counted once."""
 
     samples: int
     correct: int
@@ -38,7 +42,7 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of the samples that were classified correctly."""
+        """Fraction of the samples that were classified correctly."""
         return self.correct / self.samples
 
     def __str__(self) -> str:
@@ -46,7 +50,21 @@ class Score:
 
 
 def score(path: object, group: str, batches: Iterable[tuple[Sequence[int], torch.Tensor, torch.Tensor]]) -> Score:
-    """The score of all batches of a group: indices of the samples, labels (N), logits (N, classes) of each.
+    """Return the score of a group of samples.
+
+    Parameters
+    ----------
+    path : object
+        File or folder of the samples, as an error names it.
+    group : str
+        Name of the group, as an error names it.
+    batches : iterable of (sequence of int, torch.Tensor, torch.Tensor)
+        Sample indices, labels (N) and logits (N, classes) of each batch.
+
+    Returns
+    -------
+    Score
+        Counts, and the cross entropy averaged over all samples (computed in float64).
 
     Raises
     ------
@@ -68,16 +86,16 @@ def score(path: object, group: str, batches: Iterable[tuple[Sequence[int], torch
 
 
 class LabelledGroups(Protocol):
-    """Samples of ``train`` and, where some are held out, ``test``."""
+    """Samples of the group ``train`` and, if some are held out, ``test``."""
 
     comm: MPI.Intracomm
 
     @property
     def groups(self) -> Mapping[str, Any]:
-        """Each has the ``labels`` (N) of its samples."""
+        """Groups by name; each has the ``labels`` (N) of its samples."""
 
     def place(self, group: str) -> object:
-        """Where a group comes from, as an error names it."""
+        """Return the file or folder of a group, as an error names it."""
 
 
 class Classifier(Training):
@@ -87,18 +105,21 @@ class Classifier(Training):
 
     @abstractmethod
     def batches_of(self, group: str) -> EpochLoader:
-        """Batches of ``train`` or ``test`` in order, as they are evaluated."""
+        """Return a loader of ``train`` or ``test`` for evaluation, in the order of the samples."""
 
     def check_logits(self, logits: torch.Tensor) -> None:
-        """Raise DistconvError if the model gives none for these classes."""
+        """Raise DistconvError if the output does not have one logit per class."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of logits (N, classes)."""
+        """Return the mean cross entropy of ``outputs`` (N, classes) for ``labels`` (N)."""
         self.check_logits(outputs)
         return F.cross_entropy(outputs, labels)
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in order, with all their logits (N, classes) on every rank. Collective."""
+        """Yield the batches of ``train`` or ``test`` in order, with their full logits (N, classes). Collective.
+
+        Every rank receives all logits of a batch, on the CPU.
+        """
         return self.outputs(self.batches_of(group).epoch(0), self._logits)
 
     def _logits(self, inputs: Any) -> torch.Tensor:
@@ -107,7 +128,17 @@ class Classifier(Training):
         return gather(logits).cpu()
 
     def evaluate(self, group: str) -> Score:
-        """Loss and accuracy on the samples of ``train`` or ``test``, as they are. Collective.
+        """Return loss and accuracy on ``train`` or ``test``, without augmentation. Collective: call on every rank.
+
+        Parameters
+        ----------
+        group : str
+            ``train`` or ``test``.
+
+        Returns
+        -------
+        Score
+            The same on all ranks.
 
         Raises
         ------
@@ -126,35 +157,46 @@ class Classifier(Training):
 
 
 def majority_vote(train: NDArray[np.int64], test: NDArray[np.int64]) -> float:
-    """Accuracy on labels ``test`` of always answering the class that is most frequent in ``train``."""
+    """Return the accuracy on ``test`` of always predicting the most frequent class of ``train``.
+
+    Parameters
+    ----------
+    train, test : numpy.ndarray of int64
+        Labels (N).
+
+    Returns
+    -------
+    float
+        Fraction of ``test``.
+    """
     return float((test == np.bincount(train).argmax()).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierScores(JobOutcome):
-    """Scores of all groups of samples, and accuracies that others have on the held-out ones."""
+    """Scores of all groups of samples, and accuracies of the baselines on the held-out samples."""
 
     scores: Mapping[str, Score]
     baselines: Mapping[str, float]
     more: Mapping[str, Any]
     """Further results of the job."""
     no_test: str
-    """What is printed where nothing was held out."""
+    """Line printed if there are no held-out samples."""
     picture: Picture
 
     @property
     def results(self) -> dict[str, Any]:
-        """Accuracies and losses, and those of the job."""
+        """Accuracies and losses of all groups, and the further results of the job."""
         results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in self.scores.items()}
         return results | {f"{group}_loss": score.loss for group, score in self.scores.items()} | dict(self.more)
 
     @property
     def title(self) -> str:
-        """The accuracies."""
+        """Accuracies of all groups."""
         return ", ".join(f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in self.scores.items())
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print a line for each score."""
+        """Print a line for each group and each baseline."""
         for group, outcome in self.scores.items():
             print(f"{group} accuracy: {outcome}")
         for name, accuracy in self.baselines.items():
@@ -163,34 +205,34 @@ class ClassifierScores(JobOutcome):
             print(self.no_test)
 
     def draw(self, path: Path, examples: Sequence[ClassifiedExample], title: str, metrics: Metrics) -> None:
-        """Curves of the training, and the examples."""
+        """Draw the curves of the training and the examples."""
         self.picture.draw(path, examples, list(metrics.lines()), title)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierJob(Job):
-    """The training of a classifier, which is evaluated behind each epoch, or each so many (``--evaluate-every``)."""
+    """Training job of a classifier, evaluated after every epoch or every ``--evaluate-every`` epochs."""
 
     picture: Picture
     shown: Callable[[int], Sequence[int]]
-    """Which of so many samples are examples for the picture."""
+    """Returns the samples to draw, given the number of samples."""
     value: Callable[[Any, str, int], NDArray[Any]]
-    """What is drawn of a sample of a group. Collective."""
+    """Returns the values to draw for a sample of a group. Collective."""
     name: Callable[[Any, int], object] = lambda samples, label: samples.class_names[label]
-    """Of a class."""
+    """Returns the name of a class, given the samples and the label."""
     no_test: str
     more: Callable[[argparse.Namespace, Any], dict[str, Any]]
-    """Results besides the scores."""
+    """Returns results besides the scores, given the options and the samples."""
     baselines: Callable[[Any], dict[str, float]] | None = None
-    """What the trained network has to beat on held-out samples. Collective."""
+    """Returns accuracies of simpler predictors on the held-out samples, given the trainer. Collective."""
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
-        """Evaluate on what is held out."""
+        """Evaluate on the held-out samples, if there are any and this epoch is due."""
         if "test" in trainer.samples.groups and trainer.epoch % getattr(options, "evaluate_every", 1) == 0:
             _evaluated(trainer, metrics, "test")
 
     def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> ClassifierScores:
-        """The scores of all groups, and of the baselines. Collective."""
+        """Return the scores of all groups and of the baselines. Collective."""
         samples = trainer.samples
         scores = {group: _evaluated(trainer, metrics, group) for group in samples.groups}
         more = self.more(options, samples)
@@ -203,7 +245,7 @@ class ClassifierJob(Job):
         )
 
     def examples(self, trainer: Any, outcome: Any) -> list[ClassifiedExample]:
-        """Some samples, held-out ones if there are any, with the classes the network gives them. Collective."""
+        """Return examples with the predicted classes, held-out ones if there are any. Collective."""
         samples, group = trainer.samples, list(outcome.scores)[-1]
         labels, examples = samples.groups[group].labels, []
         wanted = set(self.shown(len(labels)))
@@ -218,7 +260,7 @@ class ClassifierJob(Job):
 
 
 def _evaluated(trainer: Classifier, metrics: Metrics, group: str) -> Score:
-    """The score of a group, with a line of metrics.jsonl that says how the network does at this step."""
+    """Return the score of a group and write it to metrics.jsonl. Collective."""
     outcome = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, accuracy=outcome.accuracy, **asdict(outcome))
     return outcome

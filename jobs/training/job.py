@@ -1,4 +1,8 @@
-"""A training job from its options to result.png: what each command supplies, and the flow that all of them share."""
+"""A training job from its options to result.png.
+
+A training command defines a :class:`Job`: its samples, its trainer and its evaluation. :func:`train` is the flow that
+all of them share.
+"""
 
 from __future__ import annotations
 
@@ -30,65 +34,107 @@ from .training import Training
 
 
 class JobOutcome(ABC):
-    """What a run came to."""
+    """Outcome of a run: results for summary.json, the report, and the figure."""
 
     @property
     @abstractmethod
     def results(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Results written to summary.json."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the title of the picture says of it; may be empty."""
+        """Results in the title of the figure; may be empty."""
 
     @abstractmethod
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print it, on rank 0."""
+        """Print the outcome. Called on rank 0 alone."""
 
     @abstractmethod
     def draw(self, path: Path, examples: Sequence[Any], title: str, metrics: Metrics) -> None:
-        """Draw it, on rank 0; raises ImportError if matplotlib is not installed."""
+        """Draw the figure. Called on rank 0 alone.
+
+        Parameters
+        ----------
+        path : pathlib.Path
+            File to write.
+        examples : sequence
+            Return value of :meth:`Job.examples`.
+        title : str
+        metrics : Metrics
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """What differs between training jobs; :func:`train` is what they share."""
+    """Definition of a training job; :func:`train` runs it."""
 
     settings: type[TrainingSettings]
     samples: Callable[[argparse.Namespace, MPI.Intracomm], Any]
-    """Opens them; they are closed with the job."""
+    """Opens the samples; :func:`train` closes them. Collective."""
     trainer: Callable[..., Training]
-    """Of settings, samples, grid (or plan) and device."""
+    """Makes the trainer from settings, samples, grid (or plan) and device."""
     pipeline: Callable[..., Training] | None = None
-    """Of settings, samples, pipelining and device, if the command has options for one."""
+    """Makes the trainer from settings, samples, pipelining and device, if the command has pipeline options."""
     trainer_options: Sequence[str] = ()
-    """Options that the trainer takes by their names."""
+    """Names of options passed to the trainer as keyword arguments."""
     one_grid: str = ""
-    """What the network is, if it takes no plan."""
+    """Name of the kind of network, as an error states it, if ``--plan`` is not supported. Otherwise empty."""
     rest_along: str = "h"
-    """Axis of the ranks that do not divide the batch, unless a grid is given."""
+    """Grid axis of the remaining ranks if the batch does not divide among all of them and no grid is given."""
     extents: Callable[[Any], str]
-    """What the samples of a trainer are like, as it is announced."""
+    """Describes the samples of a trainer in the announcement."""
 
     def announce(self, trainer: Any, resumed: bool) -> str:
-        """What is about to be trained."""
+        """Return the line printed before the first step."""
         return announcement(trainer, self.extents(trainer), resumed)
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:  # noqa: B027
-        """What is done behind each epoch but the last, if anything. Collective."""
+        """Run after each epoch but the last, for example to evaluate. Collective."""
 
     @abstractmethod
     def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
-        """What the trained network is worth. Collective."""
+        """Evaluate the trained network. Collective: call on every rank.
+
+        Parameters
+        ----------
+        options : argparse.Namespace
+            Options of the command.
+        trainer : Training
+            The trainer after its last step.
+        metrics : Metrics
+            Receives the evaluations.
+
+        Returns
+        -------
+        JobOutcome
+            The outcome to report.
+        """
 
     @abstractmethod
     def examples(self, trainer: Any, outcome: Any) -> Sequence[Any]:
-        """Samples for the picture with what the network makes of them. Collective."""
+        """Return samples for the figure with the network's predictions. Collective."""
 
 
 def train(options: argparse.Namespace, job: Job) -> int:
-    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
+    """Train, evaluate, and write everything to ``options.out``. Collective: call on every rank of MPI.COMM_WORLD.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command. With ``print_config`` they are printed and nothing else happens.
+    job : Job
+        Definition of the job.
+
+    Returns
+    -------
+    int
+        Exit code 0.
 
     Raises
     ------
@@ -127,10 +173,11 @@ def train(options: argparse.Namespace, job: Job) -> int:
 
 
 def capture_of(options: argparse.Namespace) -> str:
-    """Return True if steps are captured, where nothing is said about it.
+    """Return the value of ``--capture``, or its default.
 
-    Recording a step runs it a few times: of models of the user's own only if that is asked for, since their Python may
-    count calls, which nothing could put back.
+    The default is ``auto`` for reference models without ``--trace``, otherwise ``off``. Recording runs a step several
+    times. Python code of a user's model may have side effects, such as counting its calls, that cannot be undone, so
+    that such models are captured on request only.
     """
     if options.capture is not None:
         return str(options.capture)
@@ -139,7 +186,7 @@ def capture_of(options: argparse.Namespace) -> str:
 
 
 def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:
-    """How the ranks share the work. Collective."""
+    """Return the pipeline, plan or grid selected by the options. Collective."""
     if job.pipeline is not None:
         pipelining = pipelining_of(options, comm.size) or planned_pipelining(options, comm)
         if pipelining is not None:

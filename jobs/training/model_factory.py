@@ -1,4 +1,7 @@
-"""A model by its name: one of the reference models, or ``package.module:factory`` of the user's own."""
+"""Models by name: a reference model, or a user's ``package.module:factory``.
+
+Called by the commands that train, predict and plan. It runs user code, so that every error becomes a ModelError.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _VARIADIC, _VARIADIC_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Paramet
 CLASSIFIERS = tuple(name for name, model in MODELS.items() if model.predicts == "class")
 """The reference models that predict a class for each sample."""
 SEGMENTERS = tuple(name for name, model in MODELS.items() if model.predicts == "cells")
-"""Those that predict one for each place of a sample."""
+"""The reference models that predict a class for each position of a sample."""
 
 _KINDS = {"model": tuple(MODELS), "classifier": CLASSIFIERS, "segmentation network": SEGMENTERS}
 
@@ -38,7 +41,7 @@ class ModelError(DistconvError, ValueError):
 def build_classifier(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
-    """As :func:`build_model`, of the reference models only the ``CLASSIFIERS``. Collective."""
+    """Build a classifier: as :func:`build_model`, with ``CLASSIFIERS`` as reference models. Collective."""
     return try_on_all_ranks(
         comm,
         lambda: _built(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
@@ -49,7 +52,7 @@ def build_classifier(
 def build_segmenter(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
-    """As :func:`build_model`, of the reference models only the ``SEGMENTERS``. Collective."""
+    """Build a segmentation network: as :func:`build_model`, with ``SEGMENTERS`` as reference models. Collective."""
     kind = "segmentation network"
     return try_on_all_ranks(
         comm,
@@ -61,10 +64,24 @@ def build_segmenter(
 def build_model(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int | None = None, width: int | None = None
 ) -> torch.nn.Module:
-    """A new model with weights that follow from the seed alone. Collective.
+    """Build a model whose weights depend on the seed alone. Collective: call on every rank.
 
-    Its factory is called with those of ``in_channels``, ``classes`` (or ``num_classes``) and ``width`` that it takes
-    and that are not None. The current directory is searched for modules too.
+    A factory receives those of ``in_channels``, ``classes`` (or ``num_classes``) and ``width`` that it accepts and that
+    are not None. Modules in the current directory are found, too.
+
+    Parameters
+    ----------
+    name : str
+        A reference model, or ``package.module:factory``.
+    comm : mpi4py.MPI.Intracomm
+        Ranks that build the model.
+    seed, in_channels, classes, width : int
+        ``classes`` and ``width`` may be None, which selects the model's own.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
 
     Raises
     ------
@@ -127,7 +144,7 @@ def _module(name: str, module: str) -> Any:
 
 @contextlib.contextmanager
 def _importing_from_here() -> Iterator[None]:
-    """Inside, modules of the current directory come first; afterwards last, so that they stand in for no others."""
+    """Search the current directory first inside the context, and last afterwards, where it shadows no module."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -160,7 +177,7 @@ def _arguments(
 
 
 def _guarded(name: str, call: Callable[[], T]) -> T:
-    """Call the user's code; whatever it raises becomes one line that says where."""
+    """Call user code; turn any exception into a ModelError of one line with the location."""
     try:
         return call()
     except ModelError:

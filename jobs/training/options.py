@@ -1,4 +1,7 @@
-"""Command-line options that all training jobs share, and what they become: a grid or a plan, a device, settings."""
+"""Command-line options shared by all training jobs, and their conversion.
+
+Options become a grid or plan, a device and settings. Other commands use the parsers of numbers, too.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,22 @@ S = TypeVar("S", bound=TrainingSettings)
 def add_training_arguments(
     parser: argparse.ArgumentParser, defaults: TrainingSettings, out: str
 ) -> argparse._MutuallyExclusiveGroup:
-    """Everything but the data, the model's name and the augmentation; returns the ways to share the work over ranks."""
+    """Add all options but those of the data, the model's name and the augmentation.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Parser of the command.
+    defaults : TrainingSettings
+        Default values.
+    out : str
+        Default of ``--out``.
+
+    Returns
+    -------
+    argparse._MutuallyExclusiveGroup
+        Group of ``--grid`` and ``--plan``, to which a command may add pipelines.
+    """
     width = defaults.width or "the model's own"
     parser.add_argument(
         "--width", type=positive, default=defaults.width, help=f"channels of the model (default: {width})"
@@ -55,14 +73,14 @@ def add_training_arguments(
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """How samples are read that lie in files."""
+    """Add ``--readers``, the number of reading processes per rank."""
     parser.add_argument(
         "--readers", type=positive, default=1, metavar="N", help="processes that read on each rank (default: a thread)"
     )
 
 
 def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
-    """How weights follow from gradients."""
+    """Add the options of the optimizer and its schedule."""
     parser.add_argument(
         "--optimizer",
         type=optimizer_name,
@@ -120,7 +138,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
 
 
 def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
-    """What is computed with, over what statistics, and with what memory."""
+    """Add the options of dtype, precision, batch-norm scope and sharding of the optimizer."""
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
     parser.add_argument(
         "--precision",
@@ -143,7 +161,7 @@ def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -
 
 
 def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
-    """Where a run is, where it begins, and what is done now and then."""
+    """Add the options of the run: folder, start, tracking, checkpoints, capture, checks and traces."""
     add_config_arguments(parser)
     parser.add_argument(
         "--init-from", type=Path, metavar="FILE", help="begin with the weights of a .pt or .safetensors"
@@ -185,12 +203,12 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
 
 
 def step_range(text: str) -> range:
-    """Steps as they are written, ``10:13`` for 10, 11 and 12.
+    """Parse a range of steps, such as ``10:13`` for steps 10, 11 and 12.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     first, colon, end = text.partition(":")
     if not (colon and first.isdigit() and end.isdigit() and 0 < int(first) < int(end)):
@@ -199,12 +217,12 @@ def step_range(text: str) -> range:
 
 
 def grid_extents(text: str) -> dict[str, int]:
-    """A grid as it is written, ``n=2,h=2``.
+    """Parse the axes and sizes of a grid, such as ``n=2,h=2``.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     try:
         return parse_grid(text)
@@ -213,12 +231,12 @@ def grid_extents(text: str) -> dict[str, int]:
 
 
 def positive(text: str) -> int:
-    """A whole number above zero.
+    """Parse an integer above zero.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
@@ -226,12 +244,12 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """A whole number from zero on.
+    """Parse an integer that is not negative.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
@@ -239,12 +257,12 @@ def natural(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above zero.
+    """Parse a finite number above zero.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not _number(text) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
@@ -252,12 +270,12 @@ def positive_float(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """A finite number from zero on.
+    """Parse a finite number that is not negative.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not _number(text) >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
@@ -265,12 +283,12 @@ def not_negative(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1.
+    """Parse a number from 0 to 1, both included.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not 0 <= _number(text) <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
@@ -278,12 +296,12 @@ def share(text: str) -> float:
 
 
 def below_one(text: str) -> float:
-    """A number from 0 on and below 1.
+    """Parse a number from 0 to 1, without 1.
 
     Raises
     ------
     ArgumentTypeError
-        If the text is none.
+        If the string is not valid.
     """
     if not 0 <= _number(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
@@ -291,7 +309,7 @@ def below_one(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """The number, or NaN if it is none or infinite."""
+    """Return the number, or NaN if the string is not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -300,15 +318,41 @@ def _number(text: str) -> float:
 
 
 def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
-    """The settings among the options."""
+    """Make the settings from the parsed options.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of :func:`add_training_arguments` and of the command.
+    kind : type
+        Class of the settings.
+
+    Returns
+    -------
+    TrainingSettings
+        Instance of ``kind``. Without ``--batch-norm`` its ``batch_norm`` is ``global``.
+    """
     values = {field.name: getattr(options, field.name) for field in fields(kind)}
     return kind(**values | {"batch_norm": options.batch_norm or "global"})
 
 
 def place_of(options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str = "h") -> ProcessGrid | Plan:
-    """The plan or the grid that was asked for, or a grid that suits the batch. Collective.
+    """Return the plan or grid of the options, or a default grid. Collective: call on every rank.
 
-    Batch norm is as the plan says, if the options say nothing else.
+    The batch-norm scope of a plan is stored in ``options.batch_norm`` unless the option is given. Call it before
+    :func:`settings_of`.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    comm : mpi4py.MPI.Intracomm
+    rest_along : str
+        Axis of the remaining ranks in :func:`default_grid`.
+
+    Returns
+    -------
+    ProcessGrid or Plan
     """
     if options.plan is not None:
         plan = Plan.load(options.plan, comm)
@@ -319,13 +363,32 @@ def place_of(options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str =
 
 
 def default_grid(ranks: int, batch: int, rest_along: str = "h") -> dict[str, int]:
-    """Ranks along n as far as they divide the batch, the others along another axis."""
+    """Return a grid with as many ranks along ``n`` as divide the batch, and the remaining ones along another axis.
+
+    Parameters
+    ----------
+    ranks : int
+    batch : int
+        Samples whose gradients are computed at a time.
+    rest_along : str
+        Axis of the remaining ranks.
+
+    Returns
+    -------
+    dict of str to int
+        Size of each axis.
+
+    Examples
+    --------
+    >>> default_grid(8, 4)
+    {'n': 4, 'h': 2}
+    """
     along_n = math.gcd(ranks, batch)
     return {"n": along_n, rest_along: ranks // along_n}
 
 
 def add_device_argument(parser: argparse.ArgumentParser, what: str = "") -> None:
-    """The option; ``what`` begins its help."""
+    """Add ``--device``; its help begins with ``what``."""
     parser.add_argument(
         "--device",
         type=device_name,
@@ -336,12 +399,12 @@ def add_device_argument(parser: argparse.ArgumentParser, what: str = "") -> None
 
 
 def device_name(text: str) -> str:
-    """``text`` if it names a device.
+    """Check a device name: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises
     ------
     ArgumentTypeError
-        If it does not.
+        If the string is not a device name.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not cpu, cuda or cuda:N")
@@ -349,12 +412,23 @@ def device_name(text: str) -> str:
 
 
 def device_for(name: str | None, comm: MPI.Intracomm) -> str:
-    """The device of this rank by the option's value, made torch's current one. Collective.
+    """Select the device of this rank and make a GPU torch's current device. Collective: call on every rank.
+
+    Parameters
+    ----------
+    name : str or None
+        Value of ``--device``. None: a GPU if there is one.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    str
+        The device, such as ``cuda:1``.
 
     Raises
     ------
     GridError
-        On all ranks, if one of them has no such GPU.
+        On all ranks, if one of them does not have the GPU.
     """
     return try_on_all_ranks(comm, lambda: str(_found(name)), GridError)
 

@@ -1,4 +1,4 @@
-"""The picture at the end of a classifier's training: curves of loss and accuracy, and examples as a job draws them."""
+"""The figure drawn at the end of a classifier's training: curves of loss and accuracy, and examples."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ class ClassifiedExample:
 
 @dataclass(frozen=True)
 class Picture:
-    """Rows of ``columns`` examples, each row so many inches high, below curves ``curves`` times as high; 3-D or not.
+    """Layout of the figure: curves above rows of examples.
 
-    ``show`` draws the values of an example on axes.
+    Parameters
+    ----------
+    columns : int
+        Examples per row.
+    row_inches : float
+        Height of a row of examples in inches.
+    curves : float
+        Height of the curves, relative to a row of examples.
+    show : callable
+        Draws the values of an example on matplotlib axes.
+    projection : str, optional
+        Projection of the examples' axes, such as ``3d``.
     """
 
     columns: int
@@ -41,7 +52,16 @@ class Picture:
         lines: Sequence[dict[str, Any]],
         title: str,
     ) -> None:
-        """Write the picture; ``lines`` are those of metrics.jsonl.
+        """Draw the figure and write it to ``path``.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File to write.
+        examples : sequence of ClassifiedExample
+        lines : sequence of dict
+            Lines of metrics.jsonl.
+        title : str
 
         Raises
         ------
@@ -66,14 +86,14 @@ class Picture:
 
 
 def name_example(axis: Any, label: object, predicted: object) -> None:
-    """Write the class predicted above an example, and in red the right one if it is another."""
+    """Write the predicted class above an example, or in red both classes if the prediction is wrong."""
     right = label == predicted
     text = f"{predicted}" if right else f"{predicted}, not {label}"
     axis.set_title(text, fontsize=9, color="tab:green" if right else "tab:red")
 
 
 def draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    """Losses of the steps and of the evaluations among the ``lines`` of metrics.jsonl."""
+    """Draw the losses of the steps and evaluations in ``lines`` of metrics.jsonl."""
     steps = [line for line in lines if "evaluation" not in line]
     axis.plot([line["step"] for line in steps], [line["loss"] for line in steps], color="0.7", linewidth=0.8)
     axis.plot([], [], color="0.7", label="training, each step")
@@ -90,7 +110,7 @@ def draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def draw_accuracies(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    """Accuracies of the evaluations among them."""
+    """Draw the accuracies of the evaluations in ``lines`` of metrics.jsonl."""
     for group in ("train", "test"):
         evaluations = [line for line in lines if line.get("evaluation") == group]
         percent = [100 * line["accuracy"] for line in evaluations]

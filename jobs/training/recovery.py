@@ -1,4 +1,7 @@
-"""What a training goes on from: its checkpoints, and which of them are its own."""
+"""Checkpoints of a training: saving, resuming, and checking that a checkpoint belongs to the run.
+
+Base class of all trainers. Checkpoints are independent of the grid or pipeline: any can resume from any other's.
+"""
 
 from __future__ import annotations
 
@@ -21,67 +24,77 @@ from distconv.tensor import DistTensor
 from .settings import TrainingSettings
 
 FREE = ("epochs", "steps", "shard_optimizer")
-"""The settings in which a run may differ from the one that it goes on with."""
+"""Settings in which a resumed run may differ from its checkpoint."""
 
 
 class Recoverable(ABC):
-    """A training that writes checkpoints and goes on from them."""
+    """Training that writes checkpoints and resumes from them."""
 
     settings: TrainingSettings
     model: torch.nn.Module
     average: torch.optim.swa_utils.AveragedModel | None
-    """The moving average of the weights, if there is one."""
+    """Moving average of the weights (``--ema``), or None."""
     optimizer: torch.optim.Optimizer
     comm: MPI.Intracomm
     loader: EpochLoader
-    """Of the training samples; a job sets it up."""
+    """Loader of the training samples. The subclass of a job creates it."""
 
     def __init__(self) -> None:
         self.step_count = 0
-        """Steps that have been taken."""
+        """Number of completed steps, those before a resumption included."""
         self.checkpoints_begun = 0
         self._saving: checkpoint.AsyncSave | None = None
 
     @property
     @abstractmethod
     def placement(self) -> dict[str, Any]:
-        """How the ranks share the work, for JSON."""
+        """Distribution of the work over ranks, as JSON values."""
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What a prediction with a checkpoint needs to know, besides the settings: the task, how values are scaled."""
+        """Metadata that a prediction needs besides the settings, such as the task and the scaling of values."""
         return {}
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the run, completed ones included."""
         return self._steps_of(asdict(self.settings))
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next step belongs to."""
+        """Epoch of the next step."""
         return self.step_count // self.loader.steps
 
     def save(self, directory: str) -> None:
-        """Write a checkpoint of everything that the following steps depend on. Collective.
+        """Write a checkpoint of everything that later steps depend on. Collective: call on every rank.
+
+        Parameters
+        ----------
+        directory : str
+            Folder of the run's checkpoints.
 
         Raises
         ------
         DistconvError
-            On all ranks, if a parameter is not finite, or it cannot be written: older checkpoints stay the newest then.
+            On all ranks, if a parameter is not finite, or the checkpoint cannot be written. Older checkpoints remain.
         """
         self.start_saving(directory)
         self.finish_saving()
 
     def start_saving(self, directory: str) -> None:
-        """As :meth:`save`, but the steps may go on when everything is copied; ``finish_saving`` commits. Collective.
+        """Start writing a checkpoint in the background; :meth:`finish_saving` commits it. Collective.
 
-        The one before is finished first.
+        The state is copied before the call returns, so that steps can follow. A previous checkpoint is finished first.
+
+        Parameters
+        ----------
+        directory : str
+            Folder of the run's checkpoints.
 
         Raises
         ------
         DistconvError
-            On all ranks, if a parameter is not finite, or the one before could not be written.
+            On all ranks, if a parameter is not finite, or the previous checkpoint could not be written.
         """
         self.finish_saving()
         try_on_all_ranks(self.comm, self._check_finite, DistconvError)
@@ -100,16 +113,16 @@ class Recoverable(ABC):
 
     @property
     def checkpoints_written(self) -> int:
-        """How many of the checkpoints that were begun this rank has written."""
+        """Number of started checkpoints that this rank has written completely."""
         return self.checkpoints_begun - (self._saving is not None and not self._saving.is_written)
 
     def finish_saving(self) -> None:
-        """Wait for the checkpoint that was begun, if any, and commit it. Collective.
+        """Wait for the started checkpoint, if any, and commit it. Collective.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if it could not be written: older checkpoints stay the newest then, and steps may go on.
+            On all ranks, if the checkpoint could not be written. Older checkpoints remain, and training can resume.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -125,14 +138,24 @@ class Recoverable(ABC):
                 )
 
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
-        """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
+        """Resume from the newest finished checkpoint. Collective: call on every rank.
 
-        With ``fallback`` those that are damaged are passed over.
+        Parameters
+        ----------
+        directory : str
+            Folder of the run's checkpoints.
+        fallback : bool
+            Skip damaged checkpoints.
+
+        Returns
+        -------
+        bool
+            False if there is no checkpoint.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if it is damaged, or of other settings or data.
+            On all ranks, if the checkpoint is damaged, or was made with other settings or data.
         """
 
         def check(contents: checkpoint.CheckpointMetadata) -> None:
@@ -159,19 +182,24 @@ class Recoverable(ABC):
         return True
 
     def begin_with(self, path: Path) -> None:
-        """Let the model have the weights of a file. Collective.
+        """Load the weights of a file into the model. Collective: call on every rank.
+
+        Parameters
+        ----------
+        path : pathlib.Path
+            A ``.pt`` or ``.safetensors`` file.
 
         Raises
         ------
         CheckpointError
-            On all ranks, if it cannot be read, or its weights do not fit.
+            On all ranks, if the file cannot be read, or its weights do not fit the model.
         """
         load_weights(self.model, path, self.comm)
 
     def _check_settings(self, saved: checkpoint.CheckpointMetadata) -> None:
         try:
             settings, position = saved.values["settings"], saved.values["position"]
-            # What a checkpoint does not know yet was as it is by default.
+            # Checkpoints from before a setting was introduced lack it: they used its default.
             then = asdict(type(self.settings)()) | settings | {"training samples": position["samples"]}
             self._steps_of(then)
         except (KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What a training run leaves behind besides its checkpoints: metrics.jsonl, summary.json, peak memory."""
+"""Output of a training run besides its checkpoints: metrics.jsonl, summary.json, peak memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,24 @@ METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 
 
 class Metrics:
-    """``metrics.jsonl``: one line per step with its loss, and one per evaluation. Only rank 0 writes. Collective.
+    """Writer of ``metrics.jsonl``: one line per step with its loss, and one per evaluation.
 
-    Lines of an interrupted run stay as far as it is resumed; an evaluation at the last step is made anew.
+    Collective: construct it on every rank; only rank 0 writes. A resumed run keeps the lines up to its checkpoint.
+    An evaluation at the last step is dropped, as the run repeats it.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Folder of the run.
+    trainer : Training
+        The training; its ``step_count`` selects the lines to keep.
+    track : str, optional
+        Tracker that receives the same lines (``--track``).
+
+    Raises
+    ------
+    DataError
+        On all ranks, if the file or the tracker cannot be opened.
     """
 
     def __init__(self, folder: Path, trainer: Training, track: str | None = None) -> None:
@@ -41,14 +56,14 @@ class Metrics:
             self._tracker = tracker(self._track, self.folder, kept)
 
     def write(self, **values: Any) -> None:
-        """Add a line."""
+        """Write a line with these values. Does nothing on ranks other than 0."""
         if self._stream is not None:
             self._stream.write(json.dumps(values) + "\n")
         if self._tracker is not None:
             self._tracker.write(values)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The lines of the file, but for one that a killed run left unfinished."""
+        """Yield the lines of the file, without incomplete lines of a killed run."""
         try:
             with open_regular(self.path, follow_links=False) as file:
                 texts = file.read().decode(errors="replace").splitlines()
@@ -63,7 +78,7 @@ class Metrics:
                 yield line
 
     def losses(self) -> list[tuple[int, float]]:
-        """Step and loss of all steps."""
+        """Return step and loss of all steps in the file."""
         return [(line["step"], line["loss"]) for line in self.lines() if "evaluation" not in line]
 
     def __enter__(self) -> Metrics:
@@ -77,7 +92,21 @@ class Metrics:
 
 
 def announcement(trainer: Training, extents: str, resumed: bool) -> str:
-    """What is about to be trained, on samples of these ``extents``."""
+    """Return the line printed before the first step.
+
+    Parameters
+    ----------
+    trainer : Training
+    extents : str
+        Description of a sample's size.
+    resumed : bool
+        True if the run resumes from a checkpoint. Otherwise it starts from step 0.
+
+    Returns
+    -------
+    str
+        Model, data, number of steps, and distribution over ranks.
+    """
     where = f"from step {trainer.step_count} on, " if resumed else ""
     return (
         f"{trainer.settings.model} ({trainer.parameter_count} parameters, {trainer.settings.dtype}) "
@@ -88,7 +117,23 @@ def announcement(trainer: Training, extents: str, resumed: bool) -> str:
 
 
 def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show: Callable[[], None]) -> None:
-    """Write summary.json with the job's own ``results``, then ``show`` them, all on rank 0. Collective."""
+    """Write summary.json and print the report on rank 0. Collective: call on every rank.
+
+    Parameters
+    ----------
+    trainer : Training
+    metrics : Metrics
+        Metrics of the run.
+    results : dict
+        Results of the job for summary.json.
+    show : callable
+        Prints the results. Called on rank 0 alone.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if the file cannot be written.
+    """
     peaks = trainer.comm.gather(peak_memory_bytes(), root=0)
 
     def on_rank_0() -> None:
@@ -112,12 +157,25 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
 
 
 def times(training_s: float, total_s: float) -> str:
-    """How long it took, as a line."""
+    """Return a line with the seconds of the training and of the job."""
     return f"training took {training_s:.1f} s, all of it {total_s:.1f} s"
 
 
 def picture(path: Path, draw: Callable[[], None]) -> str:
-    """Draw it; a line that says where it is, or why there is none."""
+    """Draw a figure and return a line for the report.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        File that ``draw`` writes.
+    draw : callable
+        Writes the figure.
+
+    Returns
+    -------
+    str
+        The path, or the reason if matplotlib is not installed.
+    """
     try:
         draw()
     except ImportError:
@@ -126,5 +184,5 @@ def picture(path: Path, draw: Callable[[], None]) -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Most memory that this process has had resident."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,7 @@
-"""The run of a training job: its folder, where it starts, and the loop with progress, metrics and checkpoints."""
+"""The run of a training job: its folder, its first step, and the loop with progress, metrics and checkpoints.
+
+Called by :mod:`distconv.jobs.training.job`. It must not depend on how ranks divide the work.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,19 @@ CHECKPOINTS, TRACE = "checkpoints", "trace"
 
 
 def prepare(options: argparse.Namespace, trainer: Training) -> bool:
-    """Make the folder, resume if asked to; whether it did. Collective.
+    """Create the folder of the run and resume with ``--resume``. Collective: call on every rank.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        ``out``, ``resume`` and ``overwrite`` are used.
+    trainer : Training
+        The training to resume.
+
+    Returns
+    -------
+    bool
+        True if the run was resumed. Otherwise it starts from step 0.
 
     Raises
     ------
@@ -34,7 +49,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
         On all ranks, if there is nothing to resume, the folder cannot be made, or it holds a run that this one would
         erase.
     CheckpointError
-        On all ranks, if another job writes there.
+        On all ranks, if another job writes to the folder, or the checkpoint does not belong to the run.
     """
     folder, comm = Path(options.out), trainer.comm
     try_on_all_ranks(comm, lambda: _make(folder), DataError)
@@ -45,13 +60,13 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
                 f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
             )
         return True
-    # Rank 0 alone looks and erases: another rank may be late, and see what this run has written already.
+    # Rank 0 alone checks and erases: a late rank would find the files that this run has already written.
     try_on_all_ranks(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
     return False
 
 
 def _make_room(folder: Path, overwrite: bool) -> None:
-    """Erase the run that the folder holds; nothing else that lies there."""
+    """Erase an earlier run in the folder, but no other files."""
     taken = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
     if taken and not overwrite:
         raise DataError(
@@ -64,7 +79,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make the folder of the run, and in it that of its checkpoints, which is no way to elsewhere."""
+    """Create the folder of the run and its folder of checkpoints, which must not be a link to another location."""
     with Folder(folder, make=True) as out, Folder(CHECKPOINTS, make=True, within=out):
         pass
 
@@ -74,7 +89,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _holds_something(path: Path) -> bool:
-    """A link is a file that holds something, whatever it leads to."""
+    """Return True if the path is a file or folder that is not empty; a link counts as such, wherever it points."""
     return any(_inside(path)) if _is_folder(path) else os.path.lexists(path) and path.lstat().st_size > 0
 
 
@@ -85,18 +100,29 @@ def _inside(folder: Path) -> list[Path]:
 def take_steps(
     options: argparse.Namespace, trainer: Training, metrics: Metrics, evaluate: Callable[[], None] | None = None
 ) -> None:
-    """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective.
+    """Take all remaining steps. Collective: call on every rank.
 
-    At the end of an epoch, and for a checkpoint, all that is under way is finished first. A checkpoint is written
-    beside the steps, and committed in the first one in which all ranks have written it.
+    Steps in flight are finished before a checkpoint and at the end of an epoch. A checkpoint is written in the
+    background, and committed in the first step after which all ranks have written it.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        ``out``, ``checkpoint_every``, ``check_replicas_every`` and ``trace`` are used.
+    trainer : Training
+        The training.
+    metrics : Metrics
+        Receives a line per step.
+    evaluate : callable, optional
+        Called after each epoch but the last. Collective.
 
     Raises
     ------
     MismatchError
-        On all ranks, if they are asked to compare replicas, and find a difference.
+        On all ranks, if ``--check-replicas-every`` finds replicas that differ.
     SystemExit
-        On all ranks, with ``stop_requests.EXIT_CODE``, if a signal has asked any of them to stop. There is a checkpoint
-        then, and nothing is under way.
+        On all ranks, with ``stop_requests.EXIT_CODE``, if any rank received a signal to stop. A checkpoint has been
+        written, and no step is in flight.
     """
     try:
         with (
@@ -126,7 +152,7 @@ def _take_steps(
     traced: StepTrace,
     evaluate: Callable[[], None] | None,
 ) -> bool:
-    """Take the steps; whether they were stopped."""
+    """Take the steps; return True if a signal stopped them. Collective."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
     lines = _StepLines(trainer, metrics)
     with progress.bar(rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step") as bar:
@@ -158,7 +184,7 @@ def _take_steps(
 
 
 class _StepLines:
-    """The lines of the steps, each of which is written when its loss is known."""
+    """Lines of metrics.jsonl for steps, each written when its loss is known: a pipeline reports losses late."""
 
     def __init__(self, trainer: Training, metrics: Metrics) -> None:
         self._trainer, self._metrics = trainer, metrics
@@ -167,7 +193,7 @@ class _StepLines:
         self.newest = "unknown yet"
 
     def add(self, epoch: int, samples: int, seconds: float) -> None:
-        """The step that was just taken."""
+        """Add the step that was just taken, and write all lines whose losses are known now."""
         step = self._trainer.step_count
         self._waiting[step] = {
             "step": step,

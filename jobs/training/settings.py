@@ -1,4 +1,7 @@
-"""What the numbers of a training run depend on besides the data, and the optimizer that follows from it."""
+"""Hyperparameters that determine the results of a training run, and the optimizer that they define.
+
+Trainers, checkpoints (which store them) and predictions read them. They do not depend on the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +18,45 @@ from distconv.jobs.configuration.optimisation import SHORT, make
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What the numbers of a training run depend on, besides the data. Each job has its own defaults."""
+    """Hyperparameters of a training run. Each job derives a class with its own defaults."""
 
     model: str = ""
     width: int | None = None
     batch: int = 1
     epochs: int = 1
     steps: int | None = None
-    """Number of steps, in place of ``epochs``."""
+    """Number of steps; replaces ``epochs``."""
     optimizer: str = "sgd"
     lr: float = 0.1
     warm_up: float = 0.1
-    """Share of the steps over which the learning rate rises."""
+    """Fraction of the steps over which the learning rate rises."""
     momentum: float = 0.9
     weight_decay: float = 0.0
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer."""
     scheduler: str = ""
-    """A class of torch.optim.lr_scheduler; none: a linear rise, then half a cosine."""
+    """Class of torch.optim.lr_scheduler. Empty: a linear rise, then half a cosine."""
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
-    """The largest norm of all gradients together."""
+    """Maximum norm of the gradients of all parameters. None: gradients are not clipped."""
     accumulate: int = 1
-    """Parts of a mini-batch, whose gradients are added up."""
+    """Parts of a mini-batch whose gradients are accumulated."""
     ema: float | None = None
-    """How much of the moving average of the weights stays in a step; none is kept without."""
+    """Decay of the moving average of the weights per step. None: there is no average."""
     dtype: str = "float32"
     precision: str = "full"
-    """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
+    """``bf16``: torch.autocast computes in bfloat16; weights, gradients and the loss stay in float32."""
     batch_norm: str = "global"
-    """What statistics are taken over (distconv.batch_norm_scope)."""
+    """Scope of batch-norm statistics (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False
-    """Split the optimizer's state over the ranks that hold the same weights; no number depends on it."""
+    """True splits the optimizer's state over the ranks that hold the same weights. Results do not change."""
     seed: int = 0
     drop_last: bool = False
-    """Leave out the last batch of an epoch when it would be smaller."""
+    """True drops the last batch of an epoch if it is smaller. Otherwise it is kept."""
 
     @property
     def part(self) -> int:
-        """Samples whose gradients are computed at a time.
+        """Samples per part of a mini-batch, whose gradients are computed at a time.
 
         Raises
         ------
@@ -65,16 +68,33 @@ class TrainingSettings:
         return self.batch // self.accumulate
 
     def evaluating(self, device: str) -> dict[str, Any]:
-        """Options of any loader: what its batches are."""
+        """Return the keyword arguments of a loader for evaluation: dtype and device."""
         return {"dtype": dtype_of(self), "device": device}
 
     def loading(self, device: str) -> dict[str, Any]:
-        """Those of the loader of training samples, besides the seed."""
+        """Return the keyword arguments of the loader of training samples, except the seed."""
         return {**self.evaluating(device), "shuffle": True, "drop_last": self.drop_last}
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> float:
-    """Linear rise to ``peak`` over the share ``warm_up`` of the steps, then half a cosine down to zero."""
+    """Return the learning rate of a step: a linear rise to ``peak``, then half a cosine down to zero.
+
+    Parameters
+    ----------
+    step : int
+        Step, counted from 0.
+    steps : int
+        Steps of the run.
+    peak : float
+        Largest learning rate.
+    warm_up : float
+        Fraction of the steps over which the rate rises; at least one step.
+
+    Returns
+    -------
+    float
+        The learning rate.
+    """
     rise = max(1, round(warm_up * steps))
     if step < rise:
         return peak * (step + 1) / rise
@@ -82,7 +102,23 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> f
 
 
 def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that the settings ask for."""
+    """Make the optimizer of the settings.
+
+    Parameters
+    ----------
+    settings : TrainingSettings
+    parameters : iterable of torch.nn.Parameter
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        ``optimizer_args`` override the other settings.
+
+    Raises
+    ------
+    DistconvError
+        If the optimizer does not accept its arguments.
+    """
     arguments: dict[str, Any] = {"lr": settings.lr}
     if settings.optimizer in SHORT:
         arguments["weight_decay"] = settings.weight_decay
@@ -92,11 +128,11 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate from the next update on."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def dtype_of(settings: TrainingSettings) -> torch.dtype:
-    """What the model computes with."""
+    """Return the dtype of the model's parameters and inputs."""
     return getattr(torch, settings.dtype)  # type: ignore[no-any-return]

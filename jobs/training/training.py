@@ -1,7 +1,7 @@
-"""Training of any model over ranks: settings, learning rate, one step.
+"""Training of any model over ranks: learning rate, one step, evaluation.
 
-Everything that decides a number (initial weights, order, augmentation, schedule) follows from the settings alone, so
-that any grid takes the same steps.
+The trainers of the jobs derive from :class:`Trainer` (grid or plan) or from the trainer of pipelines. Initial weights,
+sample order, augmentation and schedule depend on the settings alone, so that all grids take the same steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,19 @@ T = TypeVar("T")
 
 
 def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``tensor`` over the grid of ``other``: a plan may leave a model's output on another grid than its input."""
+    """Redistribute ``tensor`` to the grid of ``other``, if both are distributed. Collective.
+
+    A plan may place a model's output on another grid than its input, where the labels are.
+
+    Parameters
+    ----------
+    tensor, other : torch.Tensor
+
+    Returns
+    -------
+    torch.Tensor
+        ``tensor`` itself if no redistribution is needed.
+    """
     if isinstance(tensor, DistTensor) and isinstance(other, DistTensor) and tensor.grid != other.grid:
         return tensor.redistribute(other.grid)
     return tensor
@@ -47,20 +59,32 @@ def _average_of(model: torch.nn.Module, decay: float | None) -> AveragedModel | 
 
 
 class Training(Recoverable):
-    """A model in training over the ranks of ``comm``, however they share the work."""
+    """A model in training over the ranks of ``comm``; subclasses define how ranks divide the work."""
 
     ahead = 0
-    """Steps that a rank may be ahead of another."""
+    """Number of steps that a rank may be ahead of another."""
 
     def __init__(
         self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
-        """``grid``: where batches go.
+        """Create the optimizer and the average of the weights.
+
+        Parameters
+        ----------
+        settings : TrainingSettings
+        model : torch.nn.Module
+            The model, on its device.
+        grid : ProcessGrid
+            Grid of the input batches.
+        comm : mpi4py.MPI.Intracomm
+            All ranks of the training.
+        device : str
+            Device of this rank.
 
         Raises
         ------
         DistconvError
-            If the settings ask for half precision beside double.
+            If the settings combine ``precision="bf16"`` with another dtype than float32.
         """
         super().__init__()
         if settings.precision != "full" and settings.dtype != "float32":
@@ -71,15 +95,25 @@ class Training(Recoverable):
         self.average = _average_of(model, settings.ema)
         self._schedule: RateSchedule | None = None
         self.losses: list[tuple[int, float]] = []
-        """Steps since this run began, counted from 1, and their losses as far as they are known."""
+        """Step number, counted from 1, and loss of the steps of this process whose losses are known."""
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch; both lie over the same grid."""
+        """Return the loss of a batch. ``outputs`` and ``labels`` are on the same grid. Collective."""
 
     @abstractmethod
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
-        """One step on a batch; the newest loss that is known, the same on all ranks. Collective.
+        """Take a step on a batch. Collective: call on every rank.
+
+        Parameters
+        ----------
+        inputs, labels : torch.Tensor
+            Tensors of the batch as the loader returns them.
+
+        Returns
+        -------
+        float or None
+            The newest known loss, the same on all ranks. None if no loss is known yet.
 
         Raises
         ------
@@ -88,40 +122,53 @@ class Training(Recoverable):
         """
 
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.jobs.captured_steps).
+        """Select whether later steps are captured: ``choice`` is one of ``distconv.jobs.captured_steps.CHOICES``.
 
         Raises
         ------
         DistconvError
-            If they must be, and cannot.
+            If ``choice`` is ``on`` and steps cannot be captured.
         """
         if choice == "on":
             raise DistconvError("--capture on: steps of a pipeline are messages between stages, and not captured")
 
     @abstractmethod
     def settle(self) -> None:
-        """Finish the steps that are under way; all losses are known then. Collective."""
+        """Finish the steps in flight. All losses are known afterwards. Collective."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what MPI holds for the training alone. Collective."""
+        """Free the MPI resources that belong to this training. Collective."""
 
     @abstractmethod
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
-        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
+        """Yield each batch with a result computed by the trained model. Collective: advance it on every rank.
+
+        Parameters
+        ----------
+        batches : iterator of Batch
+            Batches, the same on all ranks.
+        compute : callable
+            Called with the inputs of a batch, without gradients and in evaluation mode.
+
+        Yields
+        ------
+        (Batch, T)
+            The batch and the return value of ``compute``.
+        """
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """How the ranks share the work, as a user reads it."""
+        """Distribution of the work over ranks, in words."""
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """Learning rate of the next step, without ``--scheduler``."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let ``optimizer`` have the numbers of the next step."""
+        """Set the learning rate, and the other scheduled values, of the next step in ``optimizer``."""
         of = self.settings
         if not of.scheduler:
             set_rate(optimizer, self.rate)
@@ -133,22 +180,22 @@ class Training(Recoverable):
             group.update(self._schedule.at(self.step_count))
 
     def autocast(self) -> torch.autocast:
-        """Where the model is called for training: computes with the settings' precision."""
+        """Return the autocast context for the training forward pass, as the settings' precision requires."""
         half = self.settings.precision == "bf16"
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
 
     @property
     def evaluated(self) -> torch.nn.Module:
-        """What is evaluated: the model, or the moving average of its weights."""
+        """Model used for evaluation: the moving average of the weights if there is one, otherwise the model."""
         return self.model if self.average is None else self.average.module
 
     @property
     def parameter_count(self) -> int:
-        """Trained numbers of the model."""
+        """Number of elements of the model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of all steps that are still to be taken, epoch after epoch. Collective."""
+        """Yield the batches of all remaining steps, epoch after epoch. Collective."""
         while self.step_count < self.steps:
             for batch in self.loader.epoch(self.epoch, self.step_count % self.loader.steps):
                 yield batch
@@ -156,24 +203,36 @@ class Training(Recoverable):
                     return
 
     def note_loss(self, step: int, loss: float) -> None:
-        """Add to ``losses``.
+        """Record the loss of a step.
+
+        Parameters
+        ----------
+        step : int
+            Step, counted from 1.
+        loss : float
 
         Raises
         ------
         DistconvError
-            If it is not finite.
+            If the loss is not finite.
         """
         if not math.isfinite(loss):
             raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
         self.losses.append((step, loss))
 
     def check_replicas(self) -> None:
-        """Raise MismatchError on all ranks if copies of a parameter or buffer are no longer the same. Collective."""
+        """Check that all replicas of each parameter and buffer are identical. Collective.
+
+        Raises
+        ------
+        MismatchError
+            On all ranks, if replicas differ.
+        """
         check_replicas(self.model, self.comm)
 
 
 class Trainer(Training):
-    """A model in training over a grid, or as a plan says."""
+    """A model in training over a grid, or over the grids of a plan."""
 
     def __init__(
         self,
@@ -183,10 +242,22 @@ class Trainer(Training):
         comm: MPI.Intracomm,
         device: str,
     ) -> None:
-        """``place`` is the grid of all layers, or the plan that says which layer is on which."""
+        """Distribute the model. Collective: construct it on every rank.
+
+        Parameters
+        ----------
+        settings : TrainingSettings
+        model : torch.nn.Module
+            The model, the same on all ranks.
+        place : ProcessGrid or Plan
+            Grid of all layers, or a plan with the grid of each layer.
+        comm : mpi4py.MPI.Intracomm
+        device : str
+            Device of this rank.
+        """
         self.place = place
         self.taken = AutoCapturedStep(self._differentiate, "off", comm)
-        """By what steps are taken, without the optimizer."""
+        """Forward and backward pass of a step, captured or eager."""
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
         model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
@@ -195,30 +266,38 @@ class Trainer(Training):
 
     @property
     def where(self) -> str:
-        """The grid or the plan, as a user reads it."""
+        """Grid or plan, in words."""
         plan = f"a plan of {len(self.place.layers)} patterns, samples on " if isinstance(self.place, Plan) else ""
         return f"{plan}grid {self.grid.describe()}"
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The grid and the plan."""
+        """Grid and plan, as JSON values."""
         return {"grid": self.grid.describe(), "plan": self.place.layers if isinstance(self.place, Plan) else None}
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        """One step of the optimizer on a batch; returns its loss, the same on all ranks. Collective.
+        """Take a step of the optimizer on a batch. Collective: call on every rank.
 
-        Of a batch that comes in parts both are sequences.
+        Parameters
+        ----------
+        inputs, labels : torch.Tensor
+            Tensors of the batch. With ``accumulate > 1`` sequences with one tensor per part.
+
+        Returns
+        -------
+        float
+            Loss of the batch, the same on all ranks.
 
         Raises
         ------
         DistconvError
-            On all ranks, if the loss is not finite; the weights are those from before the step.
+            On all ranks, if the loss is not finite. The weights are unchanged then.
         """
         self.model.train()
         self.schedule(self.optimizer)
         self.optimizer.zero_grad()
         value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
-        # One decision: ranks that have come apart may not have the same loss.
+        # All ranks must decide the same: if replicas have diverged, a loss may be finite on some ranks only.
         try_on_all_ranks(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
@@ -229,7 +308,7 @@ class Trainer(Training):
         return value
 
     def _accumulate(self, inputs: Iterable[torch.Tensor], labels: Iterable[torch.Tensor]) -> float:
-        """The loss of a batch that comes in parts, whose gradients the parameters have then."""
+        """Accumulate the gradients of all parts, and return the loss of the batch. Collective."""
         samples = [len(each) for each in labels]
         losses = []
         for number, part in enumerate(zip(inputs, labels, strict=True), 1):
@@ -238,19 +317,19 @@ class Trainer(Training):
         return sum(map(float, losses))
 
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.jobs.captured_steps).
+        """Select whether later steps are captured: ``choice`` is one of ``distconv.jobs.captured_steps.CHOICES``.
 
         Raises
         ------
         DistconvError
-            If they must be, and batches come in parts.
+            If ``choice`` is ``on`` and ``accumulate > 1``.
         """
         if choice == "on" and self.settings.accumulate > 1:
             raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
         self.taken = AutoCapturedStep(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
-        """The ``share`` that the loss of a batch has, whose gradients are added to those of the parameters."""
+        """Add the gradients of ``share`` times the loss to those of the parameters, and return that product."""
         with self.autocast():
             outputs = self.model(inputs)
         if self.settings.precision != "full":
@@ -262,14 +341,14 @@ class Trainer(Training):
         return loss.detach()
 
     def settle(self) -> None:
-        """Nothing is under way between steps."""
+        """Do nothing: no step is in flight between calls."""
 
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
-        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
+        """Yield each batch with the result of ``compute`` for its inputs, in evaluation mode. Collective."""
         self.evaluated.eval()
         for batch in batches:
             yield batch, compute(batch.tensors[0])
 
     def close(self) -> None:
-        """Nothing to free: the grid may serve others."""
+        """Do nothing: the grid may be used elsewhere."""

@@ -2,7 +2,7 @@
 
 ::
 
-    options   Command-line options of training as a pipeline, and what they come to for a number of ranks
-    stages    Where a model is cut into the stages of a pipeline
-    training  Training of a model as a pipeline over ranks, with the settings
+    options   Command-line options of pipelines, and their conversion for a number of ranks
+    stages    Split points of a model at which stages take about equally long
+    training  The trainer of pipelines
 """

@@ -1,4 +1,7 @@
-"""Command-line options of training as a pipeline, and what they come to for a number of ranks."""
+"""Command-line options of pipelines, and their conversion to a :class:`Pipelining` for a number of ranks.
+
+Called by the training commands that support pipelines.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,43 @@ REFINEMENTS = (
     "running_statistics",
     "switch_after",
 )
-"""Options that mean nothing without ``--pipeline``."""
+"""Options that require ``--pipeline``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelining:
-    """How a model is trained as a pipeline: its schedule, and ``replicas`` of each stage.
+    """Configuration of a pipeline: schedule, stages and split points.
 
-    ``ppv``: the layers behind which it is cut (stale weights, 4.1), ``cuts``: those before which it is; without both:
-    into parts of about equal time. Each stage has ``chunks`` parts, and a rank for each replica unless ``plans`` say
-    otherwise. From step ``switch_after`` on, counted from 0, the mini-batches pass one by one (None: never).
-    ``kinds``: those of the ranks' devices that a plan for several wants, ``kind`` that of this rank.
+    Without ``ppv`` and ``cuts`` the model is split into parts of about equal time.
+
+    Parameters
+    ----------
+    schedule : str
+        Name of the schedule.
+    replicas : tuple of int
+        Replicas of each stage. A replica is one rank unless ``plans`` distribute it.
+    chunks : int
+        Parts of the model per stage.
+    ppv : tuple of int, optional
+        Numbers of the layers after which the model is split, counted from 1 (stale weights, 4.1).
+    microbatches : int
+        Micro-batches of a mini-batch.
+    weights : str, optional
+        Weights used by backward passes. None: the schedule's default.
+    vertical_sync : bool
+        True uses one version of the weights in all stages.
+    batch_norm : str
+        Samples of the running statistics: ``micro`` (micro-batch) or ``deferred`` (mini-batch).
+    switch_after : int, optional
+        Step, counted from 0, from which mini-batches are no longer pipelined. None: never.
+    cuts : tuple of str, optional
+        Names of the layers before which the model is split.
+    plans : tuple of StagePlan, optional
+        Plan of each stage.
+    kinds : tuple of str
+        Device type of each rank that the plan requires.
+    kind : str, optional
+        Device type of this rank.
     """
 
     schedule: str
@@ -62,17 +91,24 @@ class Pipelining:
 
     @property
     def part_replicas(self) -> list[int]:
-        """Ranks that share the work of each part of the model."""
+        """Replicas of each part of the model."""
         return list(self.replicas) * self.chunks
 
     @property
     def options(self) -> dict[str, Any]:
-        """What only some schedules take."""
+        """Keyword arguments of the pipeline that only some schedules accept."""
         return {"vertical_sync": True} if self.vertical_sync else {}
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._MutuallyExclusiveGroup) -> None:
-    """``--pipeline`` among the ways to share the work, and what goes with it in a group of the help."""
+    """Add ``--pipeline``, ``--pipeline-plan`` and their refinements.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    place : argparse._MutuallyExclusiveGroup
+        Group of ``--grid`` and ``--plan``.
+    """
     place.add_argument(
         "--pipeline", metavar="SCHEDULE", help=f"train as a pipeline: {', '.join(_runnable())} (docs/pipelines.md)"
     )
@@ -113,7 +149,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
 
 
 def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
-    """``--devices``; ``what`` begins its help."""
+    """Add ``--devices``; its help begins with ``what``."""
     place.add_argument(
         "--devices",
         type=device_kinds,
@@ -123,12 +159,12 @@ def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
 
 
 def device_kinds(text: str) -> Kinds:
-    """What ``--devices`` says.
+    """Parse the value of ``--devices``.
 
     Raises
     ------
     ArgumentTypeError
-        If it says nothing that can be.
+        If the string is not a valid value.
     """
     try:
         return kinds_of(text)
@@ -137,17 +173,29 @@ def device_kinds(text: str) -> Kinds:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers above zero with commas."""
+    """Parse integers above zero, separated by commas."""
     return tuple(positive(word) for word in text.split(","))
 
 
 def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
-    """The pipeline that the options ask for on so many ranks; None without ``--pipeline``.
+    """Return the pipeline of the options.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    Pipelining or None
+        None without ``--pipeline``.
 
     Raises
     ------
     ScheduleError
-        If options do not fit each other.
+        If options contradict each other.
     GridError
         If the stages need another number of ranks.
     """
@@ -186,12 +234,23 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
 
 
 def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipelining | None:
-    """The pipeline in the file ``--pipeline-plan``; None without one. Collective.
+    """Load the pipeline of ``--pipeline-plan``. Collective: call on every rank.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Pipelining or None
+        None without ``--pipeline-plan``.
 
     Raises
     ------
     PlanError
-        If there is none in it, or it is for another model, mini-batch or number of ranks.
+        If the file is not a valid plan, or is for another model, mini-batch or number of ranks.
     """
     if options.pipeline_plan is None:
         return None
@@ -218,7 +277,7 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
 
 
 def _stages(options: argparse.Namespace, ranks: int, chunks: int) -> int:
-    """As ``--stages``, ``--ppv`` or ``--replicas`` say; else one for each rank, or for as many as replicas."""
+    """Return the number of stages: from ``--stages``, ``--ppv`` or ``--replicas``, or as many as ranks allow."""
     if options.ppv is not None:
         parts = len(options.ppv) + 1
         if options.stages not in (None, parts // chunks) or parts % chunks:

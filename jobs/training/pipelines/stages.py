@@ -1,4 +1,7 @@
-"""Where a model is cut into the stages of a pipeline: at layers, so that all stages take about equally long."""
+"""Split points of a model for a pipeline whose stages take about equally long.
+
+Trainers call it if the user gives no split points. It predicts times and needs no communication.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,34 @@ from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
 
 MACHINE = "localhost"
-"""Its times balance the stages: only their ratios count."""
+"""Machine whose predicted times balance the stages: only their ratios matter."""
 
 
 def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequence[int]) -> list[str]:
-    """The layers that begin the second part, the third, ...: ``len(replicas)`` parts of about equal time per replica.
+    """Return the layers at which to split a model into parts of about equal time per replica.
 
-    Times are predicted for a micro-batch of ``shape`` (N, C, H, W), forward and backward, on the machine ``localhost``;
-    cuts are between convolution and linear layers.
+    Forward and backward times are predicted on the machine ``localhost``. Split points are between convolution and
+    linear layers.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    shape : sequence of int
+        Shape (N, C, H, W) of a micro-batch.
+    replicas : sequence of int
+        Number of replicas of each part.
+
+    Returns
+    -------
+    list of str
+        Names of the layers that begin the second part, the third, and so on.
 
     Raises
     ------
     SplitError
         If there are fewer such layers than parts.
     TraceError
-        If the model does not run without data.
+        If the model cannot be traced without data.
     """
     if len(replicas) == 1:
         return []
@@ -36,9 +52,25 @@ def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequen
 
 
 def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], model: str) -> list[str]:
-    """Those of ``starts`` that cut a ``profile`` into ``len(replicas)`` parts of about equal time per replica.
+    """Select split points that divide a profile into parts of about equal time per replica.
 
-    The cuts are those of BaPipe's partition (3.3); ``model`` names it in errors.
+    Source: BaPipe, 3.3.
+
+    Parameters
+    ----------
+    profile : Profile
+        Times of the layers.
+    starts : sequence of str
+        Layers that may begin a part. The first one begins the first part.
+    replicas : sequence of int
+        Number of replicas of each part.
+    model : str
+        Name of the model in errors.
+
+    Returns
+    -------
+    list of str
+        Names of the layers that begin the second part, the third, and so on.
 
     Raises
     ------
@@ -57,6 +89,6 @@ def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], mo
 
 
 def _starts(model: torch.nn.Module, graph: LayerGraph) -> Iterator[str]:
-    """Layers that are modules and called once."""
+    """Yield the layers that are modules and are called once, at which the model can be split."""
     modules = dict(model.named_modules())
     return (name for name in graph.deciding if name in modules and len(graph.by_layer[name]) == 1)

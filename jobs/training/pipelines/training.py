@@ -1,4 +1,7 @@
-"""Training of a model as a pipeline over ranks, with the settings, learning rate and checkpoints of any training."""
+"""The trainer of pipelines, with the settings, learning rate and checkpoints of all trainings.
+
+The jobs for images and point clouds use it for ``--pipeline`` and ``--pipeline-plan``.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +38,36 @@ Cut = Callable[[int, Sequence[int]], list[str]]
 
 
 class PipelineTrainer(training.Training):
-    """A model in training as a pipeline; ``optimizer`` is that of the whole model, filled for checkpoints alone.
+    """A model in training as a pipeline. Collective: construct it on every rank.
 
-    Where stages have plans their layers are no longer plain: they are those of a copy, and ``model`` gets its weights.
+    Every rank receives full mini-batches, of which its stage reads the part that it needs. ``optimizer`` is that of the
+    full model; its state is filled for checkpoints alone. If stages have plans, the pipeline trains a distributed copy,
+    and :meth:`synchronize` copies its weights to ``model``.
 
-    The model is on ``device`` and computes with the settings' type. Unless the pipelining says where it is cut ``cut``
-    does, from the samples of a micro-batch and the replicas of each part. ``staged`` makes stages of the parts. Every
-    rank gets whole mini-batches, of which its stage reads what it needs. ``example`` is an input of the model, as
-    ``distconv.pipeline.split`` may need one.
+    Parameters
+    ----------
+    settings : TrainingSettings
+    model : torch.nn.Module
+        The model on ``device`` with the settings' dtype, the same on all ranks.
+    cut : callable
+        Returns the split points, given the samples of a micro-batch and the replicas of each part. Called only if
+        ``pipelining`` has none.
+    pipelining : Pipelining
+        Schedule and stages.
+    comm : mpi4py.MPI.Intracomm
+    device : str
+        Device of this rank.
+    staged : callable
+        Makes the stages from the parts of the model.
+    example : torch.Tensor, optional
+        Input of the model for ``distconv.pipeline.split``, which may require one.
 
     Raises
     ------
     DistconvError
-        If the settings ask for clipped gradients, accumulation or averaged weights.
+        If the settings require gradient clipping, accumulation or a moving average of the weights.
+    SplitError
+        On all ranks, if the model cannot be split.
     """
 
     def __init__(
@@ -70,7 +90,7 @@ class PipelineTrainer(training.Training):
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
         self.cuts: list[int] | list[str]
-        """Numbers of layers behind which the model is cut, or names of those before which it is."""
+        """Split points: numbers of layers after which the model is split, or names of layers before which it is."""
         if pipelining.ppv is not None:
             self.cuts = list(pipelining.ppv)
         elif pipelining.cuts is not None:
@@ -97,7 +117,7 @@ class PipelineTrainer(training.Training):
 
     @property
     def where(self) -> str:
-        """The schedule and the stages, as a user reads it."""
+        """Schedule and stages, in words."""
         of = self.pipelining
         cut = "behind layers" if of.ppv is not None else "before"
         said = [
@@ -112,7 +132,7 @@ class PipelineTrainer(training.Training):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The pipeline, and where the model is cut."""
+        """Pipeline and split points, as JSON values."""
         return {
             "pipeline": asdict(replace(self.pipelining, plans=None, kind=None))
             | {"cuts": self.cuts, "plans": self._plans}
@@ -125,12 +145,22 @@ class PipelineTrainer(training.Training):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
-        """Train with a mini-batch that every rank has whole; the newest loss that is known. Collective.
+        """Train with a mini-batch. Collective: call on every rank.
+
+        Parameters
+        ----------
+        inputs, labels : torch.Tensor
+            The full mini-batch, on every rank.
+
+        Returns
+        -------
+        float or None
+            The newest known loss. None if no loss is known yet.
 
         Raises
         ------
         DistconvError
-            On all ranks, if a loss is not finite; the weights have changed with it.
+            On all ranks, if a loss is not finite. The weights have been updated with its gradients already.
         PipelineError
             On the rank where a pass fails.
         """
@@ -145,7 +175,10 @@ class PipelineTrainer(training.Training):
         return loss
 
     def settle(self) -> None:
-        """Drain the pipeline; it fills anew with the next step, which is part of the numbers. Collective."""
+        """Drain the pipeline. Collective.
+
+        The next step fills it again. In asynchronous schedules this changes the results.
+        """
         self.pipe.drain()
         self._note_losses()
 
@@ -160,10 +193,10 @@ class PipelineTrainer(training.Training):
         for number, loss in self.pipe.losses[len(self.losses) :]:
             self.note_loss(number + 1, loss)
 
-    # -- the whole model ----------------------------------------------------------------------------------------------
+    # -- the full model -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Make ``model`` the trained one on every rank; finishes what is under way. Collective."""
+        """Finish the steps in flight and copy the trained weights of all stages to ``model``. Collective."""
         self.settle()
         self.pipe.synchronize()
         if self.pipelining.plans is not None:
@@ -172,9 +205,10 @@ class PipelineTrainer(training.Training):
 
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
-        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective.
+        """Yield each batch with the result of ``compute`` for its inputs. Collective: advance it on every rank.
 
-        Each rank computes whole batches in turn, so that the numbers are those of one process.
+        Batches are assigned round-robin. Each is computed by one rank with the full model, so that results equal those
+        of a single process.
         """
         self.synchronize()
         self.model.eval()
@@ -184,12 +218,12 @@ class PipelineTrainer(training.Training):
             yield from zip(turn, self.comm.allgather(computed), strict=False)
 
     def _by_name(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that this rank's stage trains."""
+        """Return the parameters that this rank's stage trains, by their names in the full model."""
         mine = {p for group in self.pipe.optimizer.param_groups for p in group["params"]} if self.pipe.optimizer else ()
         return {name: p for stage in self.stages for name, p in stage.named_parameters() if p in mine}
 
     def start_saving(self, directory: str) -> None:
-        """Begin a checkpoint of the whole model, as any other training does: each can go on from it. Collective."""
+        """Start writing a checkpoint of the full model, from which any grid or pipeline can resume. Collective."""
         self.synchronize()
         names = dict(self.model.named_parameters())
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
@@ -201,7 +235,10 @@ class PipelineTrainer(training.Training):
         self.optimizer.state.clear()
 
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
-        """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
+        """Resume from the newest finished checkpoint of any grid or pipeline. Collective.
+
+        Parameters and return value are those of the base class.
+        """
         if not super().resume(directory, fallback=fallback):
             return False
         self._give_to_stages()
@@ -216,28 +253,28 @@ class PipelineTrainer(training.Training):
         return True
 
     def begin_with(self, path: Path) -> None:
-        """Let the model, and the stages of it, have the weights of a file. Collective."""
+        """Load the weights of a file into the model and its stages. Collective."""
         super().begin_with(path)
         self._give_to_stages()
 
     def _give_to_stages(self) -> None:
-        """Let stages that are no parts of ``model`` have its weights."""
+        """Copy the weights of ``model`` to stages with plans, which do not share its parameters."""
         if self.pipelining.plans is not None:
             for stage in self.stages:
                 stage.load_state_dict(self.model.state_dict(), strict=False)
 
     def close(self) -> None:
-        """Finish what is under way, and free what MPI holds for the pipeline. Collective."""
+        """Finish the steps in flight and free the MPI resources of the pipeline. Collective."""
         self.pipe.close()
 
 
 def _gathered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state of a parameter, with whole tensors."""
+    """Return the optimizer state of a parameter with full tensors. Collective if the tensors are distributed."""
     return {key: gather(value) if isinstance(value, DistTensor) else value for key, value in state.items()}
 
 
 def _computed(batches: Sequence[Batch], compute: Callable[[Any], T]) -> T | None:
-    """Of the one batch, or none, that this rank has."""
+    """Return the result for this rank's batch, or None if it has none in this round."""
     for batch in batches:
         return compute(_whole(batch.tensors[0]))
     return None
