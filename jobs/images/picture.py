@@ -1,4 +1,4 @@
-"""The picture at the end of a classifier's training: curves of loss and accuracy, and images with predicted classes."""
+"""Figure at the end of a classifier's training: curves of loss and accuracy, and images with predicted classes."""
 
 from __future__ import annotations
 
