@@ -117,7 +117,7 @@ def open_groups(
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
     train, test = try_on_all_ranks(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
-    # What follows depends on the files, and must be the same on all ranks.
+    # The collective calls below depend on the files found, which must therefore be the same on all ranks.
     check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
