@@ -23,7 +23,7 @@ Random = np.random.Generator
 Parts = dict[str, TriangleMesh]
 
 HIDDEN, BLUR, CLUTTER = 0.3, 0.015, 0.04
-"""Largest fraction of hidden points; standard deviation of the noise over the largest radius; fraction of clutter."""
+"""Largest fraction of hidden points; noise (standard deviation over largest radius); fraction of clutter."""
 STRETCH, WARP = 1.4, 0.12
 """Largest factor along a dimension, and largest amplitude of the wave that warps a shape."""
 PART_NAMES = ("clutter", "ball", "ring", "rod", "cone", "block", "spring")

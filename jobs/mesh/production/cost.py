@@ -1,4 +1,4 @@
-"""What a run of a given size costs, measured over a few steps."""
+"""Cost of a run, measured over a few steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFERENCE_SIZE = 128
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of a run of ``size`` x ``size`` cells on one core, and the projection to a whole run of two samples."""
+    """Cost of a run of ``size`` x ``size`` cells on one core, with a projection to a full run of two samples."""
 
     size: int
     steps: int
@@ -43,15 +43,32 @@ class StepCost:
 
 
 def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int = 0) -> StepCost:
-    """Measure ``steps`` steps of a run, with the search for bad corners in each, and the making of one sample.
+    """Measure the cost of a run: a number of steps with the recording of Jacobians, and the computation of two samples.
 
-    As many snapshots are held meanwhile and two samples are made at the end as in a whole run, so that the peak memory
-    is that of a whole run.
+    The peak memory is that of a full run, because as many snapshots are held. A short run of a small mesh gives the
+    number
+    of steps for the projection.
+
+    Parameters
+    ----------
+    size : int
+        Number of cells along each side, at least 16.
+    steps : int
+        Number of steps to measure.
+    family : str
+        Family of flow.
+    seed : int
+        Seed of the run.
+
+    Returns
+    -------
+    StepCost
+        Times in seconds, memory in bytes.
 
     Raises
     ------
     DataError
-        If ``size`` or ``steps`` is not positive.
+        If ``size`` is below 16 or ``steps`` is not positive.
     """
     if size < 16 or steps < 1:
         raise DataError(

@@ -14,7 +14,7 @@ from distconv.perfmodel.sparse.recording import record
 
 
 def balanced_cuts(model: nn.Module, x: SparseTensor, replicas: Sequence[int]) -> list[str]:
-    """Return the layers that begin the second and each later stage, such that stages take about equal time per replica.
+    """Return the layers at which to split a sparse network into stages of about equal time per replica.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def balanced_cuts(model: nn.Module, x: SparseTensor, replicas: Sequence[int]) ->
     Returns
     -------
     list of str
-        Names of convolution or linear layers, one fewer than there are stages.
+        First layer of the second and each later stage: convolution or linear layers.
 
     Raises
     ------
