@@ -25,16 +25,14 @@ class PointPerceptron(nn.Module):
 
     Its output depends on which regions of space contain a point, not on the neighbors of a point.
 
+    Source: C. R. Qi et al., "PointNet", CVPR 2017, without the networks that transform the input.
+
     Parameters
     ----------
     classes : int
         Number of classes.
     width : int
         Features of the first layer.
-
-    Notes
-    -----
-    Source: C. R. Qi et al., "PointNet", CVPR 2017, without the networks that transform the input.
     """
 
     def __init__(self, classes: int, width: int = 64) -> None:

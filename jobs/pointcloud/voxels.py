@@ -62,6 +62,8 @@ def unit_cube(points: torch.Tensor) -> torch.Tensor:
 def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) -> Voxels:
     """Return the voxels that contain points of the unit cube.
 
+    Source: SparsePipe, section IV-B.
+
     Parameters
     ----------
     points : Tensor
@@ -81,10 +83,6 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
     ------
     DataError
         If ``resolution`` is out of range, or a point lies outside the unit cube.
-
-    Notes
-    -----
-    Source: SparsePipe, section IV-B.
     """
     if not 1 <= resolution <= LARGEST:
         raise DataError(f"a grid of {resolution} voxels along a side: give 1 to {LARGEST}")

@@ -18,6 +18,8 @@ class SegmentationLoss:
 
     The loss of a mini-batch in which all pixels are ignored is 0. ``F.cross_entropy`` returns NaN.
 
+    Source: Milletari et al., "V-Net", 3DV 2016, section 3 (soft Dice).
+
     Parameters
     ----------
     classes : int
@@ -29,10 +31,6 @@ class SegmentationLoss:
     dice : bool
         If True, add one minus the soft Dice coefficient, averaged over classes. It is F1 with probabilities in place of
         decisions. With cross entropy alone, a network predicts rare classes only after many steps.
-
-    Notes
-    -----
-    Source: Milletari et al., "V-Net", 3DV 2016, section 3 (soft Dice).
     """
 
     classes: int

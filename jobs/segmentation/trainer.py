@@ -58,7 +58,7 @@ class SegmentationSettings(common.TrainingSettings):
 
 
 class SegmentationTraining(training.Trainer):
-    """A segmentation network in training on samples with label maps."""
+    """Training of a segmentation network on samples with label maps. Collective: construct on every rank."""
 
     samples: SegmentationSamples
     criterion: SegmentationLoss

@@ -62,6 +62,8 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray
 
     The first coefficient, the power, is left out. Those of the second channel follow those of the first.
 
+    Source: BPPSA, 4.2.
+
     Parameters
     ----------
     sound : ndarray
@@ -80,10 +82,6 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray
     ------
     DataError
         If kaldi-native-fbank is not installed.
-
-    Notes
-    -----
-    Source: BPPSA, 4.2.
     """
     by_channel = np.atleast_2d(sound.T)
     rows = by_channel if recipe.stereo else by_channel.mean(0, keepdims=True)

@@ -47,16 +47,14 @@ class SequenceSettings(common.TrainingSettings):
 class SequenceNetwork(nn.Module):
     """A recurrent layer, and a linear layer on its state at the last step of each sequence.
 
+    Source: BPPSA, 4.1 and 4.2.
+
     Parameters
     ----------
     recurrent : ScanRNN or ScanGRU
         The recurrent layer, with the batch first.
     classes : int
         Number of classes.
-
-    Notes
-    -----
-    Source: BPPSA, 4.1 and 4.2.
     """
 
     def __init__(self, recurrent: ScanRNN | ScanGRU, classes: int) -> None:

@@ -32,9 +32,9 @@ except ImportError as missing:
 
 
 def forget_older(folder: Path) -> None:
-    """Remove machine code of the kernels in ``folder`` that is older than one of its modules.
+    """Remove cached machine code of the kernels in ``folder`` that is older than one of its modules.
 
-    Numba asks whether the file of a kernel has changed, not those of the kernels that are compiled into it.
+    Numba checks only if the file of a kernel has changed, not the files of the kernels that are compiled into it.
     """
     newest = max(module.stat().st_mtime for module in folder.glob("*.py"))
     for kept in folder.glob("__pycache__/*.nb?"):
@@ -47,9 +47,20 @@ forget_older(Path(__file__).parent)
 
 
 def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """``function`` compiled on first use, its machine code cached on disk.
+    """Return a function compiled on first use, with its machine code cached on disk.
 
-    Without fast-math, so that a run is the same on every rank and every time. Division by zero follows IEEE, which
-    spares a branch at each division.
+    Fast-math is off, so that a run is identical on every rank and in every repetition. Division by zero follows IEEE,
+    which
+    avoids a branch at each division.
+
+    Parameters
+    ----------
+    function : callable
+        A function in the subset of Python that numba supports.
+
+    Returns
+    -------
+    callable
+        The compiled function.
     """
     return cast("Callable[Arguments, Result]", numba.njit(cache=True, error_model="numpy")(function))

@@ -43,11 +43,10 @@ class StepCost:
 
 
 def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int = 0) -> StepCost:
-    """Measure the cost of a run: a number of steps with the recording of Jacobians, and the computation of two samples.
+    """Measure the cost of a run: steps with the recording of Jacobians, and the computation of two samples.
 
-    The peak memory is that of a full run, because as many snapshots are held. A short run of a small mesh gives the
-    number
-    of steps for the projection.
+    The peak memory is that of a full run, because as many snapshots are held. A run of a small mesh gives the number of
+    steps for the projection.
 
     Parameters
     ----------

@@ -32,7 +32,9 @@ Chosen = list[tuple[FlowRun, int]]
 
 
 def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream]) -> Summary:
-    """Write the data set file from finished runs, and remove the folder of runs. The file appears only when complete.
+    """Write the data set file from finished runs, and remove the folder of runs.
+
+    The file appears under its name only when it is complete.
 
     Parameters
     ----------
