@@ -16,7 +16,7 @@ SIZE = 28
 COUNT = {"train": 6000, "test": 1000}
 """Number of images of each group."""
 
-# Which segments each digit lights: top, upper left, upper right, middle, lower left, lower right, bottom.
+# Lit segments of each digit: top, upper left, upper right, middle, lower left, lower right, bottom.
 _LIT = ("1110111", "0010010", "1011101", "1011011", "0111010", "1101011", "1101111", "1010010", "1111111", "1111011")
 
 # Each segment's ends (row, column), in units of the digit's width, which is half its height.

@@ -83,7 +83,7 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epo
             epoch=epoch,
             sample=sample,
         )
-        # The whole cloud sets the scale: it must not move with the points that happen to be drawn.
+        # All points of the cloud determine the scale, so that it does not depend on the points drawn.
         points = unit_cube(torch.from_numpy(cloud.points))[torch.from_numpy(taken)]
         voxels.append(voxelise(points, recipe.resolution, offsets=recipe.offsets))
         if cloud.part is not None:

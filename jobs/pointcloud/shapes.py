@@ -124,7 +124,7 @@ def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np
     mesh = TriangleMesh(_posed(mesh.vertices, random), mesh.triangles)
     strewn = round(count * random.uniform(0, CLUTTER))
     visible = count - strewn
-    # As many more as will be hidden.
+    # More points than are visible, because some are hidden below.
     chosen = chosen_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
     points = points_on(mesh, chosen, random)
     seen = np.argsort(points @ _rotation(random)[0])[:visible]

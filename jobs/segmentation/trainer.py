@@ -149,7 +149,7 @@ class SegmentationTrainer(SegmentationTraining):
             None if weights is None else torch.tensor(weights, dtype=self.dtype, device=device),
             dice=settings.loss == LOSSES[1],
         )
-        if settings.crop:  # samples are evaluated whole
+        if settings.crop:  # samples are evaluated uncropped: as few as possible at once
             self.evaluated_at_once = self.grid.shape["n"]
 
     @property

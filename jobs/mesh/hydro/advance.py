@@ -59,7 +59,7 @@ def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -
             )
             acoustic = 2.0 * cfl * volume / (sound * sqrt(stiffness))
             row[i] = min(acoustic, volume_change / max(abs(divergence), 1e-300))
-        # By itself: the loop above uses vectors then.
+        # In a loop of its own, so that the loop above is vectorized.
         for limit in row:
             step = min(step, limit)
     return step

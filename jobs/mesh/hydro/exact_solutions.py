@@ -129,7 +129,7 @@ def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
         k3 = slope(r + 0.5 * step, y + 0.5 * step * k2)
         k4 = slope(r + step, y + step * k3)
         y = y + step / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 + k4)
-    # What is left is a disc of radius 0.001 at constant pressure.
+    # The remaining disc of radius 0.001 has constant pressure.
     return 0.5 * pi * float(y[3] + y[2] / (gamma - 1.0) * 0.5 * inner**2)
 
 

@@ -19,8 +19,8 @@ __all__ = ["CELLS_PER_UNIT", "FAMILIES", "initial_condition"]
 
 CELLS_PER_UNIT = 128
 
-# Root mean square speed of a flow. With the unit of length it sets the pace: a mesh degrades within two to five times
-# the horizon of a label.
+# Root mean square speed of a flow. Together with the unit of length it determines how fast a mesh degrades: within two
+# to five times the time horizon of a label.
 SPEED = 0.55
 
 
@@ -157,8 +157,8 @@ def shear(sketch: Sketch) -> None:
     across, along = (sketch.y, sketch.x) if sketch.rng.random() < 0.5 else (sketch.x, sketch.y)
     wave = 0.03 * np.sin(2.0 * pi * along / sketch.rng.uniform(0.25, 0.5)) + 0.02 * sketch.smooth_noise(0.2)
     phase = pi * layers * (across + wave * sketch.inside) / sketch.side
-    # Rounded triangles: their slope, the velocity, is flat in a layer and turns over within a fraction of it. The
-    # layers close over a quarter of a unit at their ends.
+    # The stream function is a rounded triangle wave. Its slope, the velocity, is constant in most of a layer and
+    # changes sign within a fraction of it. The flow vanishes over a quarter of a unit at the ends of the layers.
     distance = np.clip(np.minimum(along, sketch.side - along) / min(0.25, sketch.side / 4), 0.0, 1.0)
     sketch.add_stream(np.arcsin(0.97 * np.sin(phase)) * np.sin(0.5 * pi * distance), SPEED)
     sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.3 * SPEED)

@@ -21,8 +21,9 @@ Result = TypeVar("Result")
 
 try:
     llvm: Any = importlib.import_module("llvmlite.binding")
-    # A loop over rows of ten arrays uses vectors only after many checks that they do not overlap, for which LLVM has no
-    # patience by default. They cost nothing beside a row, and vectors take a third of the time.
+    # LLVM vectorizes a loop over rows of ten arrays only with many run-time checks that the arrays do not overlap, more
+    # than its default limit. Compared with a row their cost is negligible, and a vectorized loop takes a third of the
+    # time.
     llvm.set_option("distconv", "--vectorize-memory-check-threshold=1000")
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
@@ -38,7 +39,7 @@ def forget_older(folder: Path) -> None:
     """
     newest = max(module.stat().st_mtime for module in folder.glob("*.py"))
     for kept in folder.glob("__pycache__/*.nb?"):
-        with suppress(OSError):  # another rank was faster, or the folder is not ours
+        with suppress(OSError):  # another rank has removed the file, or the folder is not writable
             if kept.stat().st_mtime < newest:
                 kept.unlink()
 

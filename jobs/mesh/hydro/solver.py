@@ -145,7 +145,7 @@ class Hydro:
         self._last_step = stable
         dt = min(stable, end - self.time)
         self._advance(dt)
-        # Exactly the end, so that sums of steps do not miss it by a rounding.
+        # Exactly the end: a sum of steps would miss it by a rounding error.
         self.time = end if dt == end - self.time else self.time + dt
         self.steps += 1
         cell = broken_cell(self.state)

@@ -34,7 +34,7 @@ def openness(before: Edge, edge: Edge, after: Edge) -> float:
     dx, dy, du, dv = edge
     along = before[0] * dx + before[1] * dy
     slope_before = (before[2] * du + before[3] * dv) / along
-    # A mesh line that folds back has no gradient to compare with.
+    # If the mesh line folds back, the neighboring edge has no gradient to compare with.
     slope_before = slope_before if along > 0.0 else 0.0
     along = after[0] * dx + after[1] * dy
     slope_after = (after[2] * du + after[3] * dv) / along

@@ -16,8 +16,9 @@ from .run import LOOKS, Criteria, finish, look, perform_run, run_seed
 
 __all__ = ["StepCost", "step_cost"]
 
-# A run of this size, short and cheap, tells about how many steps a larger one takes: cells have the same size in both,
-# but the worst of more cells limits the time step. Up to 1024 x 1024 between 0.9 and 2.4 times as many were seen.
+# A short run of this size gives an estimate of the number of steps of a larger run: cells have the same size in both.
+# The time step is limited by the worst cell, so more cells may need more steps: up to
+# 1024 x 1024 the ratio was 0.9 to 2.4.
 REFERENCE_SIZE = 128
 
 
@@ -88,5 +89,5 @@ def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int 
     # Linux counts in kilobytes, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    del held, samples  # held until the peak was read
+    del held, samples  # kept until the peak memory was read
     return StepCost(size, steps, seconds, peak, reference.steps, seconds * reference.steps)

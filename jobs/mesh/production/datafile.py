@@ -24,8 +24,8 @@ from .parts import SPLITS, FlowRun, RunFolder, RunStream, write_atomically
 
 __all__ = ["assemble"]
 
-# Up to this size the file is put together in memory: HDF5 dies of a signal when the disk is full, a plain write does
-# not.
+# Up to this size the file is assembled in memory: if the disk is full, HDF5 terminates by a signal, while a plain write
+# raises an error.
 IMAGE_BYTES = 1 << 30
 
 Chosen = list[tuple[FlowRun, int]]

@@ -33,7 +33,7 @@ __all__ = ["SPLITS", "FlowRun", "RunFolder", "RunStream", "streams", "write_atom
 
 SPLITS = ("train", "heldout")
 
-# The arrays of a sample; everything else about it is a number.
+# The fields of a sample that are arrays. The others are numbers.
 ARRAYS = ("channels", "label", "extrapolated")
 
 

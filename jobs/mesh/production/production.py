@@ -27,7 +27,7 @@ __all__ = ["collectively", "produce", "warm_up"]
 
 Result = TypeVar("Result")
 
-# How long a rank without work waits before it looks again what the others have finished.
+# Time after which a rank without work checks again which runs the other ranks have finished.
 PATIENCE_S = 0.1
 
 
