@@ -1,12 +1,12 @@
-"""Labelled images: their files, their training.
+"""Labelled images: file formats, samples, and training of classifiers.
 
 ::
 
-    classification  Training of a classifier on labelled images: its loss, its accuracy
-    digits          An embedded set of images, for a first run without any file
-    formats         Labelled images from the files of MNIST (idx) and CIFAR-10 (binary), plain or compressed
-    groups          The training and the test images of a data set: which files they are in, opened or read
-    picture         The picture at the end of a classifier's training
-    samples         A data set of labelled images opened for training: its classes, its moments, its batches
-    sources         Where a loader's images come from
+    classification  Training of a classifier on labelled images
+    digits          Embedded images of digits, for a first run without a data set
+    formats         Readers of MNIST (idx) and CIFAR-10 (binary) files, plain or compressed
+    groups          Discovery and opening of the training and test images of a data set
+    picture         Figure at the end of a classifier's training
+    samples         Labelled images opened for training: number of classes, channel moments, loaders
+    sources         Sources of image values for a loader: arrays in memory, and randomly shifted images
 """

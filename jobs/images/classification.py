@@ -1,4 +1,7 @@
-"""Training of a classifier on labelled images: its settings, its model, its batches."""
+"""Training of a classifier on labelled images.
+
+The ``classify`` command calls it. The loop, the loss and checkpoints are those of :mod:`distconv.jobs.training`.
+"""
 
 from __future__ import annotations
 
@@ -25,35 +28,35 @@ from .samples import ImageSamples
 
 @dataclass(frozen=True)
 class ImageSettings(common.TrainingSettings):
-    """What the numbers of a classifier's training depend on."""
+    """Settings of a classifier's training."""
 
     model: str = "lenet5"
     batch: int = 128
     epochs: int = 4
     lr: float = 0.05
     augment: str = ""
-    """``crop``, ``flip``, or both with a comma."""
+    """Augmentations: ``crop``, ``flip``, or both, separated by a comma."""
 
 
 class _Images(Classifier):
-    """A classifier in training on images, however the ranks share the work."""
+    """Parts of a training on images that data-parallel and pipelined training share."""
 
     settings: ImageSettings
     samples: ImageSamples
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The task, the classes, and how images are scaled."""
+        """Task, number of classes, and normalization."""
         moments = self.samples.moments
         scales = {"mean": moments.mean.tolist(), "std": moments.std.tolist()}
         return {"task": "classify", "classes": self.samples.classes, **scales}
 
     def batches_of(self, group: str) -> EpochLoader:
-        """Batches of ``train`` or ``test`` in the file's order, without augmentation."""
+        """Return a loader of ``train`` or ``test`` in order, without augmentation."""
         return self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
 
     def check_logits(self, logits: torch.Tensor) -> None:
-        """Raise ModelError unless there are as many classes as the samples have."""
+        """Raise ModelError unless the logits have at least as many classes as the samples."""
         _check_logits(logits, self.settings, self.samples)
 
     def _take_samples(self, samples: ImageSamples) -> None:
@@ -64,7 +67,7 @@ class _Images(Classifier):
 
 
 class ImageTrainer(_Images, training.Trainer):
-    """A classifier in training over a grid, or as a plan says."""
+    """Training of a classifier over a process grid or with a plan. Collective: construct on every rank."""
 
     def __init__(
         self, settings: ImageSettings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
@@ -74,7 +77,7 @@ class ImageTrainer(_Images, training.Trainer):
 
 
 class ImagePipelineTrainer(_Images, AnyPipelineTrainer):
-    """A classifier in training as a pipeline."""
+    """Training of a classifier as a pipeline. Collective: construct on every rank."""
 
     def __init__(
         self, settings: ImageSettings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu"
@@ -115,7 +118,7 @@ def _check_logits(logits: torch.Tensor, settings: ImageSettings, samples: ImageS
 
 @torch.no_grad()
 def _try_out(model: torch.nn.Module, settings: ImageSettings, samples: ImageSamples, device: str) -> None:
-    """Find on all ranks what would fail in a pass of a pipeline on one rank alone."""
+    """Run the model on one image on all ranks: an error inside a pipeline would occur on the rank of one stage only."""
 
     def attempt() -> None:
         zeros = torch.zeros(1, *samples.extents, dtype=common.dtype_of(settings), device=device)

@@ -1,4 +1,4 @@
-"""An embedded set of images, for a first run without any file: digits of seven segments, moved, scaled and noisy."""
+"""Embedded images of digits, for a first run without a data set: seven segments, shifted, scaled and noisy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from .formats import Images
 
 NAME = "digits"
-"""What ``--data`` calls them."""
+"""Value of ``--data`` that selects these images."""
 
 SIZE = 28
-"""Rows and columns, as of MNIST."""
+"""Number of rows and of columns, as in MNIST."""
 
 COUNT = {"train": 6000, "test": 1000}
-"""Images of each group."""
+"""Number of images of each group."""
 
-# Which segments each digit lights: top, upper left, upper right, middle, lower left, lower right, bottom.
+# Lit segments of each digit: top, upper left, upper right, middle, lower left, lower right, bottom.
 _LIT = ("1110111", "0010010", "1011101", "1011011", "0111010", "1101011", "1101111", "1010010", "1111111", "1111011")
 
 # Each segment's ends (row, column), in units of the digit's width, which is half its height.
@@ -27,7 +27,7 @@ _SEGMENTS = (
 
 
 def drawn(group: str) -> Images:
-    """The images of ``train`` or ``test``: the same everywhere and always."""
+    """Return the images of ``train`` or ``test``. They are the same on every rank and in every run."""
     random = np.random.default_rng((28, list(COUNT).index(group)))
     labels = random.integers(0, 10, COUNT[group])
     pixels = np.stack([_digit(label, random) for label in labels])[:, None]
@@ -35,7 +35,7 @@ def drawn(group: str) -> Images:
 
 
 def _digit(label: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """One image (H, W)."""
+    """Return one image (H, W)."""
     rows, columns = np.mgrid[:SIZE, :SIZE]
     width, thickness = random.uniform(8, 10), random.uniform(0.8, 2.0)
     top, left = random.uniform(2, SIZE - 3 - 2 * width), random.uniform(2, SIZE - 3 - width)

@@ -1,8 +1,9 @@
-"""Labelled images from the files of MNIST (idx) and CIFAR-10 (binary), plain or compressed, whole in memory.
+"""Readers of MNIST (idx) and CIFAR-10 (binary) files, plain or compressed.
 
-Formats: Y. LeCun, "The MNIST database", file formats for the idx files; A. Krizhevsky, "The CIFAR-10 dataset", binary
-version. Whatever is wrong with a file is a DataError that names it, the numbers, and what to do. Nothing here sends a
-message: the caller agrees the errors of the ranks.
+Files are read completely into memory. An invalid file raises a DataError with the path, the values and a suggested fix.
+The module does not communicate: the caller raises the errors on all ranks.
+
+Source: Y. LeCun, "The MNIST database", file formats (idx); A. Krizhevsky, "The CIFAR-10 dataset", binary version.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
 
 
 MOST_BYTES = 1 << 30
-"""Every rank holds all of it."""
+"""Largest size of the decompressed content, in bytes. Every rank holds all of it."""
 _AT_ONCE = 1 << 20
 _MOST_DICTIONARY = 128 << 20
-"""Bytes; xz -9 needs 65 MiB."""
+"""Largest dictionary of an xz file, in bytes. Files of ``xz -9`` need 65 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +50,22 @@ class Images:
 
 
 def read_idx(images: Path, labels: Path) -> Images:
-    """The images and labels of two idx files.
+    """Read the images and the labels of two idx files.
+
+    Parameters
+    ----------
+    images, labels : Path
+        The two files, plain or compressed (``.gz``, ``.xz``).
+
+    Returns
+    -------
+    Images
+        With one channel.
 
     Raises
     ------
     DataError
-        If there are more of one than of the other.
+        If a file is invalid, or the numbers of images and labels differ.
     """
     pixels, classes = _idx(images, IDX_IMAGES, "images"), _idx(labels, IDX_LABELS, "labels")
     if len(pixels) != len(classes):
@@ -65,7 +76,23 @@ def read_idx(images: Path, labels: Path) -> Images:
 
 
 def read_cifar10(paths: Sequence[Path]) -> Images:
-    """The records of CIFAR-10 batch files, one file after the other."""
+    """Read CIFAR-10 batch files in the given order.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The files, plain or compressed (``.gz``, ``.xz``).
+
+    Returns
+    -------
+    Images
+        Images (N, 3, 32, 32).
+
+    Raises
+    ------
+    DataError
+        If a file is invalid.
+    """
     records = np.concatenate([_cifar_records(path) for path in paths])
     pixels = records[:, 1:].reshape(-1, *CIFAR_SHAPE)
     return Images(pixels, records[:, 0].astype(np.int64))
@@ -105,7 +132,7 @@ def _cifar_records(path: Path) -> NDArray[np.uint8]:
 
 
 class _Content:
-    """What is in a file, decompressed as its ending says, as far as it is asked for."""
+    """Content of a file, decompressed according to its suffix while it is read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, open_regular(path)
@@ -127,16 +154,16 @@ class _Content:
         self._file.close()
 
     def read(self, count: int) -> bytearray:
-        """Up to ``count`` more bytes.
+        """Return up to ``count`` more bytes.
 
         Raises
         ------
         DataError
-            If the file is damaged, or has more than a rank should hold, or than so small a file can have.
+            If the file is damaged, or its content exceeds ``MOST_BYTES`` or a plausible compression ratio.
         """
         try:
             content = bytearray()
-            # Piece by piece: at once it takes three times the memory.
+            # In chunks: a single read of everything would take three times the memory.
             while len(content) < count and (piece := self._stream.read(min(_AT_ONCE, count - len(content)))):
                 content += piece
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
@@ -156,17 +183,17 @@ class _Content:
 
 
 class _Xz(io.RawIOBase):
-    """An xz file as a stream, whose dictionary does not take whatever memory it asks for."""
+    """An xz file as a stream with a limit on the dictionary, which otherwise could claim any amount of memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._decompressor = file, lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill ``buffer`` as far as there is something."""
+        """Fill ``buffer`` with decompressed bytes, and return their number; 0 at the end."""
         view = memoryview(buffer)
         while not self._decompressor.eof:
             given = self._file.read(_AT_ONCE) if self._decompressor.needs_input else b""

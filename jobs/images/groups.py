@@ -1,4 +1,8 @@
-"""The training and the test images of a data set: which files they are in, opened or read."""
+"""Discovery and opening of the training and test images of a data set.
+
+:class:`distconv.jobs.images.samples.ImageSamples` calls :func:`open_groups`. All ranks check that they have found and
+read the same data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from .formats import read_cifar10, read_idx
 from .sources import Arrays
 
 TEN = 10
-"""Classes of MNIST and CIFAR-10."""
+"""Number of classes of MNIST and CIFAR-10."""
 KNOWN = (
     "MNIST (train-images-idx3-ubyte and train-labels-idx1-ubyte), CIFAR-10 (data_batch_1.bin), all of them plain or "
     "compressed (.gz, .xz), HDF5, netCDF and zarr (train.h5, train.nc, train.zarr), and folders of .npy files"
@@ -40,17 +44,17 @@ class ImageGroup:
     labels: NDArray[np.int64]
     labels_in: str
     classes: int
-    """As many as the format has, or as the labels show."""
+    """Number of classes of the format, or the largest label plus one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W)."""
+        """Shape (N, C, H, W)."""
         return (len(self.labels), *self.source.shape(self.dataset)[1:])
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a group. Those of idx are images, then labels."""
+    """Files of a group. For ``idx``, the images come first and the labels second."""
 
     format: Literal["idx", "cifar", "stored"]
     paths: tuple[Path, ...]
@@ -58,12 +62,25 @@ class Files:
 
 @dataclass(frozen=True)
 class NumbersLayout(DatasetLayout):
-    """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
+    """Dataset layout that accepts every dtype of the given ``kinds``; ``dtype`` is their description in messages."""
 
     kinds: str = ""
 
     def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
-        """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
+        """Return the difference between a dataset and this layout as a phrase for a message.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Data type of the dataset.
+        shape : tuple of int
+            Shape of the dataset.
+
+        Returns
+        -------
+        str
+            The phrase; empty if the dataset fits.
+        """
         if dtype.kind in self.kinds and len(shape) == len(self.shape):
             return ""
         return f"is {dtype} {shape} but must be {self.dtype} {'(N, C, H, W)' if len(self.shape) == 4 else '(N)'}"
@@ -76,21 +93,31 @@ LABEL = NumbersLayout("whole numbers", (None,), kinds="ui")
 def open_groups(
     path: Path, test_path: Path | None, names: tuple[str, str], comm: MPI.Intracomm, readers: int = 1
 ) -> dict[str, ImageGroup]:
-    """``train`` and, where there is one, ``test``, which are read by so many processes. Collective.
+    """Open the training images and, if there are any, the test images. Collective: call on every rank.
+
+    Parameters
+    ----------
+    path, test_path, names, comm, readers
+        As in :class:`distconv.jobs.images.samples.ImageSamples`.
+
+    Returns
+    -------
+    dict of str to ImageGroup
+        ``train`` and, if there are test images, ``test``.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing or not what they should be.
+        On all ranks, if files are missing or invalid.
     MismatchError
-        If ranks see different data.
+        If ranks find or read different data.
     """
     check_same_on_all_ranks(comm, "image data", f"{path}, {test_path}, {names}")
     try_on_all_ranks(comm, lambda: _check_exists(path), DataError)
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
     train, test = try_on_all_ranks(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
-    # What follows depends on the files, and must be the same on all ranks.
+    # The collective calls below depend on the files found, which must therefore be the same on all ranks.
     check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
@@ -117,7 +144,19 @@ def _embedded(group: str, comm: MPI.Intracomm) -> ImageGroup:
 
 
 def locate(path: Path, group: str) -> Files | None:
-    """The files of ``train`` or ``test`` in a folder, or the file that ``path`` itself is.
+    """Return the files of ``train`` or ``test`` in a folder, or the file that ``path`` itself is.
+
+    Parameters
+    ----------
+    path : Path
+        A folder, or a file.
+    group : str
+        ``train`` or ``test``.
+
+    Returns
+    -------
+    Files, optional
+        None if a folder has no such files.
 
     Raises
     ------
@@ -142,7 +181,7 @@ def locate(path: Path, group: str) -> Files | None:
 
 
 def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
-    """Files whose whole name matches, sorted; of those that are the same but for the ending only the first."""
+    """Return the files whose name matches, sorted, one for each value of the pattern's first group."""
     matching: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(pattern, path.name)
@@ -158,7 +197,7 @@ def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm,
 
 
 def _decoded(files: Files, comm: MPI.Intracomm) -> ImageGroup:
-    """Each rank reads all of it: a compressed stream has no parts."""
+    """Read MNIST or CIFAR-10 files. Each rank reads them completely: a compressed stream has no random access."""
     read = (lambda: read_idx(*files.paths)) if files.format == "idx" else (lambda: read_cifar10(files.paths))
     images = try_on_all_ranks(comm, read, DataError)
     digest = hashlib.blake2b(np.ascontiguousarray(images.pixels).data, digest_size=8)

@@ -1,4 +1,4 @@
-"""The picture at the end of a classifier's training: curves of loss and accuracy, and images with predicted classes."""
+"""Figure at the end of a classifier's training: curves of loss and accuracy, and images with predicted classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _show(axis: Any, image: NDArray[Any]) -> None:
     image = np.moveaxis(image.astype(np.float64), 0, -1)
     low, high = image.min(), image.max()
     image = (image - low) / (high - low if high > low else 1.0)
-    # Red, green and blue if there are three channels, else the first alone.
+    # Three channels are shown as red, green and blue; otherwise only the first channel is shown.
     axis.imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray")
     axis.set_xticks([])
     axis.set_yticks([])

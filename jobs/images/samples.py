@@ -1,4 +1,7 @@
-"""A data set of labelled images opened for training: its classes, its moments, its batches."""
+"""Labelled images opened for training: number of classes, channel moments, loaders.
+
+The trainers of :mod:`.classification` use it. The module does not know the file formats.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,32 @@ CROP_PADDING = 4
 
 
 class ImageSamples:
-    """The ``train`` and ``test`` images of a data set. Collective.
+    """Training and test images of a data set. Collective: construct on every rank.
 
-    ``path`` is a folder with the files of MNIST, of CIFAR-10 or ``train.h5`` (and ``test.h5``); a CIFAR-10 batch file;
-    or what :func:`distconv.data.open_source` opens, with datasets ``image`` and ``label``, in groups ``train`` and
-    ``test`` or at its top. ``test_path`` names a file for the test images where ``path`` has none. Only the first
-    ``limit`` training images are used.
+    Parameters
+    ----------
+    path : Path
+        A folder with the files of MNIST, of CIFAR-10, or ``train.h5`` (and ``test.h5``); a CIFAR-10 batch file; or
+        a path that :func:`distconv.data.open_source` can open.
+    comm : MPI.Intracomm
+        The ranks that read the images.
+    test_path : Path, optional
+        File of the test images, if ``path`` has none.
+    names : (str, str)
+        Names of the datasets of images and labels, in the groups ``train`` and ``test`` or at the top level.
+    classes : int, optional
+        Number of classes; by default that of the format, or the largest training label plus one.
+    limit : int, optional
+        Number of training images to use; by default all.
+    readers : int
+        Number of processes that read for each rank.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing or not what they should be; the text names file, reason and numbers.
+        On all ranks, if files are missing or invalid. The message contains file, reason and values.
     MismatchError
-        If ranks see different data.
+        If ranks read different data.
     """
 
     def __init__(
@@ -70,17 +86,17 @@ class ImageSamples:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """(C, H, W)."""
+        """Shape (C, H, W) of the images."""
         return self.groups["train"].shape[1:]
 
     def image(self, group: str, sample: int) -> NDArray[np.generic]:
-        """One image (C, H, W) as it is in the file. Collective."""
+        """Return one image (C, H, W) as stored in the file. Collective: call on every rank."""
         of = self.groups[group]
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
         return try_on_all_ranks(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
 
     def place(self, group: str) -> object:
-        """The file of a group."""
+        """Return the path of the file of a group."""
         return self.groups[group].source.path
 
     def close(self) -> None:
@@ -99,17 +115,36 @@ class ImageSamples:
         augment: str = "",
         **options: Any,
     ) -> ImageLoader:
-        """Batches of normalised images (N, C, H, W) of ``dtype`` and labels (N).
+        """Return a loader of normalized images (N, C, H, W) and labels (N).
 
-        ``augment`` may name ``crop`` (images move by up to 4 pixels) and ``flip`` (left and right change sides); other
-        ``options`` are those of a Loader, but they are not shuffled unless asked.
+        Parameters
+        ----------
+        group : str
+            ``train`` or ``test``.
+        grid : ProcessGrid
+            The grid over which batches are distributed.
+        batch : int
+            Samples in a global mini-batch.
+        dtype : torch.dtype
+            Data type of the images. Labels are int64.
+        seed : int
+            Seed of order and augmentation.
+        augment : str
+            May contain ``crop`` (shift images by up to 4 pixels) and ``flip`` (flip images along W at random).
+        **options
+            Options of :class:`distconv.data.loader.Loader`. Samples are not shuffled by default.
+
+        Returns
+        -------
+        ImageLoader
+            Batches of two distributed tensors.
         """
         of = self.groups[group]
         part = self._part(group, shift=CROP_PADDING if "crop" in augment else 0, seed=seed)
         return ImageLoader(
             part,
             of.labels,
-            # The few channels of an image stay whole: a layer that splits its channels takes its share.
+            # Channels are not split: there are few, and a layer that splits its channels takes its block of them.
             Field(of.dataset, "n-hw", dtype, self.moments.mean, self.moments.std),
             grid,
             batch,
@@ -124,7 +159,7 @@ class ImageSamples:
 
 
 class ImageLoader(Loader):
-    """Batches of images and their labels; ``options`` are those of a Loader."""
+    """Loader of images and their labels. ``options`` are those of :class:`distconv.data.loader.Loader`."""
 
     def __init__(
         self,
@@ -139,7 +174,7 @@ class ImageLoader(Loader):
         self.part, self._labels = part, labels
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank."""
         self.part.epoch = number
         with closing(super().epoch(number, start)) as batches:  # type: ignore[type-var]  # a generator
             for batch in batches:

@@ -1,4 +1,7 @@
-"""Where a loader's images come from: arrays in memory beside files, and the part of either that training takes."""
+"""Sources of image values for a loader: arrays in memory, and randomly shifted images.
+
+Both classes implement :class:`distconv.data.source.SampleSource`, as files do. Loaders cannot tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from distconv.data.source import SampleSource
 from distconv.distribution import Box, Interval
 
 _SHIFTS = 2
-"""Stream of random numbers; those of the loader are 0 and 1."""
+"""Stream of random numbers. The loader uses streams 0 and 1."""
 
 
 class Arrays:
-    """Arrays in memory: every rank has all of them, and cuts out what it needs."""
+    """Arrays in memory. Every rank has all values and returns the requested box."""
 
     readers = 1
 
@@ -25,32 +28,43 @@ class Arrays:
         self.path, self.comm, self._arrays = path, comm, arrays
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an array, samples first."""
+        """Return the shape of an array, samples first."""
         return self._arrays[name].shape
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """A sample at a time."""
+        """Return the shape of one sample, with a leading 1."""
         return (1, *self.shape(name)[1:])
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box``."""
+        """Return the values in ``box``."""
         return self._arrays[name][tuple(slice(i.start, i.stop) for i in box)]
 
     def check_unchanged(self) -> None:
-        """They are."""
+        """Do nothing: arrays in memory do not change."""
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Memory has no chunks."""
+        """Do nothing: memory has no chunks."""
 
 
 class ShiftedImages:
-    """The first ``samples`` images of a source, each moved by up to ``shift`` pixels along H and along W.
+    """The first ``samples`` images of a source, each shifted by up to ``shift`` pixels along H and along W.
 
-    How far an image moves follows from seed, epoch and sample; zeros come in at the border. It is what a random crop of
-    the image makes that was padded by ``shift`` zeros. Set ``epoch`` before the images of an epoch are read.
+    The shift depends on seed, epoch and sample alone. Zeros fill the border. The result is a random crop of the image
+    padded by ``shift`` zeros. Set ``epoch`` before the images of an epoch are read.
+
+    Parameters
+    ----------
+    source : SampleSource
+        The source; it is closed with this object.
+    samples : int
+        Number of images.
+    shift : int
+        Largest shift, in pixels.
+    seed : int
+        Seed of the shifts.
     """
 
     epoch = 0
@@ -60,15 +74,15 @@ class ShiftedImages:
         self._source, self._samples, self._shift, self._seed = source, samples, shift, seed
 
     def close(self) -> None:
-        """Let go of what it is a part of."""
+        """Close the source on this rank."""
         self._source.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of a dataset, samples first."""
+        """Return the global shape of a dataset, samples first."""
         return (self._samples, *self._source.shape(name)[1:])
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Extents of the source's chunks."""
+        """Return the shape of the source's chunks."""
         return self._source.chunks(name)
 
     def check_unchanged(self) -> None:
@@ -80,13 +94,13 @@ class ShiftedImages:
         self._source.warn_of_large_chunks(name, block)
 
     def moves(self, sample: int) -> tuple[int, int]:
-        """By how many rows and columns this sample is moved in this epoch."""
+        """Return the numbers of rows and columns by which a sample is shifted in the current epoch."""
         drawn = np.random.default_rng((self._seed, _SHIFTS, self.epoch, sample))
         down, right = drawn.integers(-self._shift, self._shift + 1, 2)
         return int(down), int(right)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """The values in ``box`` of one image (1, C, H, W). Local; may run in another thread."""
+        """Return the values in ``box`` of one image (1, C, H, W). Local; may be called from another thread."""
         if not self._shift:
             return self._source.read(name, box)
         one, channels, *space = box

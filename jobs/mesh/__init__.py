@@ -1,15 +1,15 @@
-"""Mesh tangling: the data set, its training, its scores.
+"""Mesh tangling: generation of the data set, training on it, scores.
 
 ::
 
-    baselines          What a network has to beat
-    dataset            The mesh-tangling data set
+    baselines          Baselines: constant answers, one channel, frozen velocities, a perceptron on single cells
+    dataset            The mesh-tangling data set: file layout, generation, flips and transposes of samples
     hydro              A two-dimensional Lagrangian hydrodynamics code on quadrilateral meshes
-    picture            The picture at the end of training
-    production         From initial conditions to a data set: runs of the solver, shared out over ranks
-    recipe             What a mesh-tangling data set is made of
+    picture            Figures of mesh samples
+    production         Production of a data set: runs of the solver, distributed over ranks
+    recipe             Recipe of a mesh-tangling data set: channels, parameters, summary
     samples            A mesh-tangling data set opened for training
-    scores             Thresholds and F1 from counts
-    segmentation       Training of a segmentation model on mesh-tangling samples: the model, its scores
+    scores             Thresholds, F1, precision and recall from counts
+    segmentation       Training of a segmentation model on mesh-tangling samples
     synthetic_samples  Random samples in the layout of the mesh-tangling data
 """

@@ -1,4 +1,7 @@
-"""What a network has to beat: constant answers, one channel, frozen velocities, and a perceptron on single cells."""
+"""Baselines: constant answers, one channel, frozen velocities, a perceptron on single cells.
+
+The command that trains on mesh samples compares the network with them. Thresholds are fitted on training samples.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,25 @@ from .scores import BINS, Histogram, PredictorScore, Threshold, judge
 from .segmentation import MeshSettings, MeshTrainer
 
 PIXEL_RATE = 1e-2
-"""Learning rate of the perceptron; with 3e-2 it does as well on validation samples."""
+"""Learning rate of the perceptron. A rate of 3e-2 gives the same result on validation samples."""
 
 GROUPS = ("train", "heldout")
 Values = NDArray[Any]
 
 
 def constant_answers(samples: MeshSamples) -> list[PredictorScore]:
-    """All cells negative, all cells positive."""
+    """Return the scores of "all cells negative" and "all cells positive". Collective: call on every rank.
+
+    Parameters
+    ----------
+    samples : MeshSamples
+        Opened with ``extrapolated=True``.
+
+    Returns
+    -------
+    list of PredictorScore
+        The two scores.
+    """
     train, heldout = (
         _counted(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
     )
@@ -36,7 +50,20 @@ def constant_answers(samples: MeshSamples) -> list[PredictorScore]:
 
 
 def best_channel(samples: MeshSamples) -> PredictorScore:
-    """The one channel, direction and threshold of the highest training F1."""
+    """Return the score of the single channel with the highest training F1. Collective: call on every rank.
+
+    Channel, threshold and its direction are fitted on the training samples.
+
+    Parameters
+    ----------
+    samples : MeshSamples
+        The samples.
+
+    Returns
+    -------
+    PredictorScore
+        The score.
+    """
     moments = samples.moments
     train, heldout = (
         [Histogram(lo, hi, _families(samples, group)) for lo, hi in zip(moments.low, moments.high, strict=True)]
@@ -50,7 +77,20 @@ def best_channel(samples: MeshSamples) -> PredictorScore:
 
 
 def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
-    """Jacobians if all nodes kept their velocity: below a fitted threshold, and below the label's own."""
+    """Return the scores of Jacobians extrapolated with constant node velocities. Collective: call on every rank.
+
+    Parameters
+    ----------
+    samples : MeshSamples
+        Opened with ``extrapolated=True``.
+    q_star : float
+        The threshold of the labels.
+
+    Returns
+    -------
+    list of PredictorScore
+        With a fitted threshold, and with ``q_star``.
+    """
     counted = [
         _counted(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
     ]
@@ -62,7 +102,22 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
 
 
 def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) -> PredictorScore:
-    """A perceptron that sees the 18 channels of one cell, trained as the network of these ``settings`` is, as long."""
+    """Train a perceptron on the 18 channels of single cells, and return its score. Collective: call on every rank.
+
+    Parameters
+    ----------
+    samples : MeshSamples
+        The samples.
+    grid : ProcessGrid
+        The grid of the training.
+    settings : MeshSettings
+        Settings of the network to compare with. The perceptron has another model and learning rate.
+
+    Returns
+    -------
+    PredictorScore
+        The score.
+    """
     settings = replace(settings, model="perceptron", width=None, lr=PIXEL_RATE)
     trainer = MeshTrainer(settings, samples, grid)
     for batch in trainer.batches():
@@ -75,7 +130,7 @@ def _families(samples: MeshSamples, group: str) -> list[str]:
 
 
 def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
-    """This rank's share of the samples of a group, slab by slab: the datasets' values and the family."""
+    """Yield blocks of this rank's samples of a group: values of the datasets, and the family."""
     file, comm = samples.file(group), samples.comm
     for sample in range(comm.rank, samples.count(group), comm.size):
         for rows in chunk_aligned_boxes(file, f"{group}/label", sample, channels=False):
@@ -99,7 +154,7 @@ def _counted(
     high: float,
     bins: int,
 ) -> Histogram:
-    """Counts of a score of the label and the extrapolated Jacobian. Collective."""
+    """Count a score, which is a function of the label and the extrapolated Jacobian. Collective."""
     histogram = Histogram(low, high, _families(samples, group), bins)
 
     def count() -> None:

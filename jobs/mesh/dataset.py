@@ -1,15 +1,16 @@
-"""The mesh-tangling data set: its layout, its generation over ranks, and mirror images and transposes of samples.
+"""The mesh-tangling data set: file layout, generation, flips and transposes of samples.
 
 A file has the groups ``train`` and ``heldout``, whose samples come from different runs::
 
-    input         (N, 18, H, W) float32   the channels, named in CHANNELS and defined in production.channels
+    input         (N, 18, H, W) float32   channels, named in CHANNELS and defined in production.channels
     label         (N, H, W) uint8         1 where the cell's smallest scaled corner Jacobian falls below the threshold
                                           at any time in [t, t + tau]
     extrapolated  (N, H, W) float32       smallest Jacobian over the same time if all nodes kept their velocity
     family, seed, run, t, step, positives, inversions  (N,)
 
-Chunks are tiles of at most 64 x 64 cells, no larger than the block of a rank when four share a side, with checksums.
-The attributes of the file say how it was made and what share of it is labelled.
+Chunks are tiles of at most 64 x 64 cells with checksums. They are no larger than the block of a rank when each side is
+split four ways. Attributes of the file store the recipe and the fraction of labelled cells. The solver is imported
+only when data are generated, since it requires numba.
 """
 
 from __future__ import annotations
@@ -45,14 +46,28 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
-    """Mirror image of a sample: its channels (..., 18, H, W) and label (..., H, W), reversed along ``axis`` "h" or "w".
+    """Return a sample flipped along one axis.
 
-    The velocity across the mirror, the vorticity and the skew change sign.
+    The velocity across the mirror line, the vorticity and the skew change sign.
+
+    Parameters
+    ----------
+    channels : ndarray
+        Channels (..., 18, H, W).
+    label : ndarray
+        Label (..., H, W).
+    axis : str
+        ``"h"`` or ``"w"``.
+
+    Returns
+    -------
+    channels, label : ndarray
+        Copies of the same shapes.
 
     Raises
     ------
     ValueError
-        If ``axis`` is neither.
+        If ``axis`` is not valid.
     """
     if axis not in ("h", "w"):
         raise ValueError(f"flip along {axis!r}: an image has the axes 'h' and 'w'")
@@ -64,9 +79,21 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
 
 
 def transpose(channels: Array, label: Array) -> tuple[Array, Array]:
-    """Mirror image of a sample in the diagonal: the rows of its channels (..., 18, H, W) and label become columns.
+    """Return a sample with H and W exchanged.
 
-    The velocities change places; the vorticity and the log aspect ratio change sign.
+    The two velocity channels are exchanged. The vorticity and the log aspect ratio change sign.
+
+    Parameters
+    ----------
+    channels : ndarray
+        Channels (..., 18, H, W).
+    label : ndarray
+        Label (..., H, W).
+
+    Returns
+    -------
+    channels, label : ndarray
+        Copies (..., 18, W, H) and (..., W, H).
     """
     turned = np.swapaxes(channels, -1, -2).copy()
     u, v = CHANNELS.index("velocity u"), CHANNELS.index("velocity v")
@@ -89,17 +116,46 @@ def generate(
     progress: bool = True,
     on_first_sample: Callable[[str, LabelledSnapshot], None] | None = None,
 ) -> Summary:
-    """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
+    """Generate a data set file. Collective: call on every rank.
 
-    ``samples`` are for training, ``heldout`` more (default: a third as many) come from other runs. The ranks need a
-    common file system. Finished runs are kept in the folder ``<path>.parts`` until the file is complete; called again
-    after an interruption, generation goes on from there. A file that already holds this data set is left as it is.
-    Rank 0 passes the family and the sample of its first run to ``on_first_sample``, long before the file is complete.
+    The content does not depend on the number of ranks. The ranks need a common file system. Finished runs are kept in
+    the
+    folder ``<path>.parts`` until the file is complete; a call after an interruption resumes from there. A file that
+    already
+    contains this data set is left unchanged.
+
+    Parameters
+    ----------
+    path : path-like
+        The file to write.
+    size : int
+        Number of cells along each side, at least 16.
+    samples : int
+        Number of training samples.
+    heldout : int, optional
+        Number of held-out samples, by default a third of ``samples``. They come from other runs.
+    tau : float
+        Time horizon of the labels, in units of the solver.
+    threshold : float
+        Scaled corner Jacobian below which a cell is labelled, between 0 and 1.
+    seed : int
+        Seed of the data set.
+    comm : MPI.Comm, optional
+        The ranks that take part; None for this process alone.
+    progress : bool
+        If True, rank 0 shows a progress bar.
+    on_first_sample : callable, optional
+        Called on rank 0 with the family and a sample of its first run, long before the file is complete.
+
+    Returns
+    -------
+    Summary
+        Summary of the file, identical on all ranks but for ``seconds``.
 
     Raises
     ------
     DataError
-        On all ranks, if an argument makes no sense, the file exists with other content, or the file system refuses.
+        On all ranks, if an argument is invalid, the file exists with other content, or writing fails.
     """
     from distconv.jobs.mesh.production.datafile import assemble
     from distconv.jobs.mesh.production.parts import RunFolder, streams
@@ -133,24 +189,37 @@ def generate(
 
 
 def step_cost(size: int, steps: int) -> StepCost:
-    """What a run of ``size`` x ``size`` cells costs, measured over ``steps`` steps; ``str()`` of it is a report."""
+    """Return the measured cost of a run of ``size`` x ``size`` cells. Its ``str()`` is a report.
+
+    Parameters
+    ----------
+    size : int
+        Number of cells along each side.
+    steps : int
+        Number of steps to measure.
+
+    Returns
+    -------
+    StepCost
+        As :func:`distconv.jobs.mesh.production.cost.step_cost` returns it.
+    """
     from distconv.jobs.mesh.production.cost import step_cost as measure
 
     return measure(size, steps)
 
 
 def parts_folder(target: Path) -> Path:
-    """Where the finished runs of a data set are kept until it is complete."""
+    """Return the folder in which finished runs of a data set are kept until the file is complete."""
     return target.with_name(target.name + ".parts")
 
 
 def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
-    """Summary of the file if it is there and holds this very data set; None if there is no file.
+    """Return the summary of the file if it contains this data set; None if there is no file. Local.
 
     Raises
     ------
     DataError
-        If there is something else.
+        If the file contains something else.
     """
     if not target.exists():
         return None
@@ -166,12 +235,26 @@ def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
 
 
 def prepare(target: Path, recipe: MeshRecipe) -> str:
-    """Make the folder of parts ready and return the mark of this session's claims. On rank 0.
+    """Create or check the folder of finished runs, and return a new session identifier. Call on rank 0.
+
+    Claims of earlier sessions and incomplete files are removed.
+
+    Parameters
+    ----------
+    target : Path
+        The data set file.
+    recipe : MeshRecipe
+        The data set.
+
+    Returns
+    -------
+    str
+        The session identifier, which marks the claims of this call of :func:`generate`.
 
     Raises
     ------
     DataError
-        If the folder cannot be written to, or holds the runs of another data set.
+        If the folder is not writable, or contains runs of another data set.
     """
     from distconv.jobs.mesh.production.parts import write_atomically
 

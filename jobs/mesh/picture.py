@@ -1,6 +1,6 @@
-"""Pictures of mesh samples: the first one of a new data set, and the result of training.
+"""Figures of mesh samples: the first sample of a new data set, and the result of a training.
 
-The result of training shows input, label and prediction of held-out samples, the loss, and precision by recall.
+The result of a training shows input, label and prediction of held-out samples, the loss, and precision over recall.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Map = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class MeshExample:
-    """One held-out sample: maps of (H, W)."""
+    """Maps (H, W) of one held-out sample."""
 
     title: str
     channel: Map
@@ -40,7 +40,24 @@ def draw(
     verdicts: Sequence[PredictorScore],
     title: str,
 ) -> None:
-    """Write the picture. Of ``verdicts`` those that have a threshold to choose are shown, the last one on top.
+    """Write the figure of a finished training.
+
+    Parameters
+    ----------
+    path : path-like
+        The image file.
+    examples : sequence of MeshExample
+        Samples to show, one in each row.
+    channel : str
+        Name of the channel shown.
+    threshold : float
+        Probability from which on a cell is predicted positive.
+    losses : sequence of (int, float)
+        Step and loss.
+    verdicts : sequence of PredictorScore
+        Scores; those with a curve are drawn. The last one, the network's, is drawn on top.
+    title : str
+        Title of the figure.
 
     Raises
     ------
@@ -68,7 +85,18 @@ def draw(
 
 
 def draw_sample(path: str | os.PathLike[str], channel: Map, label: Map, name: str, family: str) -> None:
-    """Write a picture of one channel of a sample and its label, both of shape (H, W).
+    """Write a figure of one channel of a sample and its label.
+
+    Parameters
+    ----------
+    path : path-like
+        The image file.
+    channel, label : ndarray, shape (H, W)
+        The maps.
+    name : str
+        Name of the channel.
+    family : str
+        Family of the run.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""What a mesh-tangling data set is made of: its channels, the recipe that its content follows from, its summary."""
+"""Recipe of a mesh-tangling data set: channels, parameters, summary.
+
+It does not import the solver, so that readers of a data set need not have numba.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,39 @@ CHANNELS = (
 )
 
 VERSION = 2
-"""Of the files: their layout, and which snapshots of a run they hold."""
+"""Version of the file format, which covers the layout and the selection of snapshots."""
 
 TAU = 0.3
-"""Time that labels look ahead, unless asked otherwise: about radius over speed, 0.15 to 0.35, of the flows' vortices.
+"""Default time horizon of the labels, in units of the solver.
 
-A signal crosses tau (|u| + c), some 50 cells, so that much of what decides about a cell is not in the cell yet.
+It is about radius over speed of the flows' vortices, 0.15 to 0.35. During tau a signal travels tau (|u| + c), about 50
+cells. Much of the information that determines a cell's label therefore lies in other cells.
 """
 
 
 @dataclass(frozen=True)
 class MeshRecipe:
-    """Everything that the content of a file depends on.
+    """All parameters that determine the content of a file.
+
+    Parameters
+    ----------
+    size : int
+        Number of cells along each side.
+    samples, heldout : int
+        Numbers of training and held-out samples.
+    tau : float
+        Time horizon of the labels.
+    threshold : float
+        Scaled corner Jacobian below which a cell is labelled.
+    seed : int
+        Seed of the data set.
+    version : int
+        Version of the file format.
 
     Raises
     ------
     DataError
-        If a figure cannot be.
+        If a value is out of range.
     """
 
     size: int
@@ -68,13 +87,13 @@ class MeshRecipe:
             raise DataError(f"seed {self.seed}: a seed is not negative")
 
     def of_a_run(self) -> dict[str, float]:
-        """What a single run depends on: runs of one recipe serve another that wants more samples."""
+        """Return the parameters that determine a single run: all but the numbers of samples."""
         return {key: value for key, value in asdict(self).items() if key not in ("samples", "heldout")}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a generated file holds. Rates and fractions are shares of 1."""
+    """Summary of a generated file. Rates and fractions are between 0 and 1."""
 
     path: str
     size: int

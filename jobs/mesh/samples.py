@@ -1,4 +1,4 @@
-"""A mesh-tangling data set opened for training: its files, its moments, and the fields that a loader reads."""
+"""A mesh-tangling data set opened for training: its files, channel moments, and loaders."""
 
 from __future__ import annotations
 
@@ -27,12 +27,23 @@ EXTRAPOLATED = {"extrapolated": DatasetLayout("float32", (None, None, None))}
 
 
 class MeshSamples(SegmentationSamples):
-    """Training and held-out samples of one file, and the training samples' moments. Collective.
+    """Training and held-out samples of one file, and channel moments. Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    comm : MPI.Intracomm
+        The ranks that read the samples.
+    extrapolated : bool
+        If True, the dataset ``extrapolated`` is opened, too; the baselines need it.
+    readers : int
+        Number of processes that read for each rank.
 
     Raises
     ------
     DataError
-        On all ranks, if the file is not what it should be; the text names file, dataset and reason.
+        On all ranks, if the file is invalid. The message contains file, dataset and reason.
     """
 
     def __init__(
@@ -55,18 +66,30 @@ class MeshSamples(SegmentationSamples):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the samples."""
+        """Height and width of the samples, in cells."""
         _, height, width = self.extents
         return height, width
 
     def file(self, group: str) -> StoredSource:
-        """The open file that serves ``train`` or ``heldout``."""
+        """Return the open source of ``train`` or ``heldout``."""
         return self.groups[group].source
 
     def loader(self, group: str, grid: ProcessGrid, batch: int, *, augment: bool = False, **options: Any) -> Loader:
-        """Batches of normalised inputs (N, 18, H, W) and labels (N, H, W), both of one dtype.
+        """Return a loader of normalized inputs (N, 18, H, W) and labels (N, H, W), both of one dtype.
 
-        ``augment``: samples are mirrored, and transposed where they are squares, at random.
+        Parameters
+        ----------
+        group, grid, batch
+            As in :meth:`distconv.jobs.segmentation.samples.SegmentationSamples.loader`.
+        augment : bool
+            If True, samples are flipped at random, and transposed at random if they are square.
+        **options
+            Options of :class:`distconv.data.loader.Loader`. Samples are not shuffled by default.
+
+        Returns
+        -------
+        Loader
+            Batches of two distributed tensors.
         """
         height, width = self.size
         more: dict[str, Any] = {"mirror": "hw" if augment else "", "transpose": augment and height == width}
@@ -78,14 +101,14 @@ class MeshSamples(SegmentationSamples):
 
 
 def signs(axis: str) -> tuple[float, ...]:
-    """Factor of each channel when a sample is mirrored along ``axis``."""
+    """Return the factor of each channel when a sample is flipped along ``axis``."""
     ones = np.ones((len(CHANNELS), 1, 1), np.float32)
     mirrored, _ = flip(ones, np.zeros((1, 1), np.uint8), axis)
     return tuple(float(value) for value in mirrored[:, 0, 0])
 
 
 def exchanged() -> tuple[tuple[int, float], ...]:
-    """For each channel of a transposed sample the channel that it comes from, and its factor."""
+    """Return, for each channel of a transposed sample, its source channel and factor."""
     numbers = np.arange(1.0, len(CHANNELS) + 1).reshape(-1, 1, 1)
     turned, _ = transpose(numbers, np.zeros((1, 1)))
     return tuple((round(abs(value)) - 1, math.copysign(1.0, value)) for value in turned[:, 0, 0])

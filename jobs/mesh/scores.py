@@ -1,8 +1,7 @@
 """Thresholds, F1, precision and recall from counts.
 
-Counted is how often a score falls into each bin, for positives and negatives of each family.
-
-Counts are whole numbers: summed over the ranks they are the same on any grid.
+A histogram counts how often a score falls into each bin, separately for positives, negatives and families. Counts are
+integers, so their sums over the ranks are the same on any grid.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ CURVE_POINTS = 50
 
 @dataclass(frozen=True)
 class Threshold:
-    """Cells whose score lies at or above ``edge`` (below it if not ``above``) are called positive."""
+    """Rule by which cells are predicted positive: score at or above ``edge`` if ``above``, otherwise below it.
+
+    ``edge`` is the index of a bin, and ``value`` the score at its lower end.
+    """
 
     edge: int
     above: bool
@@ -32,7 +34,17 @@ class Threshold:
 
 
 class Histogram:
-    """Counts (family, negative or positive, bin) of scores from ``low`` to ``high``; others count as at the ends."""
+    """Counts int64 (family, 2, bin) of scores; index 0 of the second dimension counts negatives, 1 positives.
+
+    Parameters
+    ----------
+    low, high : float
+        Range of the bins. Scores outside the range are counted in the first or last bin.
+    families : sequence of str
+        Names of the families.
+    bins : int
+        Number of bins.
+    """
 
     def __init__(self, low: float, high: float, families: Sequence[str] = ("all",), bins: int = BINS) -> None:
         self.low, self.high, self.bins = low, max(high, low + 1e-12), bins
@@ -40,7 +52,17 @@ class Histogram:
         self.counts = np.zeros((len(self.families), 2, bins), np.int64)
 
     def add(self, score: NDArray[Any], positive: NDArray[Any], family: str) -> None:
-        """Count the cells of (a part of) one sample."""
+        """Count the cells of (a block of) one sample.
+
+        Parameters
+        ----------
+        score : ndarray
+            Scores.
+        positive : ndarray
+            Labels of the same shape; positive if above 0.5.
+        family : str
+            Family of the sample.
+        """
         scaled = (score.reshape(-1).astype(np.float64) - self.low) * (self.bins / (self.high - self.low))
         index = np.clip(np.floor(scaled), 0, self.bins - 1).astype(np.int64)
         index += self.bins * (positive.reshape(-1) > 0.5)
@@ -48,12 +70,23 @@ class Histogram:
         self.counts[self.families.index(family)] += counted
 
     def sum_over(self, comm: MPI.Intracomm) -> Histogram:
-        """Add up what the ranks have counted. Collective."""
+        """Add the counts of all ranks in place and return the histogram. Collective: call on every rank."""
         comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
         return self
 
     def best_threshold(self, *, both_directions: bool = False) -> Threshold:
-        """The threshold of the highest F1 over all families."""
+        """Return the threshold with the highest F1 over all families.
+
+        Parameters
+        ----------
+        both_directions : bool
+            If True, thresholds below which cells are positive are tried, too.
+
+        Returns
+        -------
+        Threshold
+            The threshold.
+        """
         choices = [self._best(above) for above in ((True, False) if both_directions else (True,))]
         _, edge, above = max(choices, key=lambda choice: choice[0])
         return Threshold(edge, above, self.low + edge * (self.high - self.low) / self.bins)
@@ -66,14 +99,27 @@ class Histogram:
         return float(scores.max()), int(scores.argmax()), above
 
     def f1(self, threshold: Threshold, family: str | None = None) -> float:
-        """F1 under a threshold of another histogram with the same bins, over all families or of one."""
+        """Return the F1 for a threshold, which may be fitted on another histogram with the same bins.
+
+        Parameters
+        ----------
+        threshold : Threshold
+            The threshold.
+        family : str, optional
+            The family to evaluate; by default all together.
+
+        Returns
+        -------
+        float
+            F1, from 0 to 1; 0 if there are neither positive nor predicted cells.
+        """
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         called = counts[:, threshold.edge :] if threshold.above else counts[:, : threshold.edge]
         # 2 TP / (2 TP + FP + FN): called positive plus positive.
         return 2 * int(called[1].sum()) / max(int(called.sum()) + int(counts[1].sum()), 1)
 
     def curve(self, above: bool) -> list[tuple[float, float]]:
-        """Recall and precision of the thresholds that reach 2 %, 4 %, ... 100 % of the positives of all families."""
+        """Return recall and precision at the thresholds that reach 2 %, 4 %, ... 100 % recall over all families."""
         negative, positive = self.counts.sum(0)[:, :: -1 if above else 1].cumsum(1)
         wanted = np.ceil(positive[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
         reached = np.searchsorted(positive, np.maximum(wanted, 1))
@@ -82,14 +128,14 @@ class Histogram:
         return list(zip((true / positive[-1]).tolist(), (true / (true + false)).tolist(), strict=True))
 
     def positive_fraction(self, family: str | None = None) -> float:
-        """Share of the cells that are positive."""
+        """Return the fraction of cells that are positive, over all families or in one."""
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         return float(counts[1].sum() / max(counts.sum(), 1))
 
 
 @dataclass(frozen=True)
 class PredictorScore:
-    """A way to predict, judged on held-out samples with a threshold fitted on training samples."""
+    """F1 of a predictor on held-out samples, with a threshold fitted on training samples."""
 
     name: str
     threshold: str
@@ -97,11 +143,26 @@ class PredictorScore:
     heldout: float
     families: dict[str, float]
     curve: list[tuple[float, float]] = field(default_factory=list)
-    """Recall and precision on the held-out samples by threshold; empty where there is nothing to choose."""
+    """Recall and precision on the held-out samples by threshold; empty if the predictor has no threshold."""
 
 
 def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> PredictorScore:
-    """Fit the threshold on ``training`` (unless it is given) and apply it to ``heldout``."""
+    """Return the score of a predictor.
+
+    Parameters
+    ----------
+    name : str
+        Name of the predictor.
+    training, heldout : Histogram
+        Counts of its scores.
+    threshold : Threshold, optional
+        By default fitted on ``training``.
+
+    Returns
+    -------
+    PredictorScore
+        The score.
+    """
     chosen = threshold or training.best_threshold()
     families = {family: heldout.f1(chosen, family) for family in heldout.families}
     curve = heldout.curve(chosen.above) if heldout.bins > 2 else []
@@ -109,13 +170,13 @@ def judge(name: str, training: Histogram, heldout: Histogram, threshold: Thresho
 
 
 def gains(verdicts: Sequence[PredictorScore]) -> dict[str, float]:
-    """How far the held-out F1 of the last one lies above that of each of the others."""
+    """Return, for each but the last score, the difference of the last one's held-out F1 to it."""
     *others, network = verdicts
     return {other.name: network.heldout - other.heldout for other in others}
 
 
 def headline(verdicts: Sequence[PredictorScore]) -> str:
-    """The last verdict's held-out F1 and its gains over others with a threshold to choose, the smallest first."""
+    """Return a line with the last score's held-out F1 and its gains over other scores with a curve, smallest first."""
     network, over = verdicts[-1], gains([verdict for verdict in verdicts if verdict.curve])
     ranked = sorted(over.items(), key=lambda item: item[1])
     text = ", ".join(f"{gain:+.3f} against {name}" for name, gain in ranked)
@@ -123,7 +184,7 @@ def headline(verdicts: Sequence[PredictorScore]) -> str:
 
 
 def table(verdicts: Sequence[PredictorScore]) -> str:
-    """The verdicts as aligned text: F1 on training and held-out samples, then per family."""
+    """Return the scores as an aligned table: F1 on training and held-out samples, then by family."""
     families = list(verdicts[0].families)
     head = ["F1", "threshold", "training", "held-out", *families]
     rows = [

@@ -1,4 +1,8 @@
-"""Training of a segmentation model on mesh-tangling samples: the model, its scores."""
+"""Training of a segmentation model on mesh-tangling samples.
+
+The loop, the loss and checkpoints are shared with :mod:`distconv.jobs.segmentation`. The mesh-specific parts are the
+models, the predicted probability and the scores by family.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from .scores import Histogram
 
 @dataclass(frozen=True)
 class MeshSettings(common.TrainingSettings):
-    """What the numbers of a run on mesh samples depend on."""
+    """Settings of a training on mesh samples."""
 
     model: str = "unet"
     batch: int = 4
@@ -35,7 +39,20 @@ class MeshSettings(common.TrainingSettings):
 
 
 def pixel_classifier(width: int = 64, in_channels: int = 18, classes: int = 1) -> torch.nn.Module:
-    """A perceptron with two hidden layers that sees one cell at a time."""
+    """Return a perceptron with two hidden layers that is applied to single cells.
+
+    Parameters
+    ----------
+    width : int
+        Features of the hidden layers.
+    in_channels, classes : int
+        Numbers of input and output channels.
+
+    Returns
+    -------
+    Module
+        Maps (N, ``in_channels``, H, W) to logits (N, ``classes``, H, W).
+    """
     return torch.nn.Sequential(
         torch.nn.Conv2d(in_channels, width, 1),
         torch.nn.ReLU(inplace=True),
@@ -46,14 +63,25 @@ def pixel_classifier(width: int = 64, in_channels: int = 18, classes: int = 1) -
 
 
 def build(settings: MeshSettings) -> torch.nn.Module:
-    """The model with weights that follow from the seed alone."""
+    """Return the model with weights that depend on the seed alone.
+
+    Parameters
+    ----------
+    settings : MeshSettings
+        Model, width and seed. A name that is not in ``MODELS`` selects :func:`pixel_classifier`.
+
+    Returns
+    -------
+    Module
+        The model.
+    """
     torch.manual_seed(settings.seed)
     factory = MODELS.get(settings.model, pixel_classifier)
     return factory() if settings.width is None else factory(width=settings.width)
 
 
 class MeshTrainer(SegmentationTraining):
-    """A segmentation model in training on mesh samples."""
+    """Training of a segmentation model on mesh samples. Collective: construct on every rank."""
 
     settings: MeshSettings
     samples: MeshSamples
@@ -66,18 +94,18 @@ class MeshTrainer(SegmentationTraining):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The task, and how inputs are scaled."""
+        """Task and normalization."""
         moments = self.samples.moments
         return {"task": "mesh", "mean": moments.mean.tolist(), "std": moments.std.tolist()}
 
     def predicted(self, inputs: DistTensor) -> DistTensor:
-        """The probability of each cell (N, H, W) to tangle."""
+        """Return the probability (N, H, W) of each cell to tangle."""
         probability = torch.sigmoid(super().predicted(inputs).squeeze(1))
         assert isinstance(probability, DistTensor)
         return probability
 
     def scores(self, group: str) -> Histogram:
-        """Probabilities that the model gives to the samples of ``train`` or ``heldout``, as counts. Collective."""
+        """Return the predicted probabilities of ``train`` or ``heldout`` as counts. Collective: call on every rank."""
         families = self.samples.families[group]
         histogram = Histogram(0.0, 1.0, sorted(set(families)))
         for batch, probability in self.predictions(group):

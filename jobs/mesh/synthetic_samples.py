@@ -1,4 +1,4 @@
-"""Random samples in the layout of the mesh-tangling data: for checks that do not need the physics."""
+"""Random samples in the layout of the mesh-tangling data, for checks that do not depend on the physics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ TILE = 16
 def write_synthetic(
     path: str | os.PathLike[str], size: tuple[int, int], *, train: int = 8, heldout: int = 4, seed: int = 0
 ) -> None:
-    """Write smooth random channels and labels that depend on them, about 8 % positive. One rank calls this."""
+    """Write a file of smooth random channels, and labels that depend on them, about 8 % positive. Call on one rank.
+
+    Parameters
+    ----------
+    path : path-like
+        The file to write.
+    size : (int, int)
+        Height and width of the samples.
+    train, heldout : int
+        Numbers of samples.
+    seed : int
+        Seed of the samples.
+    """
     random = np.random.default_rng(seed)
     with atomic_path(Path(path)) as unfinished, h5py.File(unfinished, "x") as file:
         file.attrs.update(tau=0.1, threshold=0.4)
@@ -35,7 +47,7 @@ def write_synthetic(
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Periodic average over squares of 4 x 4, scaled back to a spread of one."""
+    """Return the periodic average over squares of 4 x 4, scaled such that white noise keeps its standard deviation."""
     for axis in (-2, -1):
         values = sum(np.roll(values, shift, axis) for shift in range(4)) / 2  # type: ignore[assignment]
     return values

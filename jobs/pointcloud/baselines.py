@@ -1,4 +1,4 @@
-"""What a network on voxels has to beat: a perceptron on single points."""
+"""Baseline for networks on voxels: a perceptron on single points."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ from .sampling import drawn
 from .voxels import unit_cube
 
 PERCEPTRON_POINTS = 512
-"""Points of each cloud that the perceptron sees: more do not help it."""
+"""Points of each cloud in the perceptron's input. More points do not improve its accuracy."""
 
 
 class PointPerceptron(nn.Module):
-    """The same perceptron on every point (N, P, 3), the largest of each of its outputs, and a perceptron on those.
+    """Perceptron applied to every point, maximum over the points, and a perceptron on the maxima.
 
-    Logits (N, classes). What it knows of a cloud is which regions of space have a point, not how points neighbour each
-    other. Source: C. R. Qi et al., "PointNet", CVPR 2017, without the networks that turn the input.
+    Its output depends on which regions of space contain a point, not on the neighbors of a point.
+
+    Source: C. R. Qi et al., "PointNet", CVPR 2017, without the networks that transform the input.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    width : int
+        Features of the first layer.
     """
 
     def __init__(self, classes: int, width: int = 64) -> None:
@@ -35,7 +43,7 @@ class PointPerceptron(nn.Module):
         self.head = nn.Sequential(nn.Linear(4 * width, 2 * width), nn.ReLU(), nn.Linear(2 * width, classes))
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        """Logits (N, classes) of clouds (N, P, 3)."""
+        """Return logits (N, classes) of clouds (N, P, 3)."""
         each = points.flatten(0, 1)
         for linear, norm in zip(self.lift, self.norms, strict=True):
             each = F.relu(norm(linear(each)))
@@ -43,12 +51,28 @@ class PointPerceptron(nn.Module):
 
 
 def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32, seed: int = 0) -> float:
-    """Accuracy on ``test`` of a perceptron on single points that was trained on ``train``. In one process.
+    """Train a :class:`PointPerceptron` and return its test accuracy. Local: no communication.
+
+    Parameters
+    ----------
+    train, test : Clouds
+        The clouds.
+    epochs : int
+        Number of epochs.
+    batch : int
+        Largest mini-batch.
+    seed : int
+        Seed of weights, order and points.
+
+    Returns
+    -------
+    float
+        Fraction of the test clouds that are classified correctly.
 
     Raises
     ------
     DataError
-        If there is nothing to learn from or nothing to test.
+        If there are no training clouds or no test clouds.
     """
     if not len(train.labels) or not len(test.labels):
         raise DataError(f"{len(train.labels)} training and {len(test.labels)} test clouds: give at least one of each")
@@ -73,7 +97,7 @@ def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32
 
 
 def _stacked(clouds: Clouds, samples: NDArray[np.int64], seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points (N, P, 3) of the unit cube, centred, and labels (N)."""
+    """Return points (N, P, 3), centered and scaled to size 1, and labels (N)."""
     volumes = []
     for sample in map(int, samples):
         points = clouds[sample].points

@@ -1,4 +1,7 @@
-"""Mini-batches of voxels: the clouds of a step, drawn, voxelised and put together."""
+"""Mini-batches of voxels: points drawn from clouds, voxelized and concatenated.
+
+Local: every rank that calls :func:`voxel_batch` with the same arguments gets the same batch.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,31 @@ from .voxels import Voxels, majority, unit_cube, voxelise
 
 @dataclass(frozen=True)
 class VoxelRecipe:
-    """How clouds become voxels: along each side, points drawn, the share of them that is kept, features, seed."""
+    """Settings of the conversion of clouds to voxels, as in :func:`.sampling.drawn` and :func:`.voxels.voxelise`."""
 
     resolution: int
     points: int = DRAWN_POINTS
     keep: float = 1.0
     varied: bool = False
-    """Each cloud's share is drawn from 0 to ``keep``."""
+    """If True, the fraction of each cloud is drawn from 0 to ``keep``. Otherwise it is ``keep``."""
     offsets: bool = False
     seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class VoxelBatch:
-    """Voxels of N clouds.
+    """Voxels of N clouds. A cloud may have no voxel.
 
-    Coordinates int64 (V, 4), the index of the cloud first, then x, y, z; features (V, C); the classes of the clouds
-    int64 (N); the part of each voxel, int64 (V), where clouds have parts. A cloud may have no voxel.
+    Attributes
+    ----------
+    coords : Tensor
+        int64 (V, 4): index of the cloud, then x, y, z.
+    features : Tensor
+        Features (V, C).
+    labels : Tensor
+        Classes of the clouds, int64 (N).
+    part : Tensor, optional
+        Part of each voxel, int64 (V); None if the clouds have no parts.
     """
 
     coords: torch.Tensor
@@ -42,7 +53,24 @@ class VoxelBatch:
 
 
 def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epoch: int) -> VoxelBatch:
-    """The voxels of these clouds in this epoch. Local; it depends on nothing but the arguments."""
+    """Return the voxels of some clouds in an epoch. Local; the result depends on the arguments alone.
+
+    Parameters
+    ----------
+    clouds : Clouds
+        A set of clouds.
+    samples : sequence of int
+        Indices of the clouds.
+    recipe : VoxelRecipe
+        Points to draw, and the voxel grid.
+    epoch : int
+        The epoch, which determines the points drawn.
+
+    Returns
+    -------
+    VoxelBatch
+        The voxels, in the order of ``samples``.
+    """
     voxels, parts = [], []
     for sample in samples:
         cloud = clouds[sample]
@@ -55,7 +83,7 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epo
             epoch=epoch,
             sample=sample,
         )
-        # The whole cloud sets the scale: it must not move with the points that happen to be drawn.
+        # All points of the cloud determine the scale, so that it does not depend on the points drawn.
         points = unit_cube(torch.from_numpy(cloud.points))[torch.from_numpy(taken)]
         voxels.append(voxelise(points, recipe.resolution, offsets=recipe.offsets))
         if cloud.part is not None:
@@ -65,12 +93,26 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epo
 
 
 def collated(voxels: Sequence[Voxels], labels: torch.Tensor, part: torch.Tensor | None = None) -> VoxelBatch:
-    """The voxels of several clouds with the cloud's index as first coordinate, as one batch.
+    """Concatenate the voxels of several clouds; the index of the cloud becomes the first coordinate.
+
+    Parameters
+    ----------
+    voxels : sequence of Voxels
+        The voxels of each cloud.
+    labels : Tensor
+        Classes of the clouds, int64 (N).
+    part : Tensor, optional
+        Part of each voxel, int64 (V).
+
+    Returns
+    -------
+    VoxelBatch
+        One batch.
 
     Raises
     ------
     DataError
-        If there is no cloud, or not one label for each.
+        If there is no cloud, or the number of labels differs from the number of clouds.
     """
     if not voxels or len(labels) != len(voxels):
         raise DataError(f"a batch of {len(voxels)} clouds with {len(labels)} labels: give one for each, one at least")

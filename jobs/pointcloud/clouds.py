@@ -1,4 +1,4 @@
-"""A labelled cloud, and what any set of them offers."""
+"""A labelled cloud, and the interface of a set of clouds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Points float32 (P, 3), the class of the shape, and the part that each point belongs to, int64 (P), if known."""
+    """Points float32 (P, 3), the class of the shape, and the part of each point, int64 (P), if known."""
 
     points: NDArray[np.float32]
     label: int
@@ -19,21 +19,24 @@ class Cloud:
 
 
 class Clouds(Protocol):
-    """Clouds by index, all of ``points`` points; a cloud is the same whenever and on whichever rank it is asked for."""
+    """Interface of a set of clouds with ``points`` points each.
+
+    A cloud depends on its index alone: it is identical at every access and on every rank.
+    """
 
     points: int
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What a label means."""
+        """Name of each class."""
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """What the part of a point means; empty where the clouds have no parts."""
+        """Name of each part; empty if the clouds have no parts."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
         """Classes of all clouds (N)."""
 
     def __getitem__(self, index: int) -> Cloud:
-        """One cloud. Local; may run in another thread."""
+        """Return one cloud. Local; may be called from another thread."""

@@ -1,13 +1,13 @@
-"""HDF5 files of point clouds: their layout, and their writing on all ranks together.
+"""HDF5 files of point clouds: their layout, and writing them on all ranks.
 
-A file has the groups ``train`` and, where there are any, ``test``::
+A file has the group ``train`` and, if there are test clouds, ``test``::
 
     points  (N, P, 3) float32
-    label   (N) int64          the class of the cloud
-    part    (N, P) uint8       the part of each point, where parts are known
+    label   (N) int64          class of the cloud
+    part    (N, P) uint8       part of each point, if parts are known
 
-A cloud is a chunk, with a checksum. Attributes of the file: ``class_names``; ``part_names`` where there are parts;
-``made_from``, which tells whether a file is the one that would be made.
+Each cloud is a chunk with a checksum. Attributes of the file: ``class_names``; ``part_names`` if there are parts; and
+``made_from``, which identifies the content, so that an existing file need not be written again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,24 @@ from distconv.whole_files import atomic_path
 from .clouds import Cloud, Clouds
 
 ROUND = 8
-"""Clouds that each rank makes before all are written."""
+"""Clouds that each rank generates before rank 0 writes all of them."""
 
 T = TypeVar("T")
 
 
 def made_from(path: Path) -> str | None:
-    """What the file says it was made from; None if there is no file, nothing if it is another's. Local."""
+    """Return the attribute ``made_from`` of a file. Local.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    str, optional
+        Empty if the file has no such attribute or is not HDF5. None if there is no file.
+    """
     if not path.exists():
         return None
     try:
@@ -48,18 +59,36 @@ def made_from(path: Path) -> str | None:
 def write_clouds(
     path: Path, groups: Mapping[str, Clouds], comm: MPI.Intracomm, *, source: str, replace: bool = False
 ) -> bool:
-    """Write clouds to a file that appears whole or not at all. Collective: ranks share the making, rank 0 writes.
+    """Write clouds to a file. Collective: call on every rank.
 
-    The content does not depend on the number of ranks. ``source`` is what ``made_from`` will say. False if such a file
-    is there already; one with other content is only replaced if ``replace`` says so.
+    All ranks generate clouds and rank 0 writes them. The content does not depend on the number of ranks. The file
+    appears under its name only when it is complete.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    groups : mapping of str to Clouds
+        The clouds of each group.
+    comm : MPI.Intracomm
+        The ranks.
+    source : str
+        Identifies the content; stored as ``made_from``.
+    replace : bool
+        If True, replace a file with other content. Otherwise such a file is an error.
+
+    Returns
+    -------
+    bool
+        False if the file with this content exists already.
 
     Raises
     ------
     DataError
-        On all ranks, if something else is there, a cloud cannot be made, or the file cannot be written; nothing is left
-        behind.
+        On all ranks, if a file with other content exists, a cloud cannot be generated, or the file cannot be written.
+        No incomplete file remains.
     MismatchError
-        If ranks are to write different files.
+        If the ranks pass different paths or sources.
     """
     check_same_on_all_ranks(comm, "point clouds to write", f"{path} from {source}")
     there = try_on_rank_0(comm, lambda: made_from(path), DataError)
@@ -79,13 +108,13 @@ def write_clouds(
                 _fill(file, name, clouds, comm)
             try_on_all_ranks(comm, lambda: _finish(path, unfinished), DataError)
     except DataError:
-        comm.Barrier()  # it was raised on all ranks: none goes on before the file is gone
+        comm.Barrier()  # all ranks raise; none may continue before rank 0 has removed the file
         raise
     return True
 
 
 def _created(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], source: str) -> h5py.File:
-    """The file under a name that nobody has, until ``unfinished`` is closed: then it becomes ``path``."""
+    """Create the file under a temporary name; closing ``unfinished`` renames it to ``path``."""
     with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = unfinished.enter_context(h5py.File(unfinished.enter_context(atomic_path(path)), "x"))
@@ -103,7 +132,7 @@ def _created(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], so
 
 
 def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm) -> None:
-    """Make the clouds of a group, round by round, and write them where the file is."""
+    """Generate the clouds of a group in rounds, and write them on rank 0. Collective."""
     count = len(clouds.labels)
     for start in range(0, count, ROUND * comm.size):
         mine = range(start + comm.rank, min(count, start + ROUND * comm.size), comm.size)
@@ -130,7 +159,7 @@ def _finish(path: Path, unfinished: ExitStack) -> None:
 
 @contextmanager
 def _named(path: str | Path) -> Iterator[None]:
-    """What HDF5 says of a disk names no file."""
+    """Convert errors of HDF5, which do not contain the path, to a DataError that does."""
     try:
         yield
     except (OSError, RuntimeError) as error:

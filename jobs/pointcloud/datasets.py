@@ -1,8 +1,12 @@
 """Point clouds opened for training: files in two formats, and folders of meshes.
 
-Formats of a file: that of ``datafile``; and quantised points, ``q`` whole numbers (N, P, 3) with ``offset`` (N, 3) and
-``extent`` (N), where a point is offset + q / 4095 * extent. Both have ``label`` (N), all in the groups ``train`` and
-``test``, and the attribute ``class_names``. Every rank opens a file and reads the clouds that it asks for.
+A file has the groups ``train`` and ``test`` and the attribute ``class_names``. Both formats have ``label`` (N):
+
+- the format of :mod:`.datafile`;
+- quantized points: integers ``q`` (N, P, 3) with ``offset`` (N, 3) and ``extent`` (N). A point is
+  offset + q / 4095 * extent.
+
+Every rank opens the file and reads the clouds that it requests.
 """
 
 from __future__ import annotations
@@ -26,17 +30,30 @@ from .folders import GROUPS, cached
 from .sampling import CACHED_POINTS
 
 STEPS = 4095
-"""Quantised points have 12 bits."""
+"""Largest quantized coordinate: 12 bits."""
 
 
 @dataclass(frozen=True)
 class CloudLayout(DatasetLayout):
-    """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
+    """Dataset layout that accepts every dtype of the given ``kinds``; ``dtype`` is their description in messages."""
 
     kinds: str = ""
 
     def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
-        """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
+        """Return the difference between a dataset and this layout as a phrase for a message.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Data type of the dataset.
+        shape : tuple of int
+            Shape of the dataset.
+
+        Returns
+        -------
+        str
+            The phrase; empty if the dataset fits.
+        """
         fits = len(shape) == len(self.shape) and all(
             want in (None, have) for want, have in zip(self.shape, shape, strict=True)
         )
@@ -60,12 +77,25 @@ QUANTISED = {"q": _whole(None, None, 3), "offset": _floats(None, 3), "extent": _
 
 
 class FileClouds:
-    """The clouds of one group of a file. Collective to open.
+    """The clouds of one group of a file. Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    group : str
+        ``train`` or ``test``.
+    datasets : dict of str to DatasetLayout
+        The datasets to open; they determine the format.
+    comm : MPI.Intracomm
+        The ranks that open the file.
 
     Raises
     ------
     DataError
-        On all ranks, if the file is not what it should be, has no cloud in this group, or a label is no class.
+        On all ranks, if the file is invalid, the group has no clouds, or a label is not a valid class.
+    MismatchError
+        If ranks read different labels or class names.
     """
 
     def __init__(self, path: Path, group: str, datasets: dict[str, DatasetLayout], comm: MPI.Intracomm) -> None:
@@ -86,12 +116,12 @@ class FileClouds:
             raise
 
     def __getitem__(self, index: int) -> Cloud:
-        """Cloud ``index``. Local; may run in another thread.
+        """Return cloud ``index``. Local; may be called from another thread.
 
         Raises
         ------
         DataError
-            On this rank, if it cannot be read, or has points that are nowhere or of no part.
+            On this rank, if the cloud cannot be read, a coordinate is not finite, or a part has no name.
         """
         index = range(len(self.labels))[index]
         if self._quantised:
@@ -131,7 +161,7 @@ class FileClouds:
         return part
 
     def _read(self, name: str, start: int, stop: int | None = None) -> NDArray[np.generic]:
-        """Samples ``start`` to ``stop`` of a dataset; one, if nothing is said."""
+        """Read samples ``start`` to ``stop`` of a dataset; by default one sample."""
         name = f"{self.group}/{name}"
         samples = Interval(start, start + 1 if stop is None else stop)
         return self._file.read(name, (samples, *(Interval(0, extent) for extent in self._file.shape(name)[1:])))
@@ -160,16 +190,23 @@ class FileClouds:
 
 
 class PointClouds:
-    """The ``train`` and ``test`` clouds of a data set in ``groups``. Collective.
+    """The training and test clouds of a data set, in ``groups``. Collective: construct on every rank.
 
-    ``path`` is an HDF5 file, or a folder of OFF meshes, of whose surfaces ``points`` points each are sampled once.
+    Parameters
+    ----------
+    path : Path
+        An HDF5 file, or a folder of OFF meshes whose surfaces are sampled once.
+    comm : MPI.Intracomm
+        The ranks that open the data set.
+    points : int
+        Number of points to sample on each mesh of a folder.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing or not what they should be; the text names file, reason and numbers.
+        On all ranks, if files are missing or invalid. The message contains file, reason and values.
     MismatchError
-        If ranks see different data.
+        If ranks read different data.
     """
 
     def __init__(self, path: Path, comm: MPI.Intracomm, *, points: int = CACHED_POINTS) -> None:
@@ -181,7 +218,7 @@ class PointClouds:
         except BaseException:
             self.close()
             raise
-        # Without names the labels of a group say how many classes there are: the other may have more.
+        # Without the attribute, a group has as many classes as its labels show; the other group may have more.
         self.class_names = max((group.class_names for group in self.groups.values()), key=len)
         self.part_names = self.groups["train"].part_names
 
@@ -196,7 +233,7 @@ class PointClouds:
 
 
 def _formats(path: Path) -> dict[str, dict[str, DatasetLayout]]:
-    """The datasets to open in each group. If there are no clouds, opening what is missing will say so."""
+    """Return the datasets to open in each group. A missing file or group raises only when it is opened."""
     formats: dict[str, dict[str, DatasetLayout]] = {"train": OURS}
     try:
         with open_hdf5(path)[0] as file:

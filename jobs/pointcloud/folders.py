@@ -1,7 +1,7 @@
 """A folder of OFF meshes laid out as ModelNet: class/train/*.off, class/test/*.off.
 
-Reading a mesh takes much longer than reading its points. So they are sampled when the folder is first opened, and kept
-in a file in it.
+Reading a mesh takes much longer than reading sampled points. The meshes are therefore sampled once, when the folder is
+first opened, and the points are stored in a file in the folder.
 """
 
 from __future__ import annotations
@@ -24,29 +24,51 @@ GROUPS = ("train", "test")
 
 
 class Meshes:
-    """Points on meshes, sampled whenever they are asked for; the place of a mesh in the list is its seed."""
+    """Points on meshes, sampled at each access. The index of a mesh in the list is its seed.
+
+    Parameters
+    ----------
+    files : list of (Path, int)
+        The meshes with their class.
+    class_names : tuple of str
+        Names of the classes.
+    points : int
+        Number of points on each mesh.
+    """
 
     part_names = ()
 
     def __init__(self, files: list[tuple[Path, int]], class_names: tuple[str, ...], points: int) -> None:
-        """``files`` with the class of each."""
+        """Store the list of meshes; nothing is read."""
         self.class_names, self.points = class_names, points
         self.paths = [path for path, _ in files]
         self.labels = np.array([label for _, label in files], np.int64)
 
     def __getitem__(self, index: int) -> Cloud:
-        """The points of mesh ``index``."""
+        """Return the points of mesh ``index``."""
         points = surface_points(read_off(self.paths[index]), self.points, 0, index)
         return Cloud(points, int(self.labels[index]))
 
 
 def find_meshes(folder: Path, points: int) -> dict[str, Meshes]:
-    """The meshes for ``train`` and, where there are any, for ``test``, by class and name. Local.
+    """Find the meshes of a folder, sorted by class and name. Local.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    points : int
+        Number of points on each mesh.
+
+    Returns
+    -------
+    dict of str to Meshes
+        ``train`` and, if there are any, ``test``.
 
     Raises
     ------
     DataError
-        If there are none to train on.
+        If there are no training meshes.
     """
     class_names = tuple(sorted(each.name for each in folder.iterdir() if (each / "train").is_dir()))
     meshes = {}
@@ -67,19 +89,53 @@ def find_meshes(folder: Path, points: int) -> dict[str, Meshes]:
 def convert(
     folder: Path, path: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS, *, replace: bool = False
 ) -> bool:
-    """Sample the meshes of a folder into the file ``path``; False if it is there already. Collective."""
+    """Sample the meshes of a folder and write the points to a file. Collective: call on every rank.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    path : Path
+        The file to write.
+    comm : MPI.Intracomm
+        The ranks, which sample the meshes in parallel.
+    points : int
+        Number of points on each mesh.
+    replace : bool
+        If True, replace a file with other content. Otherwise such a file is an error.
+
+    Returns
+    -------
+    bool
+        False if the file with this content exists already.
+
+    Raises
+    ------
+    DataError, MismatchError
+        As in :func:`distconv.jobs.pointcloud.datafile.write_clouds`.
+    """
     groups = try_on_rank_0(comm, lambda: find_meshes(folder, points), DataError)
     source = try_on_rank_0(comm, lambda: _digest(folder, groups), DataError)
     return write_clouds(path, groups, comm, source=source, replace=replace)
 
 
 def cached(folder: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS) -> Path:
-    """The file of the folder's points, made now if it is not there or a mesh has changed since. Collective.
+    """Return the file of the folder's points; write it if it is missing or a mesh has changed. Collective.
+
+    Parameters
+    ----------
+    folder, comm, points
+        As in :func:`convert`.
+
+    Returns
+    -------
+    Path
+        The file, in ``folder``.
 
     Raises
     ------
     DataError
-        On all ranks, if a mesh is wrong, or the folder has no file and takes none.
+        On all ranks, if a mesh is invalid, or the folder has no such file and is not writable.
     """
     path = folder / f"{points}_points.h5"
     try:
@@ -92,7 +148,7 @@ def cached(folder: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS) -> Pa
 
 
 def _digest(folder: Path, groups: dict[str, Meshes]) -> str:
-    """What a file of these meshes is made from: their names, sizes and times, and how many points."""
+    """Return a description of the meshes and the number of points, with a digest of file names, sizes and times."""
     digest = hashlib.blake2b(digest_size=8)
     for meshes in groups.values():
         for path in meshes.paths:

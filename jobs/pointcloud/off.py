@@ -1,9 +1,15 @@
 """Triangle meshes from OFF files.
 
-Format: the header ``OFF``; the numbers of vertices, faces and edges, on the same line or the next, in ModelNet glued to
-the header (``OFF123 45 6``); a line ``x y z`` for each vertex; a line ``n i1 ... in`` for each face, where a colour may
-follow that is not read. Comments (``#``) and blank lines may stand anywhere. Whatever is wrong with a file is a
-DataError that names it, the line, the numbers, and what to do.
+Format:
+
+- the header ``OFF``;
+- the numbers of vertices, faces and edges, on the same line or the next. In ModelNet they may follow the header without
+  a space (``OFF123 45 6``);
+- a line ``x y z`` for each vertex;
+- a line ``n i1 ... in`` for each face. A color may follow; it is ignored.
+
+Comments (``#``) and blank lines are allowed anywhere. An invalid file raises a DataError with the path, the line, the
+values and a suggested fix.
 """
 
 from __future__ import annotations
@@ -41,22 +47,32 @@ class TriangleMesh:
 
 
 class _OffLine(NamedTuple):
-    """A line with something on it: where it is, counted from 1, and its words."""
+    """A line that is not blank: its number, counted from 1, and its words."""
 
     number: int
     words: list[str]
 
 
 def read_off(path: Path) -> TriangleMesh:
-    """The mesh in an OFF file. A face of more than three vertices becomes a fan of triangles about its first.
+    """Read a mesh from an OFF file.
 
-    A fan covers a convex face once; one that is not convex is covered as its outline is walked.
+    A face of more than three vertices becomes a fan of triangles around its first vertex. The fan covers a convex face
+    exactly once, but triangles of a face that is not convex may overlap or lie outside it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    TriangleMesh
+        The mesh.
 
     Raises
     ------
     DataError
-        If the file cannot be read, is truncated or has lines too many, if something is not the number it should be,
-        or if the surface has no area.
+        If the file cannot be read, is truncated or too long, a value is invalid, or the surface has no area.
     """
     (vertex_count, face_count), lines = _counts(path, _lines(path))
     if vertex_count + face_count != len(lines):
@@ -75,7 +91,7 @@ def read_off(path: Path) -> TriangleMesh:
 
 
 def _lines(path: Path) -> list[_OffLine]:
-    """Lines that say something, without their comments."""
+    """Return the lines that are not blank, without comments."""
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -87,7 +103,7 @@ def _lines(path: Path) -> list[_OffLine]:
 
 
 def _counts(path: Path, lines: list[_OffLine]) -> tuple[tuple[int, int], list[_OffLine]]:
-    """Numbers of vertices and faces, and the lines behind the header."""
+    """Return the numbers of vertices and faces, and the lines after the header."""
     if not lines:
         raise DataError(f"{path} has no text; fetch it again")
     number, (header, *counts) = lines[0]
@@ -118,7 +134,7 @@ def _vertices(path: Path, lines: list[_OffLine]) -> NDArray[np.float64]:
 
 
 def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
-    """The triangles of the faces, those of as many corners together."""
+    """Return the triangles of all faces, grouped by the number of corners of the face."""
     by_sides: dict[str, list[_OffLine]] = {}
     for line in lines:
         by_sides.setdefault(line.words[0], []).append(line)
@@ -131,7 +147,7 @@ def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[
 
 
 def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
-    """Indices of the vertices of faces that all have ``sides`` of them."""
+    """Return the vertex indices of faces that all have ``sides`` corners."""
     if not re.fullmatch(r"\d{1,9}", sides) or int(sides) < 3:
         raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {shorten(sides)!r}; {FIX}")
     count = int(sides)
@@ -153,7 +169,7 @@ def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -
 
 
 def _numbers(path: Path, lines: list[_OffLine], words: Sequence[list[str]], dtype: type[Number]) -> NDArray[Number]:
-    """Words as numbers (lines, words in each)."""
+    """Return words as numbers (lines, words of a line)."""
     try:
         return np.array(words, dtype)
     except (ValueError, OverflowError):

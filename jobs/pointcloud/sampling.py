@@ -1,7 +1,7 @@
-"""Points on a mesh, uniformly by area, and the points of a cloud that an epoch takes.
+"""Uniform sampling of points on a mesh, and of the points of a cloud in an epoch.
 
-As the paper does: 16,384 points are sampled on each mesh and kept; of them an epoch takes 4,096 at random, of which a
-share is kept (point dropout).
+As in the paper, 16,384 points are sampled on each mesh and stored. An epoch draws 4,096 of them at random and keeps a
+fraction (point dropout). All results depend on their arguments alone, so they are identical on all ranks.
 
 Source: SparsePipe, section IV-A (sampling) and IV-B (dropout).
 """
@@ -18,26 +18,71 @@ from .off import TriangleMesh
 CACHED_POINTS, DRAWN_POINTS = 16_384, 4_096
 
 _SURFACE, _DRAW = 0, 1
-"""Streams of random numbers that must not repeat each other."""
+"""Independent streams of random numbers."""
 
 
 def surface_points(mesh: TriangleMesh, count: int, seed: int, sample: int) -> NDArray[np.float32]:
-    """``count`` points (count, 3), independent and uniform over the surface; they follow from seed and sample."""
+    """Return points that are independent and uniformly distributed over a surface.
+
+    Parameters
+    ----------
+    mesh : TriangleMesh
+        The surface.
+    count : int
+        Number of points.
+    seed, sample : int
+        Seed and index of the sample; the points depend on nothing else.
+
+    Returns
+    -------
+    ndarray of float32, shape (count, 3)
+        The points.
+    """
     random = np.random.default_rng((seed, _SURFACE, sample))
     return points_on(mesh, chosen_triangles(mesh, count, random), random).astype(np.float32)
 
 
 def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Indices of triangles (count), each as likely as its share of the area."""
+    """Return random triangles, each with a probability proportional to its area.
+
+    Parameters
+    ----------
+    mesh : TriangleMesh
+        The triangles.
+    count : int
+        Number of triangles.
+    random : Generator
+        Source of random numbers.
+
+    Returns
+    -------
+    ndarray of int64, shape (count,)
+        Indices of triangles.
+    """
     below = np.cumsum(mesh.areas)
     return np.asarray(np.searchsorted(below, random.random(count) * below[-1], side="right"), np.int64)
 
 
 def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
-    """A point in each of ``triangles``, uniform over it."""
+    """Return a point in each of the given triangles, uniformly distributed.
+
+    Parameters
+    ----------
+    mesh : TriangleMesh
+        The mesh.
+    triangles : ndarray of int64, shape (P,)
+        Indices of triangles, with repetitions.
+    random : Generator
+        Source of random numbers.
+
+    Returns
+    -------
+    ndarray of float64, shape (P, 3)
+        The points.
+    """
     a, b, c = (mesh.vertices[corner[triangles]] for corner in mesh.triangles.T)
     along = random.random((2, len(triangles), 1))
-    # Points of the parallelogram that lie beyond the triangle are turned about the middle of its third side.
+    # Points of the parallelogram outside the triangle are reflected through the midpoint of their common side.
     u, v = np.where(along.sum(0) > 1, 1 - along, along)
     return np.asarray(a + u * (b - a) + v * (c - a))
 
@@ -52,16 +97,31 @@ def drawn(
     epoch: int,
     sample: int,
 ) -> NDArray[np.int64]:
-    """Indices of the points that this epoch takes of a cloud: a share ``keep`` of ``count``, or of all if it has fewer.
+    """Return the indices of the points of a cloud that an epoch uses.
 
-    They follow from seed, epoch and sample alone. ``keep`` is p, the point sampling ratio of the paper's Table II: 1
-    keeps all points and 0 none, as its text says of p. ``varied``: the share is theta, drawn from 0 to p, of which the
-    text also speaks; that drops half of the points at p = 1, in the mean. One point is left then at least.
+    Parameters
+    ----------
+    available : int
+        Number of points of the cloud.
+    count : int
+        Number of points to draw before dropout; all points if the cloud has fewer.
+    keep : float
+        Fraction of the drawn points that is kept, 0 to 1: the point sampling ratio p of the paper's Table II.
+    varied : bool
+        If True, the fraction is drawn uniformly from 0 to ``keep``, and at least one point is kept. The paper calls it
+        theta. At ``keep=1`` half of the points are dropped on average.
+    seed, epoch, sample : int
+        Seed, epoch and index of the cloud; the result depends on nothing else.
+
+    Returns
+    -------
+    ndarray of int64
+        Indices without repetitions, in random order.
 
     Raises
     ------
     DataError
-        If ``keep`` is no share.
+        If ``keep`` is not between 0 and 1.
     """
     if not 0 <= keep <= 1:
         raise DataError(f"point dropout keeps a share of the points from 0 to 1, not {keep}")

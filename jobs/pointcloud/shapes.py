@@ -1,8 +1,8 @@
-"""Labelled shapes made from a seed, so that a fresh machine has point clouds.
+"""Labelled shapes generated from a seed, for runs without a data set.
 
-A shape is put together from a few surfaces, warped, stretched, turned at random, sampled by area, hidden in part behind
-a plane, blurred, and strewn with clutter. No point tells a class by itself and no direction is up: a perceptron on
-single points falls behind a network that sees neighbourhoods. Points know their part.
+A shape is composed of a few surfaces. It is warped, stretched, rotated at random and sampled uniformly by area. Part of
+it is hidden as if seen from one side, and noise and clutter are added. No single point identifies a class and no
+direction is up. A perceptron on single points is therefore less accurate than a network with neighborhoods.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Random = np.random.Generator
 Parts = dict[str, TriangleMesh]
 
 HIDDEN, BLUR, CLUTTER = 0.3, 0.015, 0.04
-"""The largest share of points that is hidden, their spread in units of the largest radius, the share of clutter."""
+"""Largest fraction of hidden points; noise (standard deviation over largest radius); fraction of clutter."""
 STRETCH, WARP = 1.4, 0.12
-"""The largest factor along a dimension, and the height of the waves that warp a shape."""
+"""Largest factor along a dimension, and largest amplitude of the wave that warps a shape."""
 PART_NAMES = ("clutter", "ball", "ring", "rod", "cone", "block", "spring")
 
 
@@ -69,11 +69,21 @@ SHAPES: dict[str, Callable[[Random], Parts]] = {
     "tree": _tree,
     "planet": _planet,
 }
-"""The classes, and the parts of a shape of each: surfaces about the origin, not much larger than the unit sphere."""
+"""Generators of each class: they return surfaces by part, near the origin, not much larger than the unit sphere."""
 
 
 class Shapes:
-    """``count`` shapes, the classes in turn. Each follows from seed, ``group`` and index; groups share no shape."""
+    """Generated shapes; classes follow each other cyclically.
+
+    Parameters
+    ----------
+    count : int
+        Number of shapes.
+    points : int
+        Points of each shape.
+    seed, group : int
+        A shape depends on seed, group and index alone, so groups have no shape in common.
+    """
 
     class_names = tuple(SHAPES)
     part_names = PART_NAMES
@@ -83,7 +93,7 @@ class Shapes:
         self.labels = np.arange(count) % len(SHAPES)
 
     def __getitem__(self, index: int) -> Cloud:
-        """Shape ``index``, sampled."""
+        """Return the cloud of shape ``index``."""
         random = np.random.default_rng((self._seed, self._group, index))
         label = int(self.labels[index])
         points, part = sampled(SHAPES[self.class_names[label]](random), self.points, random)
@@ -91,13 +101,30 @@ class Shapes:
 
 
 def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np.int64]]:
-    """Points (count, 3) of a shape in a random pose with all that spoils it, and the part of each."""
+    """Return points of a shape in a random pose, with hidden points, noise and clutter.
+
+    Parameters
+    ----------
+    parts : dict of str to TriangleMesh
+        Surfaces by name of the part.
+    count : int
+        Number of points, P.
+    random : Generator
+        Source of random numbers.
+
+    Returns
+    -------
+    points : ndarray of float64, shape (P, 3)
+        The points.
+    part : ndarray of int64, shape (P,)
+        Index of each point's part in ``PART_NAMES``.
+    """
     mesh = surfaces.joined(list(parts.values()))
     part_of_triangle = np.repeat([PART_NAMES.index(name) for name in parts], [len(m.triangles) for m in parts.values()])
     mesh = TriangleMesh(_posed(mesh.vertices, random), mesh.triangles)
     strewn = round(count * random.uniform(0, CLUTTER))
     visible = count - strewn
-    # As many more as will be hidden.
+    # More points than are visible, because some are hidden below.
     chosen = chosen_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
     points = points_on(mesh, chosen, random)
     seen = np.argsort(points @ _rotation(random)[0])[:visible]
@@ -109,7 +136,7 @@ def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np
 
 
 def _posed(vertices: Array, random: Random) -> Array:
-    """Warped by a wave, stretched along each dimension, turned."""
+    """Return vertices warped by a wave, stretched along each dimension and rotated."""
     towards, along = _rotation(random)[:2]
     wave = np.sin(random.uniform(1, 3) * vertices @ along + random.uniform(0, 2 * np.pi))
     warped = vertices + random.uniform(0, WARP) * wave[:, None] * towards
@@ -118,7 +145,7 @@ def _posed(vertices: Array, random: Random) -> Array:
 
 
 def _rotation(random: Random) -> Array:
-    """A rotation (3, 3), all equally likely: the axes of three random directions, made orthogonal."""
+    """Return a uniformly distributed rotation (3, 3): the orthogonalized axes of three random directions."""
     q, r = np.linalg.qr(random.normal(size=(3, 3)))
     q *= np.sign(np.diag(r))
     q[:, 0] *= np.linalg.det(q)

@@ -1,7 +1,7 @@
-"""From points to the voxels they fill: coordinates, features, parts.
+"""Conversion of points to the voxels that contain them: coordinates, features, parts.
 
-A voxel is at most once in a list, and voxels are in the order of their coordinates, so that the same points give the
-same tensors everywhere.
+Each voxel occurs once, and voxels are sorted by their coordinates. The same points thus give identical tensors on all
+ranks. Everything is local and runs on torch tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from distconv.errors import DataError
 
 LARGEST = 1 << 20
-"""Voxels along a side: three coordinates make one number of 60 bits."""
+"""Largest number of voxels along a side: three coordinates are packed into an integer of 60 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +26,24 @@ class Voxels:
 
 
 def unit_cube(points: torch.Tensor) -> torch.Tensor:
-    """Points (P, 3) moved and scaled alike along all dimensions until they touch opposite sides of the unit cube.
+    """Return points translated and scaled to touch two opposite sides of the unit cube.
 
-    Along the shorter dimensions they lie in the middle; a single point does so along all.
+    All dimensions have the same scale. The points are centered along the shorter dimensions.
+
+    Parameters
+    ----------
+    points : Tensor
+        Points (P, 3).
+
+    Returns
+    -------
+    Tensor
+        Points (P, 3) with coordinates from 0 to 1.
 
     Raises
     ------
     DataError
-        If a coordinate is not finite, or the extent of the cloud is not.
+        If a coordinate, or the size of the cloud, is not finite.
     """
     if not len(points):
         return points
@@ -50,17 +60,29 @@ def unit_cube(points: torch.Tensor) -> torch.Tensor:
 
 
 def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) -> Voxels:
-    """The voxels of a grid of ``resolution`` along each side that points (P, 3) of the unit cube fill.
-
-    Features: 1 for a filled voxel, as in the paper. With ``offsets`` three more: where in the voxel its points lie on
-    average, from -1/2 to 1/2 about its centre. No points fill no voxel.
+    """Return the voxels that contain points of the unit cube.
 
     Source: SparsePipe, section IV-B.
+
+    Parameters
+    ----------
+    points : Tensor
+        Points (P, 3) with coordinates from 0 to 1; P may be 0.
+    resolution : int
+        Number of voxels along each side of the cube.
+    offsets : bool
+        If True, three features are added: the mean position of the points in their voxel, from -1/2 to 1/2 around its
+        center. Otherwise the only feature is 1, as in the paper.
+
+    Returns
+    -------
+    Voxels
+        The filled voxels.
 
     Raises
     ------
     DataError
-        If the resolution is impossible, or a point is not in the unit cube.
+        If ``resolution`` is out of range, or a point lies outside the unit cube.
     """
     if not 1 <= resolution <= LARGEST:
         raise DataError(f"a grid of {resolution} voxels along a side: give 1 to {LARGEST}")
@@ -80,13 +102,28 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
 
 
 def majority(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
-    """The part (V) that most points of each voxel belong to, the first of those with as many."""
+    """Return the part to which most points of each voxel belong; the smallest part of a tie.
+
+    Parameters
+    ----------
+    part : Tensor
+        Part of each point, int64 (P).
+    of_point : Tensor
+        Voxel of each point, int64 (P).
+    voxels : int
+        Number of voxels, V.
+
+    Returns
+    -------
+    Tensor
+        Part of each voxel, int64 (V).
+    """
     parts = int(part.max()) + 1 if len(part) else 1
     counts = torch.bincount(of_point * parts + part, minlength=voxels * parts)
     return counts.view(voxels, parts).argmax(1)
 
 
 def _mean(values: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
-    """Mean of the values (P, C) of the points in each voxel (V, C)."""
+    """Return the mean (V, C) over each voxel of the values (P, C) of its points."""
     counts = torch.bincount(of_point, minlength=voxels)
     return values.new_zeros(voxels, values.shape[1]).index_add_(0, of_point, values) / counts[:, None]

@@ -1,10 +1,10 @@
-"""Segmentation: a class for each place of an image or a volume, on data of the user's own.
+"""Segmentation: training that predicts a class for each pixel of an image or a volume of the user's data.
 
 ::
 
-    loss     The loss of a segmentation network: cross entropy, with soft Dice or without
-    picture  The picture at the end of training: losses, scores, and some samples with their labels and predictions
-    samples  Images and label maps opened for training: their classes, their moments, their batches
-    scores   How predicted classes compare with labels: accuracy, Dice (F1) and intersection over union from counts
-    trainer  A segmentation network in training, whatever its samples are
+    loss     Loss of a segmentation network: cross entropy, optionally with soft Dice
+    picture  Figure at the end of training: losses, scores, and samples with labels and predictions
+    samples  Images and label maps opened for training: number of classes, channel moments, loaders
+    scores   Segmentation scores from counts: accuracy, Dice (F1) and intersection over union
+    trainer  Training of segmentation networks
 """

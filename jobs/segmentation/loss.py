@@ -1,4 +1,7 @@
-"""The loss of a segmentation network: cross entropy, with soft Dice or without."""
+"""Loss of a segmentation network: cross entropy, optionally with soft Dice.
+
+Written with torch operators alone: it works on tensors and on distributed tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,23 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, eq=False)
 class SegmentationLoss:
-    """Mean cross entropy of logits (N, C, ...) and labels (N, ...) over the mini-batch; of one channel the binary one.
+    """Mean cross entropy of logits (N, C, ...) and labels (N, ...) over a mini-batch, binary for one class.
 
-    ``weights`` (C) of the classes, and labels ``ignore`` that are none, are those of ``F.cross_entropy``; but a batch
-    where all is ignored has the loss 0.
+    The loss of a mini-batch in which all pixels are ignored is 0. ``F.cross_entropy`` returns NaN.
 
-    ``dice`` adds one minus the soft Dice coefficient of the mini-batch, the mean over the classes. The coefficient is
-    F1 with probabilities in place of decisions: cross entropy alone leaves the rare classes out for long (Milletari et
-    al., "V-Net", 3DV 2016, section 3).
+    Source: Milletari et al., "V-Net", 3DV 2016, section 3 (soft Dice).
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes, C.
+    ignore : int, optional
+        Label value excluded from the loss.
+    weights : Tensor, shape (C,), optional
+        Class weights, as in ``F.cross_entropy``.
+    dice : bool
+        If True, add one minus the soft Dice coefficient, averaged over classes. It is F1 with probabilities in place of
+        decisions. With cross entropy alone, a network predicts rare classes only after many steps.
     """
 
     classes: int
@@ -27,14 +39,24 @@ class SegmentationLoss:
     dice: bool = False
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         return self.of(*self.sums(logits, labels))
 
     def sums(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the loss is made of; of several batches these add up to what they are of all samples at once.
+        """Return the sums from which :meth:`of` computes the loss; those of several batches may be added.
 
-        They are the entropy and its weight, scalars, and with ``dice`` for each class (C) the probabilities where it
-        is, and those everywhere plus its places.
+        Parameters
+        ----------
+        logits : Tensor
+            Logits (N, C, ...).
+        labels : Tensor
+            Labels (N, ...).
+
+        Returns
+        -------
+        tuple of Tensor
+            Summed cross entropy and summed weight, both scalars. With ``dice`` also, for each class (C), the summed
+            probabilities at its pixels, and its summed probabilities plus its number of pixels.
         """
         valid = None if self.ignore is None else (labels != self.ignore).to(logits.dtype).unsqueeze(1)
         if self.classes == 1:
@@ -57,7 +79,7 @@ class SegmentationLoss:
         return entropy, weight, (probabilities * there).sum(dims), probabilities.sum(dims) + there.sum(dims)
 
     def of(self, entropy: torch.Tensor, weight: torch.Tensor, *dice: torch.Tensor) -> torch.Tensor:
-        """The loss of the samples with these :meth:`sums`."""
+        """Return the loss, a scalar, for the sums that :meth:`sums` returns."""
         mean = entropy / torch.where(weight > 0, weight, 1)
         if not dice:
             return mean

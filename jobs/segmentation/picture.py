@@ -1,4 +1,4 @@
-"""The picture at the end of training: losses, scores, and some samples with their labels and predictions."""
+"""Figure at the end of training: losses, scores, and samples with labels and predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Map = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class SegmentationExample:
-    """Maps (H, W) of one sample, of a volume its slice in the middle: the first channel, labels, called classes."""
+    """Maps (H, W) of one sample: first channel, labels, and predicted classes. Of a volume, the middle slice."""
 
     title: str
     image: Map
@@ -35,7 +35,22 @@ def draw(
     ignore: int | None,
     title: str,
 ) -> None:
-    """Write the picture; ``lines`` are those of metrics.jsonl. Places with the label ``ignore`` are left white.
+    """Write the figure of a finished training.
+
+    Parameters
+    ----------
+    path : path-like
+        The image file.
+    examples : sequence of SegmentationExample
+        Samples to show, one in each row.
+    lines : sequence of dict
+        The records of ``metrics.jsonl``.
+    classes : int
+        Number of classes.
+    ignore : int, optional
+        Label value whose pixels are left white.
+    title : str
+        Title of the figure.
 
     Raises
     ------

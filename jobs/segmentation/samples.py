@@ -1,4 +1,8 @@
-"""Images and label maps opened for training: their classes, their moments, their batches."""
+"""Images and label maps opened for training: number of classes, channel moments, loaders.
+
+Used by the ``segment`` trainer and, as a base class, by the samples of :mod:`distconv.jobs.mesh`. The module does not
+know the network or its loss.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 
 HELD_OUT = ("test", "heldout", "val")
-"""Names in a file of the group ``test``; the first that is there counts."""
+"""Names of the file group that becomes the group ``test``. The first one that exists is used."""
 MOST_LABELS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationGroup:
-    """Images (N, C, ...) and label maps (N, ...), two datasets of a source."""
+    """Images (N, C, ...) and label maps (N, ...): two datasets of one source."""
 
     source: StoredSource
     image: str
@@ -36,21 +40,32 @@ class SegmentationGroup:
 
 
 class SegmentationSamples:
-    """Groups of samples with label maps, ``train`` among them, and the training images' moments. Collective.
+    """Groups of samples with label maps, among them ``train``, and the channel moments of the training images.
 
-    Labels are 0 to ``classes`` - 1, by default as far as they go, or ``ignore``. One class is that of the places whose
-    label is 1 among 0.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    groups : mapping of str to SegmentationGroup
+        The groups; ``train`` is required.
+    comm : MPI.Intracomm
+        The ranks that read the samples.
+    classes : int, optional
+        Number of classes; valid labels are 0 to ``classes`` - 1. By default it follows from the largest label. With one
+        class, the network has one output channel and labels are 0 or 1.
+    ignore : int, optional
+        Label value excluded from loss and metrics.
 
     Raises
     ------
     DataError
-        On all ranks, if images and labels do not fit each other, or labels are no classes.
+        On all ranks, if images and labels do not fit each other, or labels are not valid classes.
     """
 
     odd: Mapping[str, Sequence[float]] = {}
-    """Per axis the factor of each channel of an image that is mirrored along it (distconv.data.Field)."""
+    """By axis, the factor of each channel of an image that is flipped along it (``distconv.data.loader.Field``)."""
     exchanged: Sequence[tuple[int, float]] = ()
-    """Where the channels of a transposed image come from (distconv.data.Field)."""
+    """Source channel and factor of each channel of a transposed image (``distconv.data.loader.Field``)."""
 
     def __init__(
         self,
@@ -75,7 +90,7 @@ class SegmentationSamples:
         for name, group in groups.items():
             _check_labels(group, counts[name], max(2, self.classes), ignore)
         self.places = np.array([counts["train"].get(label, 0) for label in range(max(2, self.classes))])
-        """How many places of the training samples are of each class."""
+        """Number of pixels of each class in the training samples."""
 
     def _check_extents(self, group: SegmentationGroup) -> None:
         image, label = group.source.shape(group.image), group.source.shape(group.label)
@@ -97,17 +112,17 @@ class SegmentationSamples:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """(C, ...) of the images."""
+        """Shape (C, ...) of the images."""
         train = self.groups["train"]
         return train.source.shape(train.image)[1:]
 
     @property
     def axes(self) -> str:
-        """Grid axes of the extents behind the channels."""
+        """Grid axes of the spatial dimensions, such as ``"hw"``."""
         return "dhw"[-len(self.extents[1:]) :]
 
     def count(self, group: str) -> int:
-        """Number of samples in a group."""
+        """Return the number of samples in a group; 0 if there is no such group."""
         of = self.groups.get(group)
         return 0 if of is None else of.source.shape(of.image)[0]
 
@@ -119,9 +134,25 @@ class SegmentationSamples:
     def loader(
         self, group: str, grid: ProcessGrid, batch: int, *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> Loader:
-        """Batches of normalised images (N, C, ...) of ``dtype`` and labels (N, ...); of one class as ``dtype``, too.
+        """Return a loader of normalized images (N, C, ...) and labels (N, ...).
 
-        Other ``options`` are those of a Loader, but they are not shuffled unless asked.
+        Parameters
+        ----------
+        group : str
+            Name of the group.
+        grid : ProcessGrid
+            The grid over which batches are distributed.
+        batch : int
+            Samples in a global mini-batch.
+        dtype : torch.dtype
+            Data type of the images. Labels are int64, or ``dtype`` if there is one class.
+        **options
+            Options of :class:`distconv.data.loader.Loader`. Samples are not shuffled by default.
+
+        Returns
+        -------
+        Loader
+            Batches of two distributed tensors.
         """
         of = self.groups[group]
         fields = (
@@ -141,15 +172,35 @@ def open_samples(
     ignore: int | None = None,
     readers: int = 1,
 ) -> SegmentationSamples:
-    """Those of what :func:`distconv.data.open_source` opens. Collective.
+    """Open images and label maps that :func:`distconv.data.open_source` can read. Collective: call on every rank.
 
-    The datasets ``names`` lie in groups ``train`` and, held out, ``test``, ``heldout`` or ``val``; or at the top, as
-    those of ``test_path`` may. The groups are then ``train`` and, if samples are held out, ``test``.
+    The datasets ``names`` lie in the group ``train`` and, if samples are held out, in ``test``, ``heldout`` or ``val``.
+    They may also lie at the top level of ``path`` and of ``test_path``.
+
+    Parameters
+    ----------
+    path : Path
+        File or folder of the training samples.
+    comm : MPI.Intracomm
+        The ranks that read the samples.
+    test_path : Path, optional
+        File or folder of the test samples. By default a held-out group of ``path``, if there is one.
+    names : (str, str)
+        Names of the datasets of images and label maps.
+    classes, ignore
+        As in :class:`SegmentationSamples`.
+    readers : int
+        Number of processes that read for each rank.
+
+    Returns
+    -------
+    SegmentationSamples
+        With the group ``train`` and, if samples are held out, ``test``.
 
     Raises
     ------
     DataError
-        On all ranks, if something is missing, or not what it should be.
+        On all ranks, if a dataset is missing or invalid.
     """
     prefix = "train" if has_group(path, "train", comm) else ""
     groups = {"train": _group(path, prefix, names, comm, readers)}
@@ -167,16 +218,28 @@ def _group(path: Path, prefix: str, names: tuple[str, str], comm: MPI.Intracomm,
 
 
 MANY_LABELS = 32
-"""A largest label from which on the number of classes must be given if most of the labels below it are missing."""
+"""Largest label from which on ``classes`` is required if more than half of the labels below it are missing."""
 
 
 def label_counts(file: SampleSource, name: str) -> Counter[int]:
-    """How often each label is in the dataset ``name`` (N, ...), the same on all ranks. Collective.
+    """Count how often each label occurs in a dataset. Collective: call on every rank.
+
+    Parameters
+    ----------
+    file : SampleSource
+        The source.
+    name : str
+        The dataset of label maps (N, ...).
+
+    Returns
+    -------
+    Counter
+        Number of pixels by label, identical on all ranks.
 
     Raises
     ------
     DataError
-        On all ranks, if they cannot be read, or are not whole numbers of a small range.
+        On all ranks, if labels cannot be read, are not integers, or span ``MOST_LABELS`` values or more.
     """
 
     def count() -> Counter[int]:

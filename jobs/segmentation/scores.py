@@ -1,6 +1,6 @@
-"""How predicted classes compare with labels: accuracy, Dice (F1) and intersection over union from counts.
+"""Segmentation scores from counts: accuracy, Dice (F1) and intersection over union.
 
-Counts are whole numbers: summed over the ranks they are the same on any grid.
+Counts are integers, so their sums over the ranks are the same on any grid. The trainers use the module.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from distconv.distribution import Distribution
 
 
 def counts_here(dist: Distribution) -> bool:
-    """Return True if this rank counts its block: of the ranks that hold the same one, the first does."""
+    """Return True if this rank counts its block: of the ranks that hold the same block, only the first does."""
     return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 
 @dataclass(frozen=True)
 class SegmentationScores:
-    """How predictions compare with labels, over all samples and places that are not ignored.
+    """Scores of predictions over all samples and all pixels that are not ignored.
 
-    For each class (where the network has one channel, for the one class), NaN where it is neither predicted nor there.
+    Scores are given for each class, or only for class 1 if the network has one channel. They are NaN for a class that
+    is neither predicted nor present.
     """
 
     count: int
     correct: int
     dice: tuple[float, ...]
-    """For decisions it is F1."""
+    """Dice coefficient of each class, which equals F1."""
     iou: tuple[float, ...]
     """Intersection over union."""
 
     @property
     def accuracy(self) -> float:
-        """Share of the places that were given the right class; NaN without any."""
+        """Fraction of pixels with the right class; NaN if there are no pixels."""
         return self.correct / self.count if self.count else float("nan")
 
     @property
     def results(self) -> dict[str, Any]:
-        """For JSON."""
+        """Scores as JSON values, with None in place of NaN."""
         return {
             "accuracy": self.accuracy if self.count else None,
             **{f"mean_{name}": _mean(values) for name, values in (("dice", self.dice), ("iou", self.iou))},
@@ -67,15 +68,23 @@ def _mean(values: tuple[float, ...]) -> float | None:
 
 
 class Confusion:
-    """Counts of places by label and predicted class; labels that are none of the classes count as wrong."""
+    """Confusion matrix: counts of pixels by label and predicted class. A label outside the classes counts as wrong."""
 
     def __init__(self, classes: int, ignore: int | None = None) -> None:
-        """One class is that of the places with 1 among those with 0."""
+        """Start at zero. With one class, labels and predictions are 0 or 1."""
         self.classes, self.ignore, self._several = classes, ignore, max(2, classes)
         self.counts = np.zeros((self._several + 1, self._several), np.int64)
 
     def add(self, called: NDArray[Any], label: NDArray[Any]) -> None:
-        """Count places: the classes that they are given, and their labels, of the same shape."""
+        """Count pixels of one block.
+
+        Parameters
+        ----------
+        called : ndarray of int
+            Predicted classes.
+        label : ndarray
+            Labels, of the same shape.
+        """
         called, label = called.ravel(), label.ravel()
         if self.ignore is not None:
             called, label = called[label != self.ignore], label[label != self.ignore]
@@ -85,13 +94,13 @@ class Confusion:
         self.counts += counted.reshape(self.counts.shape)
 
     def sum_over(self, comm: MPI.Intracomm) -> SegmentationScores:
-        """The scores of what the ranks have counted. Collective."""
+        """Add the counts of all ranks in place and return the scores. Collective: call on every rank."""
         comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
         return self.scores
 
     @property
     def scores(self) -> SegmentationScores:
-        """Of what is counted here."""
+        """Scores of the pixels counted so far."""
         both = self.counts.diagonal().astype(float)
         either = self.counts.sum(0) + self.counts.sum(1)[:-1]
         with np.errstate(invalid="ignore"):

@@ -1,4 +1,8 @@
-"""A segmentation network in training, whatever its samples are; and on samples of the user's own."""
+"""Training of segmentation networks.
+
+:class:`SegmentationTraining` is independent of where the samples come from; :mod:`distconv.jobs.mesh` derives from it.
+:class:`SegmentationTrainer` trains on the user's data.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +31,17 @@ from .scores import Confusion, SegmentationScores, counts_here
 
 LOSSES = ("cross-entropy", "cross-entropy+dice")
 BALANCED = "balanced"
-"""Class weights such that every class counts alike."""
+"""Value of ``class_weights`` that gives every class the same total weight."""
 MODEL = {2: "unet", 3: "unet3d"}
-"""What is trained unless another is asked for, by the number of extents."""
+"""Default model by number of spatial dimensions."""
 
 
 @dataclass(frozen=True)
 class SegmentationSettings(common.TrainingSettings):
-    """What the numbers of a run on samples of the user's own depend on."""
+    """Settings of a training on the user's images and label maps."""
 
     model: str = ""
-    """By default a U-Net for the samples' extents."""
+    """Name of the network; by default a U-Net for the number of spatial dimensions."""
     batch: int = 2
     epochs: int = 20
     optimizer: str = "adamw"
@@ -45,21 +49,21 @@ class SegmentationSettings(common.TrainingSettings):
     weight_decay: float = 1e-2
     loss: str = LOSSES[0]
     class_weights: str = ""
-    """A number for each class, with commas, or ``balanced``."""
+    """One number for each class, separated by commas, or ``balanced``."""
     ignore_label: int | None = None
     crop: str = ""
-    """What is taken of a sample, as a grid is written."""
+    """Size of the crops of training samples, written like a grid."""
     mirror: str = ""
-    """Axes along which samples are mirrored at random."""
+    """Axes along which training samples are flipped at random."""
 
 
 class SegmentationTraining(training.Trainer):
-    """A segmentation network in training on samples with label maps."""
+    """Training of a segmentation network on samples with label maps. Collective: construct on every rank."""
 
     samples: SegmentationSamples
     criterion: SegmentationLoss
     evaluated_at_once = 0
-    """Samples, if they are not as many as in a step."""
+    """Samples in a mini-batch of an evaluation; 0 for as many as in a training step."""
 
     def __init__(
         self,
@@ -70,19 +74,31 @@ class SegmentationTraining(training.Trainer):
         device: str,
         **loading: Any,
     ) -> None:
-        """``loading``: how training samples are augmented."""
+        """Prepare training; ``loading`` holds the loader options that augment training samples."""
         super().__init__(settings, model, place, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loading(device)}
         self.loader = accumulated(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The segmentation loss.
+        """Return the segmentation loss of network outputs.
+
+        Parameters
+        ----------
+        outputs : Tensor
+            Logits (N, C, ...).
+        labels : Tensor
+            Labels (N, ...).
+
+        Returns
+        -------
+        Tensor
+            The loss, a scalar.
 
         Raises
         ------
         ModelError
-            If the network does not give logits for each class and place.
+            If the outputs do not have the shape of logits for each class and pixel.
         """
         self._check_outputs(outputs, labels)
         return self.criterion(outputs, labels)
@@ -97,20 +113,20 @@ class SegmentationTraining(training.Trainer):
             )
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
-        """Batches of a group in the file's order, whole and as they are, with :meth:`predicted`. Collective."""
+        """Yield the batches of a group in order, uncropped and not augmented, with :meth:`predicted`. Collective."""
         batch = self.evaluated_at_once or self.settings.batch
         loader = self.samples.loader(group, self.grid, batch, **self.settings.evaluating(self.device))
         return self.outputs(loader.epoch(0), self.predicted)
 
     def predicted(self, inputs: DistTensor) -> DistTensor:
-        """What the trained network makes of a batch: logits (N, C, ...)."""
+        """Return the logits (N, C, ...) of the trained network for a batch."""
         logits = self.evaluated(inputs)
         assert isinstance(logits, DistTensor)
         return logits
 
 
 class SegmentationTrainer(SegmentationTraining):
-    """A network of the user's choice in training on samples of the user's own."""
+    """Training of a network of the user's choice on the user's images and label maps."""
 
     settings: SegmentationSettings
 
@@ -133,12 +149,12 @@ class SegmentationTrainer(SegmentationTraining):
             None if weights is None else torch.tensor(weights, dtype=self.dtype, device=device),
             dice=settings.loss == LOSSES[1],
         )
-        if settings.crop:  # samples are evaluated whole
+        if settings.crop:  # samples are evaluated uncropped: as few as possible at once
             self.evaluated_at_once = self.grid.shape["n"]
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The task, its classes, which datasets the samples are, and how they are scaled."""
+        """Task, classes, names of the datasets, and normalization."""
         samples = self.samples
         train = samples.groups["train"]
         return {
@@ -151,9 +167,21 @@ class SegmentationTrainer(SegmentationTraining):
         }
 
     def evaluate(self, group: str) -> tuple[SegmentationScores, float]:
-        """The scores on a group, and its loss as if its samples were one mini-batch. Collective.
+        """Return the scores on a group and the loss over all its samples. Collective: call on every rank.
 
-        So the loss is the same on every grid, whose ``n`` bounds how few samples are evaluated at once.
+        The loss is that of a single mini-batch with all samples, so it is the same on every grid.
+
+        Parameters
+        ----------
+        group : str
+            Name of the group.
+
+        Returns
+        -------
+        scores : SegmentationScores
+            Identical on all ranks.
+        loss : float
+            Identical on all ranks.
         """
         confusion, sums = Confusion(self.samples.classes, self.samples.ignore), []
         for batch, logits in self.predictions(group):
@@ -169,19 +197,34 @@ class SegmentationTrainer(SegmentationTraining):
 
 
 def called_classes(logits: DistTensor) -> DistTensor:
-    """The classes (N, ...) that logits (N, C, ...) call: the most likely one, or 1 where that of one channel is."""
+    """Return the classes (N, ...) that logits (N, C, ...) predict.
+
+    The class of the largest logit. With one channel: 1 where the logit is not negative, otherwise 0.
+    """
     called = (logits.squeeze(1) >= 0).long() if logits.shape[1] == 1 else logits.argmax(1)
     assert isinstance(called, DistTensor)
     return called
 
 
 def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch.nn.Module:
-    """The network with weights that follow from the seed alone. Collective.
+    """Return the network with weights that depend on the seed alone. Collective: call on every rank.
+
+    Parameters
+    ----------
+    settings : SegmentationSettings
+        Model, width and seed.
+    samples : SegmentationSamples
+        The samples, which determine the numbers of input channels and classes.
+
+    Returns
+    -------
+    Module
+        The network.
 
     Raises
     ------
     ModelError
-        On all ranks, if there is none of that name for samples with so many extents.
+        On all ranks, if no network is named, or it is for another number of dimensions.
     """
     if not settings.model:
         raise ModelError(f"samples are {samples.extents}: name a network for them with --model")
@@ -200,12 +243,25 @@ def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch
 
 
 def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None:
-    """The weight of each class as it is written; balanced ones weigh the classes of the training samples alike.
+    """Return the weight of each class.
+
+    Parameters
+    ----------
+    text : str
+        One number for each class, separated by commas; ``balanced`` for weights that are inversely proportional to the
+        number of training pixels of the class; empty for none.
+    samples : SegmentationSamples
+        The samples.
+
+    Returns
+    -------
+    list of float, optional
+        One weight for each class. None if ``text`` is empty.
 
     Raises
     ------
     DataError
-        If there are not as many as classes, or the network has one channel.
+        If the number of weights differs from the number of classes, or there is only one class.
     """
     if not text:
         return None

@@ -1,11 +1,11 @@
-"""Labelled sequences: bitstreams, sounds, and the training of recurrent networks on them.
+"""Labelled sequences: bitstreams, sounds, and training of recurrent networks on them.
 
 ::
 
     audio       Labelled sounds of a file or a folder
-    bitstreams  The bitstreams of the paper: the class is how many bits are set
+    bitstreams  Bitstreams of the BPPSA paper: the probability of a set bit depends on the class
     mfcc        Mel-frequency cepstral coefficients of sounds
-    picture     The picture at the end of a training
-    samples     Sequences to train and to test on, and their mini-batches over a grid
-    trainer     The networks, their settings, their accuracy
+    picture     Figure at the end of a training
+    samples     Training and test sequences, and their mini-batches over a grid
+    trainer     Training of recurrent networks: the networks, their settings, the trainer
 """

@@ -1,15 +1,15 @@
 """Labelled sounds of an HDF5 file, or of a folder of WAV files.
 
-A file has all sounds in a row::
+A file has all clips in one dataset::
 
     audio   (samples)          clip i is audio[offset[i]:offset[i + 1]]
     offset  (N + 1) integers
     label   (N) integers
-    test    (N)                not 0 where a clip is held out; or ``take`` (N), of which those below 5 are
-                               (free spoken digits); without either, all are trained on
+    test    (N)                nonzero for test clips; or
+    take    (N)                below 5 for test clips (free spoken digits)
 
-with the attribute ``sample_rate`` in Hz. A folder has ``train/CLASS/*.wav`` and, if some are held out,
-``test/CLASS/*.wav``, all of one rate and of as many channels.
+Without ``test`` and ``take``, all clips are training clips. The attribute ``sample_rate`` is in Hz. A folder has
+``train/CLASS/*.wav`` and optionally ``test/CLASS/*.wav``, all with the same sample rate and number of channels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .mfcc import CoefficientRecipe, mfcc
 
 HELD_OUT_TAKES = 5
 MOST_CLASSES = 10**5
-"""More than any set of sounds has: a larger label is no class."""
+"""Upper bound for the number of classes: a label from here on is an error in the file."""
 
 _KINDS = {"iu": "whole numbers", "iuf": "numbers", "iufb": "numbers"}
 
@@ -47,22 +47,32 @@ class Clips:
 
 @dataclass(frozen=True, eq=False)
 class Recordings:
-    """Clips of ``train`` and, where some are held out, ``test``."""
+    """Clips of ``train`` and, if there are any, ``test``; ``rate`` in Hz."""
 
     groups: dict[str, Clips]
     class_names: tuple[str, ...]
     rate: float
     channels: int = 1
-    """Of every sound."""
+    """Number of channels of every sound."""
 
 
 def recordings(path: Path) -> Recordings:
-    """What the file or folder has. Local.
+    """Read the sounds of a file or a folder. Local.
+
+    Parameters
+    ----------
+    path : Path
+        HDF5 file, or folder of WAV files.
+
+    Returns
+    -------
+    Recordings
+        The sounds.
 
     Raises
     ------
     DataError
-        If it is neither, or not as it should be.
+        If the path is neither, a file is invalid, a sound is empty, or there are no training sounds.
     """
     loaded = _of_folder(path) if path.is_dir() else _of_file(path)
     if not len(loaded.groups.get("train", Clips([], np.zeros(0, np.int64))).labels):
@@ -155,7 +165,26 @@ def _of_folder(path: Path) -> Recordings:
 
 
 class Sounds:
-    """Coefficients (frames, values) of the clips of a group. Collective: ranks share the work."""
+    """Mel-frequency cepstral coefficients (frames, values) of the clips of a group.
+
+    Collective: construct on every rank. Each rank computes the coefficients of some clips; then every rank holds all.
+
+    Parameters
+    ----------
+    clips : Clips
+        The clips.
+    rate : float
+        Sample rate in Hz.
+    recipe : CoefficientRecipe
+        Settings of the coefficients.
+    comm : MPI.Intracomm
+        The ranks.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if the coefficients of a clip cannot be computed.
+    """
 
     def __init__(self, clips: Clips, rate: float, recipe: CoefficientRecipe, comm: MPI.Intracomm) -> None:
         self.labels = clips.labels
@@ -167,5 +196,5 @@ class Sounds:
         ]
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
-        """The coefficients of one clip."""
+        """Return the coefficients (frames, values) of one clip."""
         return self._values[index]

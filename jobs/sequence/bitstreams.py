@@ -1,4 +1,4 @@
-"""The bitstreams of the paper: each bit is set with a probability that tells the class.
+"""Bitstreams of the BPPSA paper: the probability of a set bit depends on the class.
 
 Source: BPPSA, 4.1, Eq. 8: x_t ~ Bernoulli(0.05 + c * 0.1) for the classes c = 0, ..., 9.
 """
@@ -10,12 +10,23 @@ from numpy.typing import NDArray
 
 CLASSES = 10
 TRAIN, TEST = 0, 1
-"""Groups, which never share a stream of random numbers."""
+"""Groups, which use independent streams of random numbers."""
 
 
 class Bitstreams:
-    """``count`` labelled streams (T, 1) of ``length`` bits, made from their number when they are asked for.
+    """Labelled bitstreams (T, 1), generated from their index at each access.
 
+    Parameters
+    ----------
+    count : int
+        Number of bitstreams.
+    length : int
+        Number of bits of each, T.
+    group : int
+        ``TRAIN`` or ``TEST``.
+
+    Examples
+    --------
     >>> streams = Bitstreams(20, 1000)
     >>> streams[12].shape, int(streams.labels[12]), bool(0.2 < streams[12].mean() < 0.3)
     ((1000, 1), 2, True)
@@ -26,19 +37,33 @@ class Bitstreams:
         self.labels: NDArray[np.int64] = np.arange(count) % CLASSES
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
-        """The bits of one stream as numbers, (T, 1)."""
+        """Return the bits of one stream as float32 (T, 1)."""
         random = np.random.default_rng((self.group, index))
         return (random.random((self.length, 1)) < rate(int(self.labels[index]))).astype(np.float32)
 
 
 def rate(label: int) -> float:
-    """The probability of a bit to be set."""
+    """Return the probability of a set bit for a class."""
     return 0.05 + 0.1 * label
 
 
 def by_counting(streams: Bitstreams) -> float:
-    """Accuracy of choosing the class whose rate is nearest to the share of bits that are set: about the best there is.
+    """Return the accuracy of choosing the class whose probability is nearest to the fraction of set bits.
 
+    It is about the best possible accuracy.
+
+    Parameters
+    ----------
+    streams : Bitstreams
+        The streams to classify.
+
+    Returns
+    -------
+    float
+        Fraction of the streams that are classified correctly.
+
+    Examples
+    --------
     >>> by_counting(Bitstreams(100, 2000, TEST))
     1.0
     """

@@ -1,7 +1,7 @@
 """Mel-frequency cepstral coefficients of sounds, by kaldi-native-fbank. The only module that imports it.
 
-Of the libraries with wheels it is a small one that needs no other (half a megabyte; librosa brings twenty packages),
-and its coefficients are those of Kaldi. Without dither, so that a sound has the same ones every time.
+The library is small (half a megabyte) and has no dependencies, and its coefficients are those of Kaldi. Dither is
+switched off, so that the coefficients of a sound are reproducible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from distconv.errors import DataError
 
 @dataclass(frozen=True)
 class CoefficientRecipe:
-    """How coefficients are made; ``stereo``: of each channel of a sound, not of the mean of its channels."""
+    """Settings of the coefficients.
+
+    Parameters
+    ----------
+    coefficients : int
+        Number of coefficients, including the first, which is left out.
+    window_ms, hop_ms : float
+        Length of a frame, and time between two frames, in ms.
+    stereo : bool
+        If True, each channel of a sound has its own coefficients. Otherwise they are those of the channels' mean.
+    """
 
     coefficients: int = 13
     window_ms: float = 25.0
@@ -26,12 +36,12 @@ class CoefficientRecipe:
     stereo: bool = False
 
     def values(self, channels: int) -> int:
-        """Values of a frame of a sound of so many channels: all coefficients but the first."""
+        """Return the number of values in a frame of a sound with ``channels`` channels."""
         return (channels if self.stereo else 1) * (self.coefficients - 1)
 
 
 def library() -> Any:
-    """kaldi-native-fbank.
+    """Import kaldi-native-fbank.
 
     Raises
     ------
@@ -48,10 +58,25 @@ def library() -> Any:
 
 
 def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:
-    """Coefficients (frames, values) of ``sound``, samples at ``rate`` Hz; each with mean 0 and variance 1 over time.
+    """Return the coefficients of a sound, each normalized to mean 0 and variance 1 over time.
 
-    ``sound`` is (samples) or (samples, channels). The first coefficient, which is the power, is left out; those of the
-    second channel come behind those of the first. Source: BPPSA, 4.2.
+    The first coefficient, the power, is left out. Those of the second channel follow those of the first.
+
+    Source: BPPSA, 4.2.
+
+    Parameters
+    ----------
+    sound : ndarray
+        Samples (samples) or (samples, channels).
+    rate : float
+        Sample rate in Hz.
+    recipe : CoefficientRecipe
+        Settings of the coefficients.
+
+    Returns
+    -------
+    ndarray of float32
+        Coefficients (frames, values).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The picture at the end of a training: curves of loss and accuracy, sequences with label and prediction."""
+"""Figure at the end of a training: curves of loss and accuracy, sequences with label and prediction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sequences to train and to test on, and their mini-batches over a grid that splits samples (n) and time (w).
+"""Training and test sequences, and their mini-batches over a grid that splits samples (n) and time (w).
 
-Sequences of a batch are padded to the longest. What comes behind the end of one has no effect on its states before, so
-a network answers by the state at its last step, which a channel of its own marks.
+Sequences of a mini-batch are padded to the longest. An additional channel marks the last step of each sequence, at
+which
+the network's state is the result. Padding has no effect on the states before it.
 """
 
 from __future__ import annotations
@@ -27,25 +28,38 @@ from .bitstreams import CLASSES, TEST, TRAIN, Bitstreams
 from .mfcc import CoefficientRecipe
 
 STREAMS = {"train": (2000, TRAIN), "test": (500, TEST)}
-"""Embedded bitstreams of each group."""
+"""Number of embedded bitstreams and random stream of each group."""
 
 
 class Sequences(Protocol):
-    """Labelled sequences."""
+    """Interface of a set of labelled sequences."""
 
     labels: NDArray[np.int64]
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
-        """One of them, (T, C)."""
+        """Return one sequence (T, C)."""
 
 
 class SequenceSamples:
-    """The sounds of a file or a folder, or without a ``path`` bitstreams of ``length`` bits. Collective.
+    """Sounds of a file or a folder, or embedded bitstreams. Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : Path, optional
+        HDF5 file, or folder of WAV files; None for bitstreams.
+    comm : MPI.Intracomm
+        The ranks that read the sounds.
+    length : int
+        Number of bits of a bitstream.
+    recipe : CoefficientRecipe
+        Settings of the coefficients of sounds.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing or not what they should be.
+        On all ranks, if files are missing or invalid.
+    MismatchError
+        If ranks read different numbers of sounds.
     """
 
     def __init__(self, path: Path | None, comm: MPI.Intracomm, *, length: int, recipe: CoefficientRecipe) -> None:
@@ -63,17 +77,34 @@ class SequenceSamples:
         self.groups = {group: Sounds(clips, loaded.rate, recipe, comm) for group, clips in loaded.groups.items()}
 
     def place(self, group: str) -> object:
-        """The file or folder."""
+        """Return the file or folder."""
         return self.name
 
     def close(self) -> None:
-        """Nothing is open: all sequences are in memory."""
+        """Do nothing: all sequences are in memory."""
 
 
 class SequenceLoader(EpochLoader):
-    """Batches of ``batch`` sequences: (N, T, C + 1) over axes n and w of ``grid``, and labels (N) over n.
+    """Loader of sequences (N, T, C + 1) over axes n and w of a grid, and labels (N) over n.
 
-    The last channel is 1 at the last step of a sequence and 0 elsewhere. ``order`` is that of Epochs.
+    The last channel is 1 at the last step of a sequence and 0 elsewhere.
+
+    Parameters
+    ----------
+    samples : SequenceSamples
+        The data set.
+    group : str
+        ``train`` or ``test``.
+    grid : ProcessGrid
+        The grid over which batches are distributed.
+    batch : int
+        Sequences in a global mini-batch.
+    dtype : torch.dtype
+        Data type of the sequences. Labels are int64.
+    device : str
+        Device of the tensors.
+    **order
+        Options of :class:`distconv.data.loader.EpochLoader`.
     """
 
     def __init__(
@@ -91,7 +122,7 @@ class SequenceLoader(EpochLoader):
         super().__init__(len(self._sequences.labels), batch, (samples.name, f"sequences of {group!r}"), **order)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank."""
         for samples in self.batches(number, start):
             inputs, labels = padded([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
             place = partial(scatter, target=self.grid)
@@ -100,8 +131,20 @@ class SequenceLoader(EpochLoader):
 
 
 def padded(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Sequences (T, C) as one array (N, longest T, C + 1), whose last channel marks each one's last step.
+    """Return sequences (T, C) as one array, padded with zeros to the longest.
 
+    Parameters
+    ----------
+    sequences : list of ndarray
+        Sequences (T, C).
+
+    Returns
+    -------
+    ndarray of float32
+        Array (N, longest T, C + 1). Its last channel is 1 at the last step of each sequence and 0 elsewhere.
+
+    Examples
+    --------
     >>> padded([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
     [[[5.0, 1.0], [0.0, 0.0]], [[6.0, 0.0], [6.0, 1.0]]]
     """

@@ -1,4 +1,4 @@
-"""Training of a recurrent network to tell the classes of sequences: the networks, their settings, their accuracy."""
+"""Training of recurrent networks that classify sequences: the networks, their settings, the trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS: dict[str, type[ScanRNN | ScanGRU]] = {"rnn": ScanRNN, "gru": ScanGRU}
 
 @dataclass(frozen=True)
 class SequenceSettings(common.TrainingSettings):
-    """What the numbers of a run on sequences depend on."""
+    """Settings of a training on sequences."""
 
     model: str = "gru"
     width: int | None = 20
@@ -33,21 +33,28 @@ class SequenceSettings(common.TrainingSettings):
     optimizer: str = "adam"
     lr: float = 1e-2
     length: int = 200
-    """Bits of a bitstream."""
+    """Number of bits of a bitstream."""
     coefficients: int = 13
-    """Coefficients of a sound, with the first, which is left out."""
+    """Number of coefficients of a sound, including the first, which is left out."""
     window_ms: float = 25.0
-    """Time that a frame of a sound spans."""
+    """Length of a frame of a sound, in ms."""
     hop_ms: float = 10.0
-    """Time between frames of a sound."""
+    """Time between two frames of a sound, in ms."""
     stereo: bool = False
-    """Coefficients of each channel of a sound, not of the mean of its channels."""
+    """If True, each channel of a sound has its own coefficients. Otherwise they are those of the channels' mean."""
 
 
 class SequenceNetwork(nn.Module):
-    """A recurrent layer, and a linear one on its state at the last step of each sequence.
+    """A recurrent layer, and a linear layer on its state at the last step of each sequence.
 
     Source: BPPSA, 4.1 and 4.2.
+
+    Parameters
+    ----------
+    recurrent : ScanRNN or ScanGRU
+        The recurrent layer, with the batch first.
+    classes : int
+        Number of classes.
     """
 
     def __init__(self, recurrent: ScanRNN | ScanGRU, classes: int) -> None:
@@ -55,20 +62,33 @@ class SequenceNetwork(nn.Module):
         self.recurrent, self.head = recurrent, nn.Linear(recurrent.hidden_size, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (N, classes) of sequences (N, T, C + 1), whose last channel marks their last steps."""
+        """Return logits (N, classes) of sequences (N, T, C + 1), whose last channel marks their last steps."""
         states, _ = self.recurrent(x[..., :-1])
         return self.head((states * x[..., -1:]).sum(1))  # type: ignore[no-any-return]
 
 
 class SequenceTrainer(Classifier, training.Trainer):
-    """A recurrent classifier in training over a grid that splits samples (n) and time (w).
+    """Training of a recurrent classifier over a grid that splits samples (n) and time (w).
 
-    ``method`` is how the network goes back through time: it is no setting, since it changes no number.
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    settings : SequenceSettings
+        Settings of the training.
+    samples : SequenceSamples
+        The data set.
+    grid : ProcessGrid
+        The grid.
+    device : str
+        Device of the network.
+    method : str
+        Backward algorithm of the recurrent layer. It is not a setting, because it does not change results.
 
     Raises
     ------
     GridError
-        If the grid has an axis that cuts nothing here.
+        If the grid splits another axis than n and w.
     """
 
     samples: SequenceSamples
@@ -92,18 +112,18 @@ class SequenceTrainer(Classifier, training.Trainer):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The task."""
+        """Task."""
         return {"task": "sequence"}
 
     def batches_of(self, group: str) -> SequenceLoader:
-        """Batches of ``train`` or ``test`` in order."""
+        """Return a loader of ``train`` or ``test`` in order."""
         return SequenceLoader(
             self.samples, group, self.grid, self.settings.batch, **self.settings.evaluating(self.device)
         )
 
 
 def _built(settings: SequenceSettings, samples: SequenceSamples, method: str) -> SequenceNetwork:
-    """The network with weights that follow from the seed alone."""
+    """Return the network with weights that depend on the seed alone."""
     torch.manual_seed(settings.seed)
     recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)
     return SequenceNetwork(recurrent, len(samples.class_names))

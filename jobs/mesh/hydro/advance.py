@@ -1,4 +1,4 @@
-"""Kernels of a time step: the stable step, the motion of nodes, the work done on cells."""
+"""Kernels of a time step: stable step, motion of nodes, work done on cells."""
 
 from __future__ import annotations
 
@@ -14,12 +14,28 @@ __all__ = ["broken_cell", "internal_work", "move_nodes", "predict_nodes", "stabl
 
 @kernel
 def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -> float:
-    """Largest time step that every cell allows.
+    """Return the largest time step that every cell allows.
 
-    Acoustics: ``cfl`` times 2/omega, where omega is the highest frequency of the cell alone on its own corner masses,
-    omega^2 = (rho c^2 / V) sum |dV/dx_k|^2 / m_k, which no frequency of the assembled mesh exceeds (Fried's theorem).
-    The sound speed is raised by the velocity jump across a cell that is being compressed, for the artificial
-    viscosity. Compression: no cell changes its volume by more than the fraction ``volume_change``.
+    Acoustic limit: ``cfl`` times 2/omega, where omega is the highest frequency of the isolated cell on its own corner
+    masses, omega^2 = (rho c^2 / V) sum |dV/dx_k|^2 / m_k. No frequency of the assembled mesh exceeds it (Fried's
+    theorem).
+    For the artificial viscosity, the sound speed is raised by the velocity jump across a cell under compression.
+
+    Parameters
+    ----------
+    state : HydroState
+        The state.
+    gas : Gas
+        Constants of the run.
+    cfl : float
+        Fraction of the acoustic limit.
+    volume_change : float
+        Largest relative change of a cell's volume in a step.
+
+    Returns
+    -------
+    float
+        The step.
     """
     x, y, u, v, energy = state
     height, width = gas.mass.shape
@@ -43,7 +59,7 @@ def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -
             )
             acoustic = 2.0 * cfl * volume / (sound * sqrt(stiffness))
             row[i] = min(acoustic, volume_change / max(abs(divergence), 1e-300))
-        # By itself: the loop above uses vectors then.
+        # In a loop of its own, so that the loop above is vectorized.
         for limit in row:
             step = min(step, limit)
     return step
@@ -68,7 +84,7 @@ def gather_row(corner_force: Floats, j: int, force: Floats) -> None:
 
 @kernel
 def gather_forces(fx: Floats, fy: Floats, j: int, force_x: Floats, force_y: Floats) -> None:
-    """Forces on the nodes of row ``j``. Walls are slip walls: they take up the normal force."""
+    """Set ``force_x, force_y`` to the forces on the nodes of row ``j``. Slip walls take up the normal force."""
     gather_row(fx, j, force_x)
     gather_row(fy, j, force_y)
     force_x[0] = 0.0
@@ -79,7 +95,21 @@ def gather_forces(fx: Floats, fy: Floats, j: int, force_x: Floats, force_y: Floa
 
 @kernel
 def predict_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, half_step: float, half: HydroState) -> None:
-    """Set the nodes of ``half`` to those of ``state`` half a step later."""
+    """Set the nodes of ``half`` to those of ``state`` half a step later.
+
+    Parameters
+    ----------
+    state : HydroState
+        The state.
+    gas : Gas
+        Constants of the run.
+    fx, fy : ndarray, shape (4, H, W)
+        Corner forces.
+    half_step : float
+        Half of the time step.
+    half : HydroState
+        Positions and velocities are overwritten.
+    """
     rows, columns = state.x.shape
     force_x, force_y = np.empty(columns), np.empty(columns)
     for j in range(rows):
@@ -95,7 +125,17 @@ def predict_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, half_step
 
 @kernel
 def move_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, step: float, half: HydroState) -> None:
-    """Advance the nodes of ``state`` by a whole step; leave the mean velocity over the step in ``half``."""
+    """Advance the nodes of ``state`` in place by a full step, and store the mean velocity over the step in ``half``.
+
+    Parameters
+    ----------
+    state, gas, fx, fy
+        As in :func:`predict_nodes`.
+    step : float
+        The time step.
+    half : HydroState
+        Velocities are overwritten.
+    """
     rows, columns = state.x.shape
     force_x, force_y = np.empty(columns), np.empty(columns)
     for j in range(rows):
@@ -116,7 +156,23 @@ def move_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, step: float,
 def internal_work(
     energy: Floats, u: Floats, v: Floats, fx: Floats, fy: Floats, mass: Floats, step: float, result: Floats
 ) -> None:
-    """Set ``result`` (H, W) to ``energy`` less the work that the corner forces do on nodes moving with ``u, v``."""
+    """Set ``result`` to the specific internal energy after the work of the corner forces.
+
+    Parameters
+    ----------
+    energy : ndarray, shape (H, W)
+        Specific internal energy before.
+    u, v : ndarray, shape (H+1, W+1)
+        Velocities of the nodes on which the forces do work.
+    fx, fy : ndarray, shape (4, H, W)
+        Corner forces.
+    mass : ndarray, shape (H, W)
+        Masses of cells.
+    step : float
+        Duration.
+    result : ndarray, shape (H, W)
+        Overwritten; may be ``energy``.
+    """
     for j in range(mass.shape[0]):
         k = j + 1
         for i in range(mass.shape[1]):
@@ -128,7 +184,7 @@ def internal_work(
 
 @kernel
 def broken_cell(state: HydroState) -> int:
-    """Flat index of the first cell whose area or internal energy is not positive; -1 if there is none."""
+    """Return the flat index of the first cell whose area or internal energy is not positive; -1 if there is none."""
     x, y, _, _, energy = state
     height, width = energy.shape
     for j in range(height):

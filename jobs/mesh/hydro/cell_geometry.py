@@ -1,6 +1,6 @@
 """Geometry of quadrilateral cells: areas, corner volumes and scaled corner Jacobians.
 
-Nodes ``x, y`` are (H+1, W+1); cells are (H, W); corners are (4, H, W) in the order that the package draws.
+Nodes ``x, y`` have shape (H+1, W+1), cells (H, W), and corners (4, H, W) in the order of the package's diagram.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["areas", "corner_volumes", "extreme_jacobians", "lower_to_minimum_jac
 
 @kernel
 def quad_area(x0: float, y0: float, x1: float, y1: float, x2: float, y2: float, x3: float, y3: float) -> float:
-    """Signed area of the quadrilateral 0-1-2-3, positive when counter-clockwise."""
+    """Return the signed area of the quadrilateral 0-1-2-3, positive if it is counter-clockwise."""
     return 0.5 * ((x2 - x0) * (y3 - y1) - (x3 - x1) * (y2 - y0))
 
 
 @kernel
 def areas(x: Floats, y: Floats) -> Floats:
-    """Signed area of each cell (H, W)."""
+    """Return the signed area of each cell (H, W)."""
     height, width = x.shape[0] - 1, x.shape[1] - 1
     area = np.empty((height, width))
     for j in range(height):
@@ -36,7 +36,7 @@ def areas(x: Floats, y: Floats) -> Floats:
 
 @kernel
 def corner_volumes(x: Floats, y: Floats) -> Floats:
-    """Area of each subzone (4, H, W): from a corner to the middles of its two edges and the centre."""
+    """Return the area of each subzone (4, H, W): from a corner to the middles of its edges and the center."""
     height, width = x.shape[0] - 1, x.shape[1] - 1
     volume = np.empty((4, height, width))
     px, py = np.empty(4), np.empty(4)
@@ -54,7 +54,7 @@ def corner_volumes(x: Floats, y: Floats) -> Floats:
 
 @kernel
 def sine(ax: float, ay: float, bx: float, by: float) -> float:
-    """Scaled corner Jacobian: the sine from edge a to edge b. An edge without length counts as inverted."""
+    """Return the scaled corner Jacobian: the sine from edge a to edge b. It is -1 if an edge has length 0."""
     lengths = (ax * ax + ay * ay) * (bx * bx + by * by)
     return -1.0 if lengths <= 0.0 else (ax * by - ay * bx) / sqrt(lengths)
 
@@ -63,7 +63,7 @@ def sine(ax: float, ay: float, bx: float, by: float) -> float:
 def cell_sines(
     x0: float, y0: float, x1: float, y1: float, x2: float, y2: float, x3: float, y3: float
 ) -> tuple[float, float, float, float]:
-    """Scaled Jacobians of the four corners of a cell."""
+    """Return the scaled Jacobians of the four corners of a cell."""
     ax, ay, bx, by = x1 - x0, y1 - y0, x2 - x1, y2 - y1
     cx, cy, dx, dy = x3 - x2, y3 - y2, x0 - x3, y0 - y3
     return sine(dx, dy, ax, ay), sine(ax, ay, bx, by), sine(bx, by, cx, cy), sine(cx, cy, dx, dy)
@@ -71,7 +71,7 @@ def cell_sines(
 
 @kernel
 def extreme_jacobians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Smallest and largest scaled corner Jacobian of each cell, both (H, W)."""
+    """Return the smallest and the largest scaled corner Jacobian of each cell, both (H, W)."""
     height, width = x.shape[0] - 1, x.shape[1] - 1
     smallest, largest = np.empty((height, width)), np.empty((height, width))
     for j in range(height):
@@ -86,7 +86,7 @@ def extreme_jacobians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 @kernel
 def lower_to_minimum_jacobian(x: Floats, y: Floats, record: npt.NDArray[np.float32]) -> None:
-    """Lower each cell of ``record`` (H, W) to its smallest scaled corner Jacobian now, where that is smaller."""
+    """Set ``record`` (H, W) to its minimum with the smallest scaled corner Jacobian of each cell."""
     height, width = record.shape
     for j in range(height):
         k = j + 1

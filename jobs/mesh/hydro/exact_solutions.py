@@ -1,4 +1,4 @@
-"""Exact solutions that the solver is measured against: Sod's shock tube and Sedov's cylindrical blast."""
+"""Exact solutions for tests of the solver: Sod's shock tube and Sedov's cylindrical blast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShockTube:
     gamma: float = 1.4
 
     def star(self) -> tuple[float, float]:
-        """Pressure and velocity between the two waves, by bisection to round-off."""
+        """Return pressure and velocity between the two waves, by bisection to round-off."""
         low, high = 0.0, 100.0 * max(self.left.pressure, self.right.pressure)
         for _ in range(200):
             middle = 0.5 * (low + high)
@@ -49,7 +49,7 @@ class ShockTube:
         return sqrt(self.gamma * side.pressure / side.density)
 
     def _jump(self, pressure: float, side: UniformState) -> float:
-        """Change of velocity across the wave that takes ``side`` to ``pressure``."""
+        """Return the change of velocity across the wave that takes ``side`` to ``pressure``."""
         gamma = self.gamma
         if pressure > side.pressure:
             a, b = 2.0 / ((gamma + 1.0) * side.density), (gamma - 1.0) / (gamma + 1.0) * side.pressure
@@ -58,14 +58,14 @@ class ShockTube:
         return float(2.0 * self._sound(side) / (gamma - 1.0) * (ratio - 1.0))
 
     def density(self, speed: Floats) -> Floats:
-        """Density at x / t = ``speed``."""
+        """Return the density at x / t = ``speed``."""
         pressure, velocity = self.star()
         left = self._half(speed, self.left, pressure, velocity)
         mirrored = UniformState(self.right.density, -self.right.velocity, self.right.pressure)
         return np.where(speed < velocity, left, self._half(-speed, mirrored, pressure, -velocity))
 
     def _half(self, speed: Floats, side: UniformState, pressure: float, velocity: float) -> Floats:
-        """Density left of the contact; the right side is the mirrored problem."""
+        """Return the density left of the contact; the right side is the mirrored problem."""
         gamma, sound = self.gamma, self._sound(side)
         ratio, g = pressure / side.pressure, (gamma - 1.0) / (gamma + 1.0)
         if ratio > 1.0:
@@ -83,15 +83,30 @@ SOD = ShockTube(UniformState(1.0, 0.0, 1.0), UniformState(0.125, 0.0, 0.1))
 
 
 def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
-    """``alpha`` of Sedov's cylindrical blast, whose radius is (E t^2 / (alpha rho))^(1/4).
+    """Return ``alpha`` of Sedov's cylindrical blast, whose radius is (E t^2 / (alpha rho))^(1/4).
 
-    With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become
-    ordinary differential equations, integrated here from the strong shock inwards (classical Runge-Kutta); alpha is pi
-    / 2 times the integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
+    With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become ordinary
+    differential equations. They are integrated from the strong shock inwards with the classical Runge-Kutta method.
+    alpha
+    is pi / 2 times the integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
 
     Source: Sedov, "Similarity and Dimensional Methods in Mechanics", chapter 4; two dimensions, R proportional to
     t^(1/2).
 
+    Parameters
+    ----------
+    gamma : float
+        Ratio of specific heats.
+    points : int
+        Number of integration steps.
+
+    Returns
+    -------
+    float
+        alpha.
+
+    Examples
+    --------
     >>> round(blast_constant(1.4), 3)
     0.984
     """
@@ -114,10 +129,27 @@ def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
         k3 = slope(r + 0.5 * step, y + 0.5 * step * k2)
         k4 = slope(r + step, y + step * k3)
         y = y + step / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 + k4)
-    # What is left is a disc of radius 0.001 at constant pressure.
+    # The remaining disc of radius 0.001 has constant pressure.
     return 0.5 * pi * float(y[3] + y[2] / (gamma - 1.0) * 0.5 * inner**2)
 
 
 def blast_radius(energy: float, time: float, density: float = 1.0, gamma: float = 1.4) -> float:
-    """Radius of the shock of a blast that released ``energy`` per unit length at a point at time 0."""
+    """Return the radius of the shock of a blast that released energy at a point at time 0.
+
+    Parameters
+    ----------
+    energy : float
+        Energy per unit length.
+    time : float
+        Time since the release.
+    density : float
+        Density before the shock.
+    gamma : float
+        Ratio of specific heats.
+
+    Returns
+    -------
+    float
+        The radius.
+    """
     return float((energy * time**2 / (blast_constant(gamma) * density)) ** 0.25)

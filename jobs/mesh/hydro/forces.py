@@ -1,10 +1,10 @@
-"""Corner forces: what a cell does to its four nodes.
+"""Corner forces: forces of a cell on its four nodes.
 
-Every contribution sums to zero over the four corners of a cell, so that momentum is conserved; the work that the
-forces do is taken from the internal energy of the same cell, so that total energy is.
+Each contribution sums to zero over the four corners of a cell, so momentum is conserved. The work of the forces is
+taken from the internal energy of the same cell, so total energy is conserved.
 
-Corner forces are (4, H, W). The kernels go row by row: a row of corner forces stays in the cache while each
-contribution is added to it.
+Corner forces have shape (4, H, W). Kernels process one row at a time: a row of corner forces remains in the cache while
+all contributions are added to it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def set_pressure_row(state: HydroState, gas: Gas, fx: Floats, fy: Floats, j: int
 
 @kernel
 def add_hourglass_row(state: HydroState, gas: Gas, damping: float, fx: Floats, fy: Floats, j: int) -> None:
-    """Damp the hourglass velocity of each cell in row ``j``: the part that no linear field contains.
+    """Add the forces that damp the hourglass velocity of each cell in row ``j``, which no linear field contains.
 
     The force is -damping rho c sqrt(V) g (g . u) / (g . g), with the hourglass pattern (1, -1, 1, -1) made orthogonal
-    to linear fields. The last factor keeps it bounded in cells of any shape.
+    to linear fields. The last factor bounds the force in cells of any shape.
 
     Source: Flanagan, Belytschko, Int. J. Numer. Meth. Eng. 17 (1981), viscous form.
     """
@@ -82,9 +82,9 @@ def add_hourglass_row(state: HydroState, gas: Gas, damping: float, fx: Floats, f
 def add_subzone_row(state: HydroState, gas: Gas, merit: float, fx: Floats, fy: Floats, j: int) -> None:
     """Add the forces of the subzonal pressures of row ``j``, weighted by ``merit``.
 
-    A subzone keeps its share ``fraction`` (4, H, W) of the cell's mass; its pressure differs from the cell's by rho
-    c^2 (1 - V_corner / (fraction V)). Linear in the volume, it stays bounded when a corner inverts, where a density
-    would not.
+    A subzone keeps its ``fraction`` (4, H, W) of the cell's mass. Its pressure differs from the cell's by rho c^2
+    (1 - V_corner / (fraction V)). The difference is linear in the volume, so it remains bounded when a corner inverts.
+    A density would not.
 
     Source: Caramana, Shashkov, J. Comput. Phys. 142 (1998).
     """
@@ -127,7 +127,21 @@ def add_subzone_row(state: HydroState, gas: Gas, merit: float, fx: Floats, fy: F
 def corner_forces(
     state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
 ) -> None:
-    """Fill ``fx, fy`` (4, H, W) with all forces of each cell on its corners."""
+    """Fill ``fx, fy`` with all forces of each cell on its corners.
+
+    Parameters
+    ----------
+    state : HydroState
+        The state.
+    gas : Gas
+        Constants of the run.
+    coefficients : Coefficients
+        Coefficients of viscosity, hourglass damping and subzonal pressures.
+    openness : Openness
+        Limiter, as :func:`.viscosity.edge_openness` fills it for ``state``.
+    fx, fy : ndarray, shape (4, H, W)
+        Overwritten with the forces along x and y.
+    """
     for j in range(gas.mass.shape[0]):
         set_pressure_row(state, gas, fx, fy, j)
         add_viscosity_row(state, gas, coefficients, openness, fx, fy, j)
@@ -139,7 +153,13 @@ def corner_forces(
 def viscous_forces(
     state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats
 ) -> None:
-    """Fill ``fx, fy`` (4, H, W) with the forces of the artificial viscosity alone."""
+    """Fill ``fx, fy`` with the forces of the artificial viscosity alone.
+
+    Parameters
+    ----------
+    state, gas, coefficients, openness, fx, fy
+        As in :func:`corner_forces`.
+    """
     for j in range(gas.mass.shape[0]):
         fx[:, j] = 0.0
         fy[:, j] = 0.0

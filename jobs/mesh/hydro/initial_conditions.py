@@ -1,8 +1,8 @@
 """Seeded initial conditions in five families of flow.
 
-The side of an initial cell is 1/128 whatever the size: a larger mesh is a larger domain with proportionally more
-vortices, layers, tiles and bubbles of the same sizes, so that samples of all sizes have the same statistics. All draws
-come from one generator; nothing else decides what a run looks like.
+The side of an initial cell is 1/128 for every size. A larger mesh is a larger domain with proportionally more vortices,
+layers, tiles and bubbles of the same sizes, so samples of all sizes have the same statistics. All random numbers come
+from one generator: family, size and seed determine a run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["CELLS_PER_UNIT", "FAMILIES", "initial_condition"]
 
 CELLS_PER_UNIT = 128
 
-# Root mean square speed of a flow. With the unit of length it sets the pace: a mesh degrades within two to five times
-# the horizon of a label.
+# Root mean square speed of a flow. Together with the unit of length it determines how fast a mesh degrades: within two
+# to five times the time horizon of a label.
 SPEED = 0.55
 
 
 class Sketch:
-    """A flow while it is being set up: fields on the nodes (S+1, S+1) of a regular mesh of S x S cells."""
+    """A flow during its construction: fields on the nodes (S+1, S+1) of a regular mesh of S x S cells."""
 
     def __init__(self, rng: np.random.Generator, size: int) -> None:
         self.rng, self.size = rng, size
@@ -41,13 +41,25 @@ class Sketch:
         self.u, self.v = np.zeros_like(self.x), np.zeros_like(self.x)
 
     def number(self, per_unit_area: float) -> int:
-        """How many features of the given frequency fit the domain: at least one."""
+        """Return the number of features, at least one, for a frequency per unit area."""
         return max(1, round(per_unit_area * self.side**2))
 
     def smooth_noise(self, spacing: float, *, odd: bool = False) -> Floats:
-        """Random field of about unit variance that varies over lengths of ``spacing``: a cubic spline of white noise.
+        """Return a random field of about unit variance: a cubic spline of white noise.
 
-        An ``odd`` field is odd about each wall, hence zero there: a stream function without jets along the walls.
+        Parameters
+        ----------
+        spacing : float
+            Length over which the field varies.
+        odd : bool
+            If True, the field is odd about each wall and therefore zero there. As a stream function it has no jets
+            along
+            the walls.
+
+        Returns
+        -------
+        ndarray, shape (S+1, S+1)
+            The field.
         """
         intervals = ceil(self.side / spacing)
         noise = self.rng.standard_normal((intervals + 3, intervals + 3))
@@ -67,7 +79,19 @@ class Sketch:
         self.v -= scale * slope_x
 
     def stamp(self, field: Floats, centre: Floats, radius: float, amount: float) -> None:
-        """Add a Gaussian to ``field``, cut off at four radii."""
+        """Add a Gaussian to ``field``, cut off at four radii.
+
+        Parameters
+        ----------
+        field : ndarray, shape (S+1, S+1)
+            Changed in place.
+        centre : ndarray, shape (2,)
+            Position (x, y); may lie outside the domain.
+        radius : float
+            Distance at which the Gaussian has fallen to 1/e.
+        amount : float
+            Value at the center.
+        """
         low = np.maximum(np.floor((centre - 4.0 * radius) * CELLS_PER_UNIT), 0).astype(int)
         high = np.maximum(np.ceil((centre + 4.0 * radius) * CELLS_PER_UNIT) + 1, 0).astype(int)
         window = (slice(low[1], high[1]), slice(low[0], high[0]))
@@ -75,19 +99,19 @@ class Sketch:
         field[window] += amount * np.exp(-squared / radius**2)
 
     def disc(self, centre: Floats, radius: float) -> Floats:
-        """1 inside a disc, 0 outside, over about three cells."""
+        """Return a field that is 1 inside a disc and 0 outside, with a transition of about three cells."""
         distance = np.hypot(self.x - centre[0], self.y - centre[1])
         inside: Floats = 0.5 * (1.0 - np.tanh((distance - radius) * CELLS_PER_UNIT / 1.5))
         return inside
 
     def place(self) -> Floats:
-        """A random point of the domain."""
+        """Return a random point (x, y) of the domain."""
         point: Floats = self.rng.uniform(0.0, self.side, 2)
         return point
 
 
 def spline_basis(size: int, intervals: int) -> Floats:
-    """Uniform cubic B-splines (S+1, intervals + 3) at the S+1 equidistant points of a line."""
+    """Return uniform cubic B-splines (S+1, intervals + 3) at the S+1 equidistant points of a line."""
     position = np.linspace(0.0, intervals, size + 1)[:, None] - np.arange(-1, intervals + 2)[None, :]
     distance = np.abs(position)
     near = 2.0 / 3.0 - distance**2 * (1.0 - 0.5 * distance)
@@ -96,18 +120,18 @@ def spline_basis(size: int, intervals: int) -> Floats:
 
 
 def sound_pressure(sketch: Sketch, speed: float) -> float:
-    """Pressure at which a gas of unit density that moves with ``speed`` has a Mach number drawn from 0.5 to 1.2."""
+    """Return the pressure at which gas of unit density and ``speed`` has a Mach number drawn from 0.5 to 1.2."""
     mach = sketch.rng.uniform(0.5, 1.2)
     return float(speed**2 / (sketch.gamma.flat[0] * mach**2))
 
 
 def high_speed(sketch: Sketch) -> float:
-    """The speed that 1 % of the nodes exceed; the peak itself would grow with the size of the domain."""
+    """Return the speed that 1 % of the nodes exceed. The maximum would grow with the size of the domain."""
     return float(np.quantile(np.hypot(sketch.u, sketch.v), 0.99))
 
 
 def taylor_green(sketch: Sketch) -> None:
-    """Rows of counter-rotating vortices, one to three per unit length, of uneven strength."""
+    """Set up rows of counter-rotating vortices, one to three per unit length, of different strengths."""
     columns, rows = (max(1, round(sketch.rng.uniform(1.5, 3.0) * sketch.side)) for _ in range(2))
     stream = np.sin(pi * columns * sketch.x / sketch.side) * np.sin(pi * rows * sketch.y / sketch.side)
     sketch.add_stream(stream * (1.0 + 0.4 * sketch.smooth_noise(0.3)), SPEED)
@@ -115,7 +139,7 @@ def taylor_green(sketch: Sketch) -> None:
 
 
 def random_vortices(sketch: Sketch) -> None:
-    """Gaussian vortices of either sign and random radius, ten per unit area, with their images in the walls."""
+    """Set up Gaussian vortices of both signs and random radius, ten per unit area, with mirror images at the walls."""
     stream = np.zeros_like(sketch.x)
     for _ in range(sketch.number(10.0)):
         (x, y), radius = sketch.place(), sketch.rng.uniform(0.08, 0.2)
@@ -128,13 +152,13 @@ def random_vortices(sketch: Sketch) -> None:
 
 
 def shear(sketch: Sketch) -> None:
-    """Layers that slide past one another in alternate directions, wavy, with a density that changes across them."""
+    """Set up wavy layers that slide past one another in alternate directions; the density varies across them."""
     layers = max(1, round(sketch.rng.uniform(1.5, 3.0) * sketch.side))
     across, along = (sketch.y, sketch.x) if sketch.rng.random() < 0.5 else (sketch.x, sketch.y)
     wave = 0.03 * np.sin(2.0 * pi * along / sketch.rng.uniform(0.25, 0.5)) + 0.02 * sketch.smooth_noise(0.2)
     phase = pi * layers * (across + wave * sketch.inside) / sketch.side
-    # Rounded triangles: their slope, the velocity, is flat in a layer and turns over within a fraction of it. The
-    # layers close over a quarter of a unit at their ends.
+    # The stream function is a rounded triangle wave. Its slope, the velocity, is constant in most of a layer and
+    # changes sign within a fraction of it. The flow vanishes over a quarter of a unit at the ends of the layers.
     distance = np.clip(np.minimum(along, sketch.side - along) / min(0.25, sketch.side / 4), 0.0, 1.0)
     sketch.add_stream(np.arcsin(0.97 * np.sin(phase)) * np.sin(0.5 * pi * distance), SPEED)
     sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.3 * SPEED)
@@ -143,9 +167,9 @@ def shear(sketch: Sketch) -> None:
 
 
 def triple_point(sketch: Sketch) -> None:
-    """In each tile of about one unit three gases meet: one of high pressure, a dense and a light one.
+    """Set up tiles of about one unit in which three gases meet: one of high pressure, a dense one and a light one.
 
-    Each has its own gamma. The shock runs faster through the light gas and rolls up the contact between the two.
+    Each gas has its own gamma. The shock runs faster through the light gas and rolls up the contact between the two.
     """
     base = 2.0 * sound_pressure(sketch, 2.0 * SPEED)
     tiles = max(1, round(sketch.side))
@@ -169,7 +193,7 @@ def triple_point(sketch: Sketch) -> None:
 
 
 def blasts(sketch: Sketch) -> None:
-    """Hot spots that explode among bubbles of light and dense gas, in a weak random flow."""
+    """Set up hot spots that explode among bubbles of light and dense gas, in a weak random flow."""
     base = sound_pressure(sketch, 2.0 * SPEED)
     for _ in range(sketch.number(8.0)):
         bubble = sketch.disc(sketch.place(), sketch.rng.uniform(0.05, 0.14))
@@ -193,7 +217,22 @@ FAMILIES: dict[str, Callable[[Sketch], None]] = {
 
 
 def initial_condition(family: str, size: int, seed: np.random.SeedSequence) -> Initial:
-    """The initial condition of a run of ``size`` x ``size`` cells, smoothly perturbed in mesh and density."""
+    """Return the initial condition of a run, with small smooth perturbations of mesh and density.
+
+    Parameters
+    ----------
+    family : str
+        A key of ``FAMILIES``.
+    size : int
+        Number of cells along each side.
+    seed : SeedSequence
+        Seed of all random numbers.
+
+    Returns
+    -------
+    Initial
+        The initial condition.
+    """
     sketch = Sketch(np.random.default_rng(seed), size)
     FAMILIES[family](sketch)
     sketch.density *= np.exp(0.15 * sketch.smooth_noise(0.15))
@@ -206,6 +245,6 @@ def initial_condition(family: str, size: int, seed: np.random.SeedSequence) -> I
 
 
 def cell_mean(nodes: Floats) -> Floats:
-    """Mean of the four nodes of each cell."""
+    """Return the mean of the four nodes of each cell."""
     mean: Floats = 0.25 * (nodes[:-1, :-1] + nodes[:-1, 1:] + nodes[1:, 1:] + nodes[1:, :-1])
     return mean

@@ -21,8 +21,9 @@ Result = TypeVar("Result")
 
 try:
     llvm: Any = importlib.import_module("llvmlite.binding")
-    # A loop over rows of ten arrays uses vectors only after many checks that they do not overlap, for which LLVM has no
-    # patience by default. They cost nothing beside a row, and vectors take a third of the time.
+    # LLVM vectorizes a loop over rows of ten arrays only with many run-time checks that the arrays do not overlap, more
+    # than its default limit. Compared with a row their cost is negligible, and a vectorized loop takes a third of the
+    # time.
     llvm.set_option("distconv", "--vectorize-memory-check-threshold=1000")
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
@@ -32,13 +33,13 @@ except ImportError as missing:
 
 
 def forget_older(folder: Path) -> None:
-    """Remove machine code of the kernels in ``folder`` that is older than one of its modules.
+    """Remove cached machine code of the kernels in ``folder`` that is older than one of its modules.
 
-    Numba asks whether the file of a kernel has changed, not those of the kernels that are compiled into it.
+    Numba checks only if the file of a kernel has changed, not the files of the kernels that are compiled into it.
     """
     newest = max(module.stat().st_mtime for module in folder.glob("*.py"))
     for kept in folder.glob("__pycache__/*.nb?"):
-        with suppress(OSError):  # another rank was faster, or the folder is not ours
+        with suppress(OSError):  # another rank has removed the file, or the folder is not writable
             if kept.stat().st_mtime < newest:
                 kept.unlink()
 
@@ -47,9 +48,20 @@ forget_older(Path(__file__).parent)
 
 
 def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """``function`` compiled on first use, its machine code cached on disk.
+    """Return a function compiled on first use, with its machine code cached on disk.
 
-    Without fast-math, so that a run is the same on every rank and every time. Division by zero follows IEEE, which
-    spares a branch at each division.
+    Fast-math is off, so that a run is identical on every rank and in every repetition. Division by zero follows IEEE,
+    which
+    avoids a branch at each division.
+
+    Parameters
+    ----------
+    function : callable
+        A function in the subset of Python that numba supports.
+
+    Returns
+    -------
+    callable
+        The compiled function.
     """
     return cast("Callable[Arguments, Result]", numba.njit(cache=True, error_model="numpy")(function))

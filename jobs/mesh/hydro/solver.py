@@ -1,8 +1,8 @@
 """The solver: a gas on its mesh, advanced in time.
 
-One step is predictor-corrector: forces now move the gas by half a step, the forces there move it by the whole step.
-The corrector takes the work of the corner forces with the mean of the old and the new velocity, which is exactly the
-change of kinetic energy, so that total energy is constant to round-off.
+A step is a predictor-corrector scheme. The current forces move the gas by half a step, and the forces there move it by
+the full step. The corrector computes the work of the corner forces with the mean of the old and the new velocity. It
+equals the change of kinetic energy exactly, so total energy is constant to round-off.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ __all__ = ["Hydro", "Initial", "RunStopped", "StepControl"]
 
 
 class RunStopped(Exception):
-    """The run cannot go on: a cell lost its area or its internal energy, or the time step collapsed."""
+    """The run cannot continue: a cell lost its area or its internal energy, or the time step collapsed."""
 
 
 @dataclass(frozen=True)
 class Initial:
-    """An initial condition: nodes (H+1, W+1) with velocities; density, pressure and gamma of cells (H, W).
+    """Initial condition. The outer nodes lie on the walls of a rectangle.
 
-    The outer nodes lie on the walls of a rectangle.
+    Attributes
+    ----------
+    x, y, u, v : ndarray, shape (H+1, W+1)
+        Positions and velocities of nodes.
+    density, pressure, gamma : ndarray, shape (H, W)
+        Values of cells.
     """
 
     x: Floats
@@ -45,11 +50,20 @@ class Initial:
 
 @dataclass(frozen=True)
 class StepControl:
-    """How the time step is chosen.
+    """Settings of the time step.
 
-    ``cfl`` is the fraction of the acoustic limit, ``volume_change`` the largest relative change of a cell's volume in
-    a step, ``growth`` the largest ratio of one step to the one before, ``first`` the first step over the stable one,
-    and ``collapse`` that ratio to the first stable step below which the run stops.
+    Parameters
+    ----------
+    cfl : float
+        Fraction of the acoustic limit.
+    volume_change : float
+        Largest relative change of a cell's volume in a step.
+    growth : float
+        Largest ratio of a step to the previous one.
+    first : float
+        Ratio of the first step to the stable one.
+    collapse : float
+        The run stops when the step falls below this fraction of the first stable step.
     """
 
     cfl: float = 0.5
@@ -63,8 +77,18 @@ class StepControl:
 class Hydro:
     """A gas on a Lagrangian mesh inside slip walls.
 
-    ``work_velocity`` is "mean", or "end" to take the work with the velocity at the end of the step: the common
-    mistake, which does not conserve energy, here so that the conservation test can be seen to fail.
+    Parameters
+    ----------
+    initial : Initial
+        Initial condition, which is copied.
+    coefficients : Coefficients
+        Coefficients of the corner forces.
+    control : StepControl
+        Settings of the time step.
+    work_velocity : str
+        ``"mean"``. With ``"end"``, work is computed with the velocity at the end of the step, a common mistake that
+        does
+        not conserve energy. It exists so that the test of conservation can be shown to fail.
 
     Raises
     ------
@@ -108,12 +132,12 @@ class Hydro:
         corner_forces(state, self.gas, self.coefficients, self.openness, self._fx, self._fy)
 
     def step(self, end: float) -> float:
-        """Advance by one stable step, at most to the time ``end``, and return the step.
+        """Advance by one stable step, but not beyond the time ``end``, and return the step.
 
         Raises
         ------
         RunStopped
-            If the run cannot go on.
+            If the run cannot continue.
         """
         stable = min(self._stable_step(), self.control.growth * self._last_step)
         if not stable > self._smallest_step:
@@ -121,7 +145,7 @@ class Hydro:
         self._last_step = stable
         dt = min(stable, end - self.time)
         self._advance(dt)
-        # Exactly the end, so that sums of steps do not miss it by a rounding.
+        # Exactly the end: a sum of steps would miss it by a rounding error.
         self.time = end if dt == end - self.time else self.time + dt
         self.steps += 1
         cell = broken_cell(self.state)
@@ -141,29 +165,35 @@ class Hydro:
         internal_work(state.energy, work.u, work.v, fx, fy, gas.mass, dt, state.energy)
 
     def run(self, end: float) -> None:
-        """Advance to the time ``end``."""
+        """Advance to the time ``end``.
+
+        Raises
+        ------
+        RunStopped
+            If the run cannot continue.
+        """
         while self.time < end:
             self.step(end)
 
     def kinetic_energy(self) -> float:
-        """Kinetic energy of the nodes."""
+        """Return the kinetic energy of the nodes."""
         return 0.5 * float(np.sum(self.gas.node_mass * (self.state.u**2 + self.state.v**2)))
 
     def total_energy(self) -> float:
-        """Kinetic energy of the nodes plus internal energy of the cells."""
+        """Return the kinetic energy of the nodes plus the internal energy of the cells."""
         return self.kinetic_energy() + float(np.sum(self.gas.mass * self.state.energy))
 
     def volumes(self) -> Floats:
-        """Area of each cell now (H, W)."""
+        """Return the current area of each cell (H, W)."""
         return areas(self.state.x, self.state.y)
 
     def density(self) -> Floats:
-        """Density of each cell now (H, W)."""
+        """Return the current density of each cell (H, W)."""
         return self.gas.mass / self.volumes()
 
 
 def node_masses(corner_mass: Floats) -> Floats:
-    """Mass of each node (H+1, W+1): the sum of the subzones (4, H, W) around it."""
+    """Return the mass of each node (H+1, W+1): the sum of the subzones (4, H, W) around it."""
     _, height, width = corner_mass.shape
     mass = np.zeros((height + 1, width + 1))
     for corner, (dj, di) in enumerate(((0, 0), (0, 1), (1, 1), (1, 0))):
@@ -172,6 +202,6 @@ def node_masses(corner_mass: Floats) -> Floats:
 
 
 def hold_walls(state: HydroState) -> None:
-    """Remove the velocity through the walls."""
+    """Set the velocity normal to the walls to zero."""
     state.u[:, [0, -1]] = 0.0
     state.v[[0, -1], :] = 0.0

@@ -1,4 +1,4 @@
-"""What the kernels work on: named groups of arrays, which numba takes as they are."""
+"""Named groups of arrays that kernels take as arguments. They are named tuples, which numba supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ __all__ = ["Coefficients", "Gas", "HydroState", "Openness"]
 
 
 class HydroState(NamedTuple):
-    """What changes: positions and velocities of nodes (H+1, W+1), specific internal energy of cells (H, W)."""
+    """Variables of the solver.
+
+    Attributes
+    ----------
+    x, y, u, v : ndarray, shape (H+1, W+1)
+        Positions and velocities of nodes.
+    energy : ndarray, shape (H, W)
+        Specific internal energy of cells.
+    """
 
     x: Floats
     y: Floats
@@ -19,15 +27,23 @@ class HydroState(NamedTuple):
     energy: Floats
 
     def copy(self) -> HydroState:
-        """The same in arrays of its own."""
+        """Return a copy with arrays of its own."""
         return HydroState(*(array.copy() for array in self))
 
 
 class Gas(NamedTuple):
-    """What a Lagrangian cell keeps.
+    """Constants of a run.
 
-    ``mass``, ``gamma`` and ``volume0``, the initial area, are (H, W); ``fraction`` is the share of the cell's mass in
-    each of its subzones (4, H, W); ``node_mass`` (H+1, W+1) sums the subzones around a node.
+    Attributes
+    ----------
+    mass, gamma : ndarray, shape (H, W)
+        Mass and ratio of specific heats of each cell.
+    volume0 : ndarray, shape (H, W)
+        Initial area of each cell.
+    fraction : ndarray, shape (4, H, W)
+        Fraction of the cell's mass in each of its subzones.
+    node_mass : ndarray, shape (H+1, W+1)
+        Sum of the masses of the subzones around each node.
     """
 
     mass: Floats
@@ -45,11 +61,16 @@ class Openness(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Dimensionless strengths of the corner forces.
+    """Dimensionless coefficients of the corner forces.
 
-    ``linear`` and ``quadratic`` belong to the artificial viscosity. ``hourglass`` damps the hourglass velocity;
-    ``subzone`` weights the subzonal pressures and stays small: near 1 it all but stops corners from inverting, and the
-    time step collapses.
+    Parameters
+    ----------
+    linear, quadratic : float
+        Coefficients of the artificial viscosity.
+    hourglass : float
+        Damping of the hourglass velocity.
+    subzone : float
+        Weight of the subzonal pressures. Keep it small: near 1 corners hardly invert and the time step collapses.
     """
 
     linear: float = 0.5

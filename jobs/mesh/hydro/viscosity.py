@@ -1,8 +1,7 @@
 """Edge artificial viscosity with a limiter.
 
-Each edge of a cell that shortens across its part of the median mesh pushes its two ends apart; the limiter removes the
-force where the velocity varies linearly along a mesh line, so that smooth flow and uniform compression stay free of
-it.
+Each edge of a cell that shortens across its part of the median mesh pushes its two ends apart. The limiter removes the
+force where the velocity is linear along a mesh line. Smooth flow and uniform compression therefore have no viscosity.
 
 Source: Caramana, Shashkov, Whalen, "Formulations of artificial viscosity for multi-dimensional shock wave
 computations", J. Comput. Phys. 144 (1998), section 4.
@@ -23,19 +22,19 @@ Edge = tuple[float, float, float, float]
 """Differences of x, y, u and v from the first node of an edge to the second."""
 
 Edges = tuple[Floats, Floats, Floats, Floats]
-"""The same of several edges."""
+"""Differences of several edges, in the order of ``Edge``."""
 
 
 @kernel
 def openness(before: Edge, edge: Edge, after: Edge) -> float:
-    """1 - psi of an edge: 0 in linear flow, 1 where the velocity changes abruptly.
+    """Return 1 - psi of an edge: 0 in linear flow, 1 where the velocity changes abruptly.
 
-    psi compares the velocity gradients along the mesh line before and after the edge with its own.
+    psi compares the velocity gradients of the edges before and after it on the mesh line with its own.
     """
     dx, dy, du, dv = edge
     along = before[0] * dx + before[1] * dy
     slope_before = (before[2] * du + before[3] * dv) / along
-    # A mesh line that folds back has no gradient to compare with.
+    # If the mesh line folds back, the neighboring edge has no gradient to compare with.
     slope_before = slope_before if along > 0.0 else 0.0
     along = after[0] * dx + after[1] * dy
     slope_after = (after[2] * du + after[3] * dv) / along
@@ -60,17 +59,29 @@ def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> No
 
 @kernel
 def row(edges: Floats, j: int, first: int, count: int) -> Edges:
-    """The edges of row ``j`` of (4, rows, columns), ``count`` of them from column ``first``."""
+    """Return ``count`` edges of row ``j`` of an array (4, rows, columns), from column ``first`` on."""
     last = first + count
     return edges[0, j, first:last], edges[1, j, first:last], edges[2, j, first:last], edges[3, j, first:last]
 
 
 @kernel
 def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> None:
-    """Set ``across`` (H+1, W+2) and ``up`` (H+2, W+1) to the differences of ``values`` (H+1, W+1) along edges.
+    """Set ``across`` and ``up`` to the differences of ``values`` along the edges in the two directions.
 
-    The first and the last edge of a line lie beyond a wall. There the flow continues mirrored: they are their
-    neighbours with the component along the wall reversed. ``sign`` is 1 for components along x, -1 along y.
+    The first and the last edge of a mesh line lie beyond a wall, where the flow is mirrored. They are their neighbors
+    with
+    the component along the wall reversed.
+
+    Parameters
+    ----------
+    values : ndarray, shape (H+1, W+1)
+        Values of nodes.
+    across : ndarray, shape (H+1, W+2)
+        Overwritten with the differences along x.
+    up : ndarray, shape (H+2, W+1)
+        Overwritten with the differences along y.
+    sign : float
+        1 for components along x, -1 for components along y.
     """
     lines, columns = values.shape
     for j in range(lines):
@@ -86,7 +97,7 @@ def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> 
 
 @kernel
 def edge_openness(state: HydroState, result: Openness) -> None:
-    """Fill 1 - psi of all edges."""
+    """Fill ``result`` with 1 - psi of all edges of ``state``."""
     along_x, along_y = result
     height, width = state.energy.shape
     across, up = np.empty((4, height + 1, width + 2)), np.empty((4, height + 2, width + 1))
@@ -104,12 +115,29 @@ def edge_openness(state: HydroState, result: Openness) -> None:
 def edge_force(
     du: float, dv: float, sx: float, sy: float, weight: float, sound: float, quadratic: float
 ) -> tuple[float, float]:
-    """Viscous force on the far end of an edge; the near end gets its opposite.
+    """Return the viscous force on the far end of an edge; the force on the near end is its opposite.
 
-    ``du, dv`` is the velocity of the far end relative to the near one, ``sx, sy`` the median-mesh vector of the edge
-    in this cell, ``weight`` density times openness, ``sound`` the linear and ``quadratic`` the quadratic coefficient
-    times sound speed and (gamma+1)/4. Kuropatenko's combination of both makes the pressure jump of a strong shock
-    exact.
+    Parameters
+    ----------
+    du, dv : float
+        Velocity of the far end relative to the near end.
+    sx, sy : float
+        Median-mesh vector of the edge in this cell.
+    weight : float
+        Density times openness.
+    sound : float
+        Linear coefficient times sound speed.
+    quadratic : float
+        Quadratic coefficient times (gamma + 1) / 4.
+
+    Returns
+    -------
+    (float, float)
+        Force along x and y.
+
+    Notes
+    -----
+    Kuropatenko's combination of both terms makes the pressure jump of a strong shock exact.
     """
     closing = du * sx + dv * sy
     if closing >= 0.0:
@@ -124,7 +152,15 @@ def edge_force(
 def add_viscosity_row(
     state: HydroState, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats, j: int
 ) -> None:
-    """Add the viscous forces of row ``j`` of cells to the corner forces ``fx, fy`` (4, H, W)."""
+    """Add the viscous forces of row ``j`` of cells to the corner forces.
+
+    Parameters
+    ----------
+    state, gas, coefficients, openness, fx, fy
+        As in :func:`.forces.corner_forces`, but ``fx`` and ``fy`` are added to.
+    j : int
+        The row.
+    """
     x, y, u, v, energy = state
     mass, gamma = gas.mass, gas.gamma
     linear, quadratic = coefficients.linear, coefficients.quadratic

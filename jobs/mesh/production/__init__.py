@@ -1,11 +1,11 @@
-"""From initial conditions to a data set: runs of the solver, shared out over ranks.
+"""Production of a data set: runs of the solver, distributed over ranks.
 
 ::
 
     channels    The 18 channels of a sample, computed from the state of a run
-    cost        What a run of a given size costs, measured over a few steps
-    datafile    The data set file, put together from finished runs
-    parts       Runs on their way into a data set
-    production  Doing the runs of a data set on all ranks together
-    run         One run: from an initial condition to the samples that are accepted
+    cost        Cost of a run, measured over a few steps
+    datafile    Assembly of the data set file from finished runs
+    parts       Runs of a data set: which are needed, claims by ranks, files of finished runs
+    production  Performing the runs of a data set on all ranks
+    run         One run: from an initial condition to accepted samples
 """

@@ -43,12 +43,27 @@ Singles = npt.NDArray[np.float32]
 
 
 def corners(nodes: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Values at the four corners of each cell, counter-clockwise."""
+    """Return the values at the four corners of each cell (H, W), counter-clockwise."""
     return nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, 1:], nodes[1:, :-1]
 
 
 def sample_channels(state: HydroState, gas: Gas, coefficients: Coefficients) -> Singles:
-    """The channels (18, H, W) of ``state``."""
+    """Return the channels of a state.
+
+    Parameters
+    ----------
+    state : HydroState
+        The state.
+    gas : Gas
+        Constants of the run.
+    coefficients : Coefficients
+        Coefficients of the artificial viscosity, for channel 10.
+
+    Returns
+    -------
+    ndarray of float32, shape (18, H, W)
+        The channels.
+    """
     x, y, u, v = (corners(nodes) for nodes in state[:4])
     result = np.empty((18, *gas.mass.shape), np.float32)
     # Diagonals; their cross product is twice the area, and turned by a right angle they are twice dV/dx of the corners.
@@ -71,7 +86,7 @@ def sample_channels(state: HydroState, gas: Gas, coefficients: Coefficients) -> 
 
 
 def fill_thermodynamics(result: Singles, energy: Floats, gas: Gas, volume: Floats) -> None:
-    """Channels 0 to 4."""
+    """Set channels 0 to 4."""
     density = gas.mass / volume
     result[0] = np.log(density)
     result[1] = np.log((gas.gamma - 1.0) * density * energy)
@@ -81,7 +96,7 @@ def fill_thermodynamics(result: Singles, energy: Floats, gas: Gas, volume: Float
 
 
 def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) -> None:
-    """Channels 14 to 17, named as in Robinson, Finite Elements in Analysis and Design 3 (1987)."""
+    """Set channels 14 to 17, named as in Robinson, Finite Elements in Analysis and Design 3 (1987)."""
     edges = [np.hypot(x[(c + 1) % 4] - x[c], y[(c + 1) % 4] - y[c]) for c in range(4)]
     ix, iy = 0.5 * (x[1] + x[2] - x[0] - x[3]), 0.5 * (y[1] + y[2] - y[0] - y[3])
     jx, jy = 0.5 * (x[2] + x[3] - x[0] - x[1]), 0.5 * (y[2] + y[3] - y[0] - y[1])
@@ -94,7 +109,7 @@ def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) ->
 
 
 def viscous_heating(state: HydroState, gas: Gas, coefficients: Coefficients, volume: Floats) -> Floats:
-    """Power of the artificial viscosity per area (H, W); never negative."""
+    """Return the power of the artificial viscosity per area (H, W), which is not negative."""
     height, width = gas.mass.shape
     openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
     fx, fy = np.empty((4, height, width)), np.empty((4, height, width))
@@ -106,9 +121,21 @@ def viscous_heating(state: HydroState, gas: Gas, coefficients: Coefficients, vol
 
 
 def extrapolated_jacobian(state: HydroState, tau: float, moments: int = 20) -> Singles:
-    """Smallest scaled corner Jacobian (H, W) over the next ``tau`` if all nodes kept their velocity.
+    """Return the smallest scaled corner Jacobian if all nodes kept their velocity.
 
-    Looked at now and at ``moments`` equidistant times up to ``tau``.
+    Parameters
+    ----------
+    state : HydroState
+        The state at time t.
+    tau : float
+        Time horizon.
+    moments : int
+        Number of equidistant times in (t, t + tau] at which the mesh is evaluated, in addition to t.
+
+    Returns
+    -------
+    ndarray of float32, shape (H, W)
+        Minimum over the times and the corners of the cell.
     """
     record = np.full(state.energy.shape, 2.0, np.float32)
     for time in np.linspace(0.0, tau, moments + 1):

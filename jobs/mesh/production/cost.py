@@ -1,4 +1,4 @@
-"""What a run of a given size costs, measured over a few steps."""
+"""Cost of a run, measured over a few steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .run import LOOKS, Criteria, finish, look, perform_run, run_seed
 
 __all__ = ["StepCost", "step_cost"]
 
-# A run of this size, short and cheap, tells about how many steps a larger one takes: cells have the same size in both,
-# but the worst of more cells limits the time step. Up to 1024 x 1024 between 0.9 and 2.4 times as many were seen.
+# A short run of this size gives an estimate of the number of steps of a larger run: cells have the same size in both.
+# The time step is limited by the worst cell, so more cells may need more steps: up to
+# 1024 x 1024 the ratio was 0.9 to 2.4.
 REFERENCE_SIZE = 128
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of a run of ``size`` x ``size`` cells on one core, and the projection to a whole run of two samples."""
+    """Cost of a run of ``size`` x ``size`` cells on one core, with a projection to a full run of two samples."""
 
     size: int
     steps: int
@@ -43,15 +44,31 @@ class StepCost:
 
 
 def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int = 0) -> StepCost:
-    """Measure ``steps`` steps of a run, with the search for bad corners in each, and the making of one sample.
+    """Measure the cost of a run: steps with the recording of Jacobians, and the computation of two samples.
 
-    As many snapshots are held meanwhile and two samples are made at the end as in a whole run, so that the peak memory
-    is that of a whole run.
+    The peak memory is that of a full run, because as many snapshots are held. A run of a small mesh gives the number of
+    steps for the projection.
+
+    Parameters
+    ----------
+    size : int
+        Number of cells along each side, at least 16.
+    steps : int
+        Number of steps to measure.
+    family : str
+        Family of flow.
+    seed : int
+        Seed of the run.
+
+    Returns
+    -------
+    StepCost
+        Times in seconds, memory in bytes.
 
     Raises
     ------
     DataError
-        If ``size`` or ``steps`` is not positive.
+        If ``size`` is below 16 or ``steps`` is not positive.
     """
     if size < 16 or steps < 1:
         raise DataError(
@@ -72,5 +89,5 @@ def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int 
     # Linux counts in kilobytes, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    del held, samples  # held until the peak was read
+    del held, samples  # kept until the peak memory was read
     return StepCost(size, steps, seconds, peak, reference.steps, seconds * reference.steps)

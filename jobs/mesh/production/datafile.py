@@ -1,4 +1,7 @@
-"""The data set file, put together from finished runs."""
+"""Assembly of the data set file from finished runs.
+
+:func:`distconv.jobs.mesh.dataset.generate` calls it on rank 0. The module does not communicate.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,39 @@ from .parts import SPLITS, FlowRun, RunFolder, RunStream, write_atomically
 
 __all__ = ["assemble"]
 
-# Up to this size the file is put together in memory: HDF5 dies of a signal when the disk is full, a plain write does
-# not.
+# Up to this size the file is assembled in memory: if the disk is full, HDF5 terminates by a signal, while a plain write
+# raises an error.
 IMAGE_BYTES = 1 << 30
 
 Chosen = list[tuple[FlowRun, int]]
 
 
 def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream]) -> Summary:
-    """Write the data set from the finished runs, whole or not at all, and remove the parts."""
+    """Write the data set file from finished runs, and remove the folder of runs.
+
+    The file appears under its name only when it is complete.
+
+    Parameters
+    ----------
+    target : Path
+        The file to write.
+    recipe : MeshRecipe
+        The data set.
+    parts : RunFolder
+        The finished runs.
+    wanted : list of RunStream
+        The streams of the data set.
+
+    Returns
+    -------
+    Summary
+        Summary of the file.
+
+    Raises
+    ------
+    DataError
+        If the file of a run is damaged, or the file cannot be written.
+    """
     chosen = [in_turn(parts, [stream for stream in wanted if stream.split == split]) for split in range(len(SPLITS))]
     summary = summarise(target, recipe, parts, wanted, chosen)
     needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
@@ -46,7 +73,7 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
 
 
 def in_turn(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
-    """Samples of a split as (run, number in the run); families take turns, so that the first are of all kinds."""
+    """Return the samples of a split as (run, number in the run), alternating between the families."""
     each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
@@ -54,7 +81,20 @@ def in_turn(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
 def summarise(
     target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream], chosen: list[Chosen]
 ) -> Summary:
-    """What the file will hold, and what was rejected in the runs that it comes from."""
+    """Return the summary of the file, with the numbers of rejected snapshots.
+
+    Parameters
+    ----------
+    target, recipe, parts, wanted
+        As in :func:`assemble`.
+    chosen : list
+        The samples of each split, as :func:`in_turn` returns them.
+
+    Returns
+    -------
+    Summary
+        Without ``seconds``.
+    """
     runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used(stream)]
     facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
     positives = [[sample["positives"] for sample in split] for split in facts]
@@ -102,7 +142,7 @@ def fill(file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Cho
 
 
 def fill_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: Chosen) -> None:
-    """Write the samples of one split."""
+    """Write the samples of one split to its group."""
     count, side = len(chosen), recipe.size
     tile = min(64, max(8, side // 4))
     arrays = {
@@ -138,12 +178,21 @@ def fill_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: 
 
 
 def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -> None:
-    """Write a file too large for memory beside the target, to the disk, then rename it.
+    """Write a file that does not fit into memory: under a temporary name, to disk, then rename it.
+
+    Parameters
+    ----------
+    target : Path
+        The file.
+    needed : int
+        Size of the file in bytes.
+    write : callable
+        Called with the open HDF5 file.
 
     Raises
     ------
     DataError
-        If the disk lacks the room, which is asked first.
+        If the disk has too little free space, which is checked first, or writing fails.
     """
     free = shutil.disk_usage(target.parent).free
     if free < 1.05 * needed:

@@ -1,12 +1,11 @@
-"""Runs on their way into a data set: which are needed, who does which, and the file that each leaves behind.
+"""Runs of a data set: which are needed, claims by ranks, files of finished runs.
 
-Runs come in streams, one for each split and family, numbered from 0. A stream is complete when its first runs hold as
-many samples as its quota asks for; which runs those are depends on the seed alone, so that any number of ranks,
-interrupted however often, arrives at the same data set.
+Runs are organized in streams, one for each split and family, numbered from 0. A stream is complete when its first runs
+have as many samples as its quota. These runs depend on the seed alone. Any number of ranks, with any number of
+interruptions, therefore produces the same data set.
 
-Ranks share nothing but the folder of parts. A rank claims a run by creating a file that must not exist yet, and looks
-again after each run what the others have finished. No rank waits for another while there is a run that is needed for
-certain.
+Ranks communicate only through the folder of runs. A rank claims a run by creating a file that must not exist yet. After
+each run it reads which runs the other ranks have finished. No rank waits while an unclaimed run is certainly needed.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ __all__ = ["SPLITS", "FlowRun", "RunFolder", "RunStream", "streams", "write_atom
 
 SPLITS = ("train", "heldout")
 
-# The arrays of a sample; everything else about it is a number.
+# The fields of a sample that are arrays. The others are numbers.
 ARRAYS = ("channels", "label", "extrapolated")
 
 
 @dataclass(frozen=True)
 class FlowRun:
-    """One run: the split and family of its stream, and its number there."""
+    """One run: the split and family of its stream, and its index there."""
 
     split: int
     family: int
@@ -48,35 +47,47 @@ class FlowRun:
 
     @property
     def number(self) -> int:
-        """Its number among the runs of all streams."""
+        """Number of the run among those of all streams."""
         return (self.index * len(FAMILIES) + self.family) * len(SPLITS) + self.split
 
     def seed(self, base: int) -> np.random.SeedSequence:
-        """The seed of its random numbers, from the seed ``base`` of the data set."""
+        """Return the seed of the run's random numbers, given the seed ``base`` of the data set."""
         return run_seed(base, self.split, self.family, self.index)
 
     @property
     def name(self) -> str:
-        """Split, family and number: the name of its file."""
+        """Split, family and index: the stem of the run's file name."""
         return f"{SPLITS[self.split]}-{list(FAMILIES)[self.family]}-{self.index:05d}"
 
 
 @dataclass(frozen=True)
 class RunStream:
-    """The runs of one split and family, of which ``quota`` samples are wanted."""
+    """The runs of one split and family, which must yield ``quota`` samples."""
 
     split: int
     family: int
     quota: int
 
     def run(self, index: int) -> FlowRun:
-        """Its run of number ``index``."""
+        """Return the run with an index."""
         return FlowRun(self.split, self.family, index)
 
 
 def streams(samples: int, heldout: int) -> list[RunStream]:
-    """The streams of a data set: the samples of each split shared evenly between the families.
+    """Return the streams of a data set; the samples of each split are distributed evenly over the families.
 
+    Parameters
+    ----------
+    samples, heldout : int
+        Numbers of training and held-out samples.
+
+    Returns
+    -------
+    list of RunStream
+        Streams with a quota above 0.
+
+    Examples
+    --------
     >>> [stream.quota for stream in streams(7, 0)]
     [2, 2, 1, 1, 1]
     """
@@ -91,7 +102,7 @@ def streams(samples: int, heldout: int) -> list[RunStream]:
 
 @dataclass(frozen=True)
 class Outline:
-    """A finished run without its arrays: the counters of its RunResult, and the facts of each sample."""
+    """A finished run without its arrays: the counters of its RunResult, and the scalar fields of each sample."""
 
     counters: dict[str, Any]
     samples: list[dict[str, Any]]
@@ -99,7 +110,19 @@ class Outline:
 
 @dataclass
 class RunFolder:
-    """The folder of finished runs of one recipe; ``session`` marks the claims of one call of the generator."""
+    """Folder of finished runs of one recipe.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, common to all ranks.
+    session : str
+        Identifier of one call of the generator, which marks its claims. Identical on all ranks.
+    per_run : int
+        Largest number of samples of a run.
+    most_runs : int
+        Largest number of runs of a stream.
+    """
 
     folder: Path
     session: str
@@ -111,30 +134,30 @@ class RunFolder:
 
     @property
     def alarm_file(self) -> Path:
-        """Its existence tells the other ranks not to wait for one that has given up."""
+        """File by which a rank that has given up stops the other ranks."""
         return self.folder / f"alarm-{self.session}"
 
     def file(self, run: FlowRun) -> Path:
-        """Where the results of ``run`` are kept."""
+        """Return the path of the file of a finished run."""
         return self.folder / f"{run.name}.npz"
 
     def outline(self, run: FlowRun) -> Outline:
-        """What the file of a finished run says besides its arrays."""
+        """Return the contents of the file of a finished run without its arrays."""
         if run not in self._outlines:
             with self._opened(run) as stored:
                 self._outlines[run] = Outline(**json.loads(str(stored["outline"])))
         return self._outlines[run]
 
     def accepted(self, run: FlowRun) -> int | None:
-        """Number of samples of a finished run; None if it is not finished."""
+        """Return the number of samples of a run; None if it is not finished."""
         if run in self._outlines or self.file(run).exists():
             return len(self.outline(run).samples)
         return None
 
     def used(self, stream: RunStream) -> Iterator[tuple[FlowRun, range]]:
-        """Finished runs of a stream, without a gap, until its quota is met, with the numbers of samples to take.
+        """Yield the finished runs that fill the quota of a stream, without gaps, with the indices of samples to use.
 
-        The last run may give more than is missing; then its later samples are taken, whose labels are fuller.
+        If the last run has more samples than are missing, its later ones are used, which have more labelled cells.
         """
         missing = stream.quota
         for index in range(self.most_runs):
@@ -146,11 +169,22 @@ class RunFolder:
             missing -= len(taken)
 
     def done(self, stream: RunStream) -> int:
-        """How many of the stream's samples are there."""
+        """Return the number of samples of a stream that are available."""
         return sum(len(taken) for _, taken in self.used(stream))
 
     def claim(self, wanted: list[RunStream]) -> FlowRun | None:
-        """A run, claimed now, that is needed even if all that are under way succeed; None if there is none."""
+        """Claim a run that is needed even if every run in progress yields as many samples as possible.
+
+        Parameters
+        ----------
+        wanted : list of RunStream
+            The streams of the data set.
+
+        Returns
+        -------
+        FlowRun, optional
+            The claimed run; None if no further run is certainly needed.
+        """
         for index in range(self.most_runs):
             for stream in wanted:
                 if self._hoped(stream, index) < stream.quota and self._take(stream.run(index)):
@@ -158,12 +192,17 @@ class RunFolder:
         return None
 
     def check(self, wanted: list[RunStream]) -> None:
-        """Raise DataError if a stream has used up its runs without meeting its quota.
+        """Check that no stream has used up its runs without reaching its quota.
+
+        Parameters
+        ----------
+        wanted : list of RunStream
+            The streams of the data set.
 
         Raises
         ------
         DataError
-            If one has.
+            If a stream has.
         """
         for stream in wanted:
             last = stream.run(self.most_runs - 1)
@@ -175,7 +214,7 @@ class RunFolder:
                 )
 
     def _hoped(self, stream: RunStream, index: int) -> int:
-        """Samples of the runs before ``index`` if each that is under way gives as many as it may."""
+        """Return the largest possible number of samples of the runs before ``index``."""
         counts = (self.accepted(stream.run(k)) for k in range(index))
         return sum(self.per_run if count is None else count for count in counts)
 
@@ -189,7 +228,20 @@ class RunFolder:
         return True
 
     def store(self, run: FlowRun, result: RunResult) -> None:
-        """Write the file of a finished run: there whole, or not at all."""
+        """Write the file of a finished run. It appears under its name only when it is complete.
+
+        Parameters
+        ----------
+        run : FlowRun
+            The run.
+        result : RunResult
+            Its samples and counters.
+
+        Raises
+        ------
+        DataError
+            If the file cannot be written.
+        """
         counters = {f.name: getattr(result, f.name) for f in fields(result) if f.name != "samples"}
         facts = [{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ARRAYS} for s in result.samples]
         arrays = {"outline": np.array(json.dumps({"counters": counters, "samples": facts}))}
@@ -200,7 +252,25 @@ class RunFolder:
         write_atomically(self.file(run), image.getbuffer())
 
     def sample(self, run: FlowRun, number: int) -> LabelledSnapshot:
-        """One sample of a finished run."""
+        """Return one sample of a finished run.
+
+        Parameters
+        ----------
+        run : FlowRun
+            The run.
+        number : int
+            Index of the sample in the run.
+
+        Returns
+        -------
+        LabelledSnapshot
+            The sample.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged.
+        """
         facts = self.outline(run).samples[number]
         with self._opened(run) as stored:
             arrays: dict[str, Any] = {name: stored[f"{name}{number}"] for name in ARRAYS}
@@ -219,12 +289,19 @@ class RunFolder:
 
 
 def write_atomically(path: Path, image: memoryview | bytes) -> None:
-    """Write a file that is there whole or not at all: under another name, to the disk, then renamed.
+    """Write a file under a temporary name, flush it to disk, and rename it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    image : memoryview or bytes
+        Its content.
 
     Raises
     ------
     DataError
-        If the file system refuses; nothing is left behind.
+        If writing fails; no incomplete file remains.
     """
     try:
         write_file(path, image)

@@ -1,4 +1,8 @@
-"""Doing the runs of a data set on all ranks together."""
+"""Performing the runs of a data set on all ranks.
+
+:func:`distconv.jobs.mesh.dataset.generate` calls it. Ranks communicate at the beginning and the end. In between they
+coordinate by files alone (:mod:`.parts`).
+"""
 
 from __future__ import annotations
 
@@ -23,20 +27,33 @@ __all__ = ["collectively", "produce", "warm_up"]
 
 Result = TypeVar("Result")
 
-# How long a rank without work waits before it looks again what the others have finished.
+# Time after which a rank without work checks again which runs the other ranks have finished.
 PATIENCE_S = 0.1
 
 
 def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
-    """Run ``action`` on rank 0 and return its result on all ranks. Collective over ``comm``.
+    """Call a function on rank 0 and return its result on all ranks. Collective: call on every rank.
 
-    Unlike ``agreement.try_on_rank_0`` the wait of the other ranks has no time limit: to assemble a large file may take
+    Unlike in ``agreement.try_on_rank_0``, the wait of the other ranks has no time limit: assembling a large file may
+    take
     longer than ``DISTCONV_TIMEOUT_S``.
+
+    Parameters
+    ----------
+    comm : MPI.Comm, optional
+        The ranks; None for this process alone.
+    action : callable
+        Called without arguments. Its result must be picklable.
+
+    Returns
+    -------
+    Result
+        The result of rank 0.
 
     Raises
     ------
     DataError
-        On all ranks with the same text.
+        On all ranks, with the message of rank 0.
     """
     if comm is None or comm.size == 1:
         return action()
@@ -54,7 +71,7 @@ def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
 
 
 def warm_up(comm: MPI.Comm | None) -> None:
-    """Compile the kernels on rank 0 first, so that the other ranks find them in the cache."""
+    """Compile the kernels on rank 0 so that the other ranks find them in the cache. Collective: call on every rank."""
     criteria = Criteria(tau=0.002, least_labelled=0.0, last_time=0.003)
     collectively(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
 
@@ -70,14 +87,31 @@ def produce(
     progress: bool,
     on_first_sample: Callable[[str, LabelledSnapshot], None] | None = None,
 ) -> None:
-    """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
+    """Perform all runs that are needed and not finished. Collective: call on every rank.
 
-    Rank 0 passes the family and the last sample of the first run that gives it one to ``on_first_sample``.
+    Parameters
+    ----------
+    parts : RunFolder
+        Folder of finished runs.
+    wanted : list of RunStream
+        The streams of the data set.
+    size : int
+        Number of cells along each side.
+    seed : int
+        Seed of the data set.
+    criteria : Criteria
+        Labels and accepted snapshots.
+    comm : MPI.Comm, optional
+        The ranks; None for this process alone.
+    progress : bool
+        If True, rank 0 shows a progress bar.
+    on_first_sample : callable, optional
+        Called on rank 0 with the family and the last sample of its first run that has samples.
 
     Raises
     ------
     DataError
-        On all ranks, if one cannot write or a stream never meets its quota.
+        On all ranks, if any of them cannot write, or a stream does not reach its quota.
     """
     warm_up(comm)
     rank = 0 if comm is None else comm.rank
@@ -106,7 +140,20 @@ def work(
     bar: tqdm[NoReturn],
     on_first_sample: Callable[[str, LabelledSnapshot], None] | None,
 ) -> None:
-    """One rank's share of the runs: claim, run, store, until nothing is missing or another rank gives up."""
+    """Perform runs on this rank until no more are needed or another rank has given up: claim, run, store.
+
+    Parameters
+    ----------
+    parts, wanted, size, seed, criteria, on_first_sample
+        As in :func:`produce`.
+    bar : tqdm
+        Progress bar; its total is the number of samples.
+
+    Raises
+    ------
+    DataError
+        On this rank.
+    """
     while not parts.alarm_file.exists():
         parts.check(wanted)
         done = sum(parts.done(stream) for stream in wanted)
@@ -127,6 +174,6 @@ def work(
 
 
 def show(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:
-    """Show how far the current run is; a large one takes hours."""
+    """Show the progress of the current run, which may take hours."""
     bar.set_postfix_str(f"{name}: t = {hydro.time:.3f}, step {hydro.steps}", refresh=False)
     bar.update(0)

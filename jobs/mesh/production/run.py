@@ -1,11 +1,13 @@
-"""One run: from an initial condition to the samples that are accepted.
+"""One run: from an initial condition to accepted samples.
 
-The run is looked at every tau / 4. A candidate at time t is labelled by what happens up to t + tau::
+A candidate snapshot is taken every tau / 4. A candidate at time t is labelled from the mesh in [t, t + tau]::
 
     time     0    tau/4   tau/2            tau   5/4 tau
     records  |-- 0 --|-- 1 --|-- 2 --|-- 3 --|-- 4 --|      smallest Jacobian of each cell over the interval, every step
     windows  |------------ of 0 -------------|
                      |------------ of 1 -------------|
+
+The module knows nothing of ranks or files. A run depends on family, size, seed and criteria alone.
 """
 
 from __future__ import annotations
@@ -29,19 +31,33 @@ __all__ = ["Criteria", "LabelledSnapshot", "RunResult", "perform_run", "run_seed
 
 
 LOOKS = 4
-"""Candidates per horizon.
+"""Candidates per time horizon.
 
-A mesh that degrades shortens the time step, so that the end of a run costs most; candidates that lie close share it.
+A mesh that degrades shortens the time step, so the end of a run is its most expensive part. Candidates that lie close
+together share it.
 """
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """What a label is, and which snapshots are accepted.
+    """Definition of labels, and conditions for accepting a snapshot.
 
-    A cell is labelled if its smallest scaled corner Jacobian falls below ``threshold`` within ``tau``. A snapshot
-    counts if less than ``most_bad`` of the cells are below ``bad`` now and at least ``least_labelled`` are labelled; a
-    run gives ``per_run`` snapshots at most and ends at ``last_time`` if it has not degraded by then.
+    Parameters
+    ----------
+    tau : float
+        Time horizon of the labels.
+    threshold : float
+        A cell is labelled if its smallest scaled corner Jacobian falls below this value within ``tau``.
+    bad : float
+        A cell whose smallest Jacobian is below this value is bad.
+    most_bad : float
+        A snapshot is accepted only if the fraction of bad cells is smaller.
+    least_labelled : float
+        A snapshot is accepted only if at least this fraction of the cells is labelled.
+    per_run : int
+        Largest number of snapshots of a run.
+    last_time : float
+        Time at which a run ends unless the mesh has degraded before.
     """
 
     tau: float = TAU
@@ -55,7 +71,23 @@ class Criteria:
 
 @dataclass(frozen=True)
 class LabelledSnapshot:
-    """An accepted snapshot: ``channels`` (18, H, W), ``label`` and ``extrapolated`` (H, W)."""
+    """An accepted snapshot.
+
+    Attributes
+    ----------
+    channels : ndarray of float32, shape (18, H, W)
+        The channels.
+    label : ndarray of uint8, shape (H, W)
+        1 where the cell is labelled.
+    extrapolated : ndarray of float32, shape (H, W)
+        Smallest Jacobian over tau if all nodes kept their velocity.
+    time, step
+        Time and step of the run.
+    positives : float
+        Fraction of labelled cells.
+    inversions : int
+        Number of cells whose smallest Jacobian within tau is not positive.
+    """
 
     channels: Singles
     label: npt.NDArray[np.uint8]
@@ -68,10 +100,24 @@ class LabelledSnapshot:
 
 @dataclass
 class RunResult:
-    """The accepted snapshots of a run in order of time, and how many candidates were rejected and why.
+    """Accepted snapshots of a run in order of time, and numbers of rejected candidates.
 
-    ``degraded``: too many bad cells already; ``quiet``: too few labelled; ``unfinished``: the run ended before the
-    label was complete.
+    Attributes
+    ----------
+    samples : list of LabelledSnapshot
+        The accepted snapshots.
+    degraded : int
+        Candidates with too many bad cells.
+    quiet : int
+        Candidates with too few labelled cells.
+    unfinished : int
+        Candidates whose label was incomplete when the solver stopped.
+    steps : int
+        Number of steps of the run.
+    end_time : float
+        Time at the end of the run.
+    ending : str
+        Reason for the end of the run.
     """
 
     samples: list[LabelledSnapshot] = field(default_factory=list)
@@ -85,7 +131,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot with the record of what follows it; without a state if too many cells are bad already."""
+    """A snapshot and the record of its smallest Jacobians; without a state if too many cells are bad."""
 
     state: HydroState | None
     time: float
@@ -94,7 +140,7 @@ class Candidate:
 
 
 def run_seed(seed: int, split: int, family: int, index: int) -> np.random.SeedSequence:
-    """Seed of a run: runs of different splits, families or indices are independent, whatever else is generated."""
+    """Return the seed of a run, independent of the seeds of other splits, families and indices."""
     return np.random.SeedSequence(seed, spawn_key=(split, family, index))
 
 
@@ -105,10 +151,27 @@ def perform_run(
     criteria: Criteria = Criteria(),
     watch: Callable[[Hydro], None] | None = None,
 ) -> RunResult:
-    """Run one initial condition until its first snapshots that qualify are complete, or the mesh degrades.
+    """Run the solver until enough snapshots are accepted, the mesh degrades, or the last time is reached.
 
-    The first ones show what is about to happen; later ones mostly what has happened. ``watch`` is called after every
-    step.
+    The first snapshots that qualify are accepted, since they precede the tangling; later ones mostly show its result.
+
+    Parameters
+    ----------
+    family : str
+        Family of flow.
+    size : int
+        Number of cells along each side.
+    seed : SeedSequence
+        Seed of the initial condition.
+    criteria : Criteria
+        Labels and conditions.
+    watch : callable, optional
+        Called with the solver after every step.
+
+    Returns
+    -------
+    RunResult
+        The accepted snapshots.
     """
     hydro = Hydro(initial_condition(family, size, seed))
     result = RunResult()
@@ -144,7 +207,7 @@ def perform_run(
 
 
 def look(hydro: Hydro, criteria: Criteria) -> Candidate:
-    """The candidate of this moment."""
+    """Return the solver's current state as a candidate."""
     record = np.full(hydro.gas.mass.shape, 2.0, np.float32)
     lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
     sound = float(np.mean(record < criteria.bad)) < criteria.most_bad
@@ -152,7 +215,7 @@ def look(hydro: Hydro, criteria: Criteria) -> Candidate:
 
 
 def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[Hydro], None] | None) -> None:
-    """Advance to time ``end``, lowering ``records`` to the smallest Jacobian of each cell at every step."""
+    """Advance to time ``end``, and lower ``records`` to the smallest Jacobian of each cell over all steps."""
     here = np.full_like(records[0], 2.0)
     while hydro.time < end:
         hydro.step(end)
@@ -164,7 +227,7 @@ def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[H
 
 
 def finish(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> LabelledSnapshot:
-    """The sample of an accepted candidate."""
+    """Return the labelled snapshot of an accepted candidate."""
     assert candidate.state is not None
     label = (candidate.record < criteria.threshold).astype(np.uint8)
     return LabelledSnapshot(

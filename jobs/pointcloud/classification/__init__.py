@@ -1,9 +1,9 @@
-"""Training of sparse networks that tell the classes of point clouds.
+"""Training of sparse networks that classify point clouds.
 
 ::
 
-    picture     The picture at the end of a training: curves of loss and accuracy, clouds with label and prediction
-    samples     Clouds to train and to test on, and their mini-batches as sparse tensors
-    stage_cuts  Where the work on a cloud cuts a network into equal stages
-    trainer     The networks, their settings, their accuracy
+    picture     Figure at the end of a training: curves of loss and accuracy, clouds with label and prediction
+    samples     Training and test clouds, and their mini-batches as sparse tensors
+    stage_cuts  Stage boundaries that balance the work of a sparse network on a cloud
+    trainer     Training of sparse networks: the networks, their settings, the trainers
 """

@@ -1,7 +1,7 @@
-"""Clouds to train and to test on, and their mini-batches as sparse tensors.
+"""Training and test clouds, and their mini-batches as sparse tensors.
 
-Every rank makes the voxels of the whole batch, which are few numbers next to a network's features. They follow from
-seed, epoch and sample alone, never from how the ranks share the work.
+Every rank computes the voxels of the full mini-batch, which are small compared with a network's features. They depend
+on seed, epoch and sample alone, never on the process grid.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.layers.sparse import SparseTensor
 
 SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
-"""Embedded shapes of each group, and their points."""
+"""Number of embedded shapes in each group, and points of each shape."""
 
 
 class Kept:
-    """Clouds that are asked for once and kept in memory."""
+    """Clouds that are read once and kept in memory."""
 
     def __init__(self, clouds: Clouds) -> None:
         self.points, self.labels = clouds.points, clouds.labels
@@ -36,19 +36,28 @@ class Kept:
         self._clouds = [clouds[index] for index in range(len(clouds.labels))]
 
     def __getitem__(self, index: int) -> Cloud:
-        """One cloud."""
+        """Return one cloud."""
         return self._clouds[index]
 
 
 class CloudSamples:
-    """The clouds of a file or a folder, or without a ``path`` the embedded shapes, which are always the same.
+    """Clouds of a file or a folder, or the embedded shapes. Collective: construct on every rank.
 
-    Collective. ``groups`` has ``train`` and, where there are such clouds, ``test``.
+    ``groups`` has ``train`` and, if there are test clouds, ``test``.
+
+    Parameters
+    ----------
+    path : Path, optional
+        A data set for :class:`distconv.jobs.pointcloud.datasets.PointClouds`; None for the embedded shapes, which are
+        the
+        same in every run.
+    comm : MPI.Intracomm
+        The ranks that read the clouds.
 
     Raises
     ------
     DataError
-        On all ranks, if files are missing or not what they should be.
+        On all ranks, if files are missing or invalid.
     """
 
     def __init__(self, path: Path | None, comm: MPI.Intracomm) -> None:
@@ -69,7 +78,7 @@ class CloudSamples:
             self._file.check_unchanged()
 
     def place(self, group: str) -> object:
-        """The file or folder."""
+        """Return the file or folder."""
         return self.name
 
     def close(self) -> None:
@@ -79,12 +88,31 @@ class CloudSamples:
 
 
 class VoxelLoader(EpochLoader):
-    """Batches of ``batch`` clouds of a group: what ``placed`` makes of the whole sparse tensor, and all labels.
+    """Loader of sparse tensors and labels.
+
+    Parameters
+    ----------
+    samples : CloudSamples
+        The data set.
+    group : str
+        ``train`` or ``test``.
+    batch : int
+        Clouds in a global mini-batch.
+    placed : callable
+        Called with the full sparse tensor of a mini-batch; returns the input of the network.
+    recipe : VoxelRecipe
+        Points to draw, and the voxel grid.
+    dtype : torch.dtype
+        Data type of the features.
+    device : str
+        Device of features and labels.
+    **order
+        Options of :class:`distconv.data.loader.EpochLoader`.
 
     Raises
     ------
     DataError
-        If no batch can be made, or the recipe keeps no point.
+        If there are too few clouds for a batch, or the recipe keeps no point.
     """
 
     def __init__(
@@ -110,7 +138,19 @@ class VoxelLoader(EpochLoader):
             )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch.
+        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank.
+
+        Parameters
+        ----------
+        number : int
+            The epoch.
+        start : int
+            First step.
+
+        Yields
+        ------
+        Batch
+            Result of ``placed``, and the labels (N) of all clouds.
 
         Raises
         ------
@@ -125,7 +165,7 @@ class VoxelLoader(EpochLoader):
             yield Batch(samples, (self._placed(self._sparse(voxels)), voxels.labels.to(self.device)))
 
     def first(self, count: int) -> SparseTensor:
-        """The first clouds of the first epoch, ``count`` or as many as there are. Local."""
+        """Return the first clouds of the first epoch, at most ``count``, as a sparse tensor. Local."""
         return self._sparse(voxel_batch(self._clouds, list(map(int, self.order(0)[:count])), self.recipe, 0))
 
     def _sparse(self, voxels: VoxelBatch) -> SparseTensor:

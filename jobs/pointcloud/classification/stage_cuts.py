@@ -1,4 +1,4 @@
-"""Where the work that a sparse network does on a cloud cuts it into equal stages."""
+"""Stage boundaries that balance the work of a sparse network on a cloud."""
 
 from __future__ import annotations
 
@@ -14,14 +14,26 @@ from distconv.perfmodel.sparse.recording import record
 
 
 def balanced_cuts(model: nn.Module, x: SparseTensor, replicas: Sequence[int]) -> list[str]:
-    """The layers that begin the second part, the third, ...: ``len(replicas)`` parts of about equal time per replica.
+    """Return the layers at which to split a sparse network into stages of about equal time per replica.
 
-    ``x`` is a micro-batch, whose sites and pairs are counted; the cuts are between convolution and linear layers.
+    Parameters
+    ----------
+    model : Module
+        The network.
+    x : SparseTensor
+        A micro-batch. Its sites and pairs are counted to estimate the time of each layer.
+    replicas : sequence of int
+        Number of replicas of each stage.
+
+    Returns
+    -------
+    list of str
+        First layer of the second and each later stage: convolution or linear layers.
 
     Raises
     ------
     SplitError
-        If there are fewer such layers than parts.
+        If there are fewer such layers than stages.
     """
     if len(replicas) == 1:
         return []

@@ -1,4 +1,4 @@
-"""Training of a sparse network to tell the classes of clouds: the networks, their settings, their accuracy."""
+"""Training of sparse networks that classify point clouds: the networks, their settings, the trainers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NETWORKS: dict[str, Callable[..., torch.nn.Module]] = {"resnet": sparse_resnet, 
 
 @dataclass(frozen=True)
 class CloudSettings(common.TrainingSettings):
-    """What the numbers of a run on point clouds depend on."""
+    """Settings of a training on point clouds."""
 
     model: str = "resnet"
     width: int | None = 8
@@ -39,37 +39,40 @@ class CloudSettings(common.TrainingSettings):
     optimizer: str = "adam"
     lr: float = 5e-3
     resolution: int = 32
-    """Voxels along each side."""
+    """Number of voxels along each side."""
     points: int = 1024
-    """Points that each epoch draws of a cloud."""
+    """Number of points of each cloud that an epoch draws."""
     keep: float = 1.0
-    """The share of them that is kept in training: point dropout."""
+    """Fraction of the drawn points that is kept in training (point dropout)."""
     varied: bool = False
-    """Each cloud's share is drawn from 0 to ``keep`` in each epoch."""
+    """If True, the fraction of each cloud is drawn from 0 to ``keep`` in each epoch. Otherwise it is ``keep``."""
 
 
 class _Clouds(Classifier):
-    """A sparse classifier in training on clouds, however the ranks share the work."""
+    """Parts of a training on clouds that data-parallel, spatial and pipelined training share."""
 
     settings: CloudSettings
     samples: CloudSamples
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The task."""
+        """Task."""
         return {"task": "pointcloud"}
 
     def batches_of(self, group: str) -> VoxelLoader:
-        """Batches of ``train`` or ``test`` in order, without point dropout."""
+        """Return a loader of ``train`` or ``test`` in order, without point dropout."""
         return _loader(self.settings, self.samples, group, self._placed, **self.settings.evaluating(self.device))
 
     def _placed(self, x: SparseTensor) -> Any:
-        """Where the network is evaluated."""
+        """Return the input as the evaluated network requires it."""
         return x
 
 
 class CloudTrainer(_Clouds, training.Trainer):
-    """A sparse classifier in training over a grid that splits samples (n) and space (d, h, w)."""
+    """Training of a sparse classifier over a grid that splits samples (n) and space (d, h, w).
+
+    Collective: construct on every rank.
+    """
 
     def __init__(self, settings: CloudSettings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
         super().__init__(settings, network(settings, samples), grid, samples.comm, device)
@@ -82,12 +85,12 @@ class CloudTrainer(_Clouds, training.Trainer):
 
 
 class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
-    """A sparse classifier in training as a pipeline.
+    """Training of a sparse classifier as a pipeline. Collective: construct on every rank.
 
     Raises
     ------
     PlanError
-        If the stages are to have plans.
+        If ``pipelining`` has plans for its stages: sparse networks do not support plans.
     """
 
     def __init__(
@@ -131,7 +134,20 @@ def _loader(
 
 
 def network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
-    """The network with weights that follow from the seed alone."""
+    """Return the network with weights that depend on the seed alone.
+
+    Parameters
+    ----------
+    settings : CloudSettings
+        Model, width and seed.
+    samples : CloudSamples
+        The samples, which determine the number of classes.
+
+    Returns
+    -------
+    Module
+        The network.
+    """
     torch.manual_seed(settings.seed)
     factory, classes = NETWORKS[settings.model], len(samples.class_names)
     return factory(classes=classes) if settings.width is None else factory(classes=classes, width=settings.width)
