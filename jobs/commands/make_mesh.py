@@ -73,15 +73,21 @@ def run(options: argparse.Namespace) -> int:
         threshold=options.threshold,
         seed=options.seed,
         comm=comm,
-        on_first_sample=lambda family, sample: _show_first(options.out.with_suffix(".png"), family, sample),
+        on_first_sample=lambda family, sample: _show_first(options.out, family, sample),
     )
     if comm.rank == 0:
         print(summary)
     return 0
 
 
-def _show_first(path: Path, family: str, sample: LabelledSnapshot) -> None:
-    """Draw a sample and print the file name, while other ranks still simulate. A failure does not end the job."""
+def _show_first(out: Path, family: str, sample: LabelledSnapshot) -> None:
+    """Draw a sample to an image file next to the data set, and print its name.
+
+    An existing file is kept. A failure does not end the job, whose other ranks still simulate.
+    """
+    path = out.with_suffix(".png")
+    if path == out or path.exists():
+        return
     channel = CHANNELS.index("minimum Jacobian")
     try:
         draw_sample(path, sample.channels[channel], sample.label, CHANNELS[channel], family)

@@ -9,6 +9,7 @@ import h5py
 import pytest
 
 from distconv import cli
+from distconv.jobs.commands import make_mesh
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
@@ -33,13 +34,26 @@ def test_it_makes_the_folder_writes_the_file_and_says_what_is_in_it(
 
 @pytest.mark.ranks(1)
 def test_a_picture_of_the_first_sample_that_cannot_be_written_does_not_end_the_job(
-    comm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    comm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mesh.png").mkdir()
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(make_mesh, "draw_sample", full)
     options = ["--size", "32", "--samples", "1", "--heldout", "0", "--tau", "0.05", "--out", str(tmp_path / "mesh.h5")]
     assert cli.main(["data", "mesh", *options]) == 0
-    assert "no picture of the first sample: " in capsys.readouterr().err
+    assert "no picture of the first sample: No space left on device" in capsys.readouterr().err
     assert (tmp_path / "mesh.h5").exists()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", ["mesh.h5", "mesh.png"])
+def test_the_picture_of_the_first_sample_replaces_no_file(comm: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mesh.png").write_text("mine") if name == "mesh.h5" else None
+    options = ["--size", "32", "--samples", "1", "--heldout", "0", "--tau", "0.05", "--out", str(tmp_path / name)]
+    assert cli.main(["data", "mesh", *options]) == 0
+    assert h5py.is_hdf5(tmp_path / name)
+    assert name == "mesh.png" or (tmp_path / "mesh.png").read_text() == "mine"
 
 
 @pytest.mark.ranks(1, 2)
