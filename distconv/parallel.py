@@ -27,7 +27,7 @@ from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import linear_axes
-from distconv.parameters.replicas import WeightComparison, is_dtensor
+from distconv.parameters.replicas import ReplicaComparison, is_dtensor
 from distconv.parameters.sharding import shard_parameters
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -226,7 +226,7 @@ class _SamePassCheck:
     """
 
     def __init__(self) -> None:
-        self._weights = WeightComparison()
+        self._weights = ReplicaComparison()
 
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DistTensor)), None)

@@ -419,7 +419,7 @@ class _Progress(_Begun):
 
 
 def _read_progress(path: Path) -> _Progress | None:
-    """Return what is stored about an unfinished HDF5 output; None if there is none."""
+    """Return what is stored about an unfinished HDF5 output, or None if no output was begun."""
     note = _parts_folder(path) / _PROGRESS
     if not os.path.lexists(note):
         return None

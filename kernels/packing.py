@@ -47,7 +47,7 @@ Launch = Callable[[torch.Tensor, int, tuple[Any, ...]], None]
 """Function that launches a compiled kernel, given its table, the number of CUDA blocks, and its arguments."""
 
 
-class Action(enum.IntEnum):
+class PackingAction(enum.IntEnum):
     """Operation on each element of a box, in the kernel's numbering."""
 
     PACK = 0
@@ -84,7 +84,7 @@ class PackedRegions:
         buffer : Tensor
             One dimension, contiguous, of the same dtype and device.
         """
-        self._move(Action.PACK, tensors, buffer)
+        self._move(PackingAction.PACK, tensors, buffer)
 
     def unpack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy values from a buffer to the boxes of some tensors, on torch's current stream.
@@ -94,7 +94,7 @@ class PackedRegions:
         tensors, buffer
             As in :meth:`pack`. Where boxes overlap, the buffer must have the same values for each of them.
         """
-        self._move(Action.UNPACK, tensors, buffer)
+        self._move(PackingAction.UNPACK, tensors, buffer)
 
     def add(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         """Add values from a buffer to the boxes of some tensors, on torch's current stream.
@@ -104,9 +104,9 @@ class PackedRegions:
         tensors, buffer
             As in :meth:`pack`, of a dtype that :func:`can_add` accepts.
         """
-        self._move(Action.ADD, tensors, buffer)
+        self._move(PackingAction.ADD, tensors, buffer)
 
-    def _move(self, action: Action, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+    def _move(self, action: PackingAction, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         if not self._elements:
             return  # CUDA rejects a launch of no blocks
         table = self._on.get(buffer.device)

@@ -23,7 +23,7 @@ from distconv.capture.guards import Arguments, Modules, Tensors, block_of, mode_
 from distconv.capture.outcome import Outcome, Snapshot
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
-from distconv.capture.run import Result, Run, filled, recorded
+from distconv.capture.run import CaptureRun, Result, filled, recorded
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
 from distconv.process import watchdog
@@ -121,7 +121,7 @@ class Captured:
     def _fitting(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[int, str, bool]:
         """Return the recording to replay, the guard failure, and True if a new recording is always allowed.
 
-        The newest recording whose guards pass is taken; -1 if there is none. The guard failure is that of the newest
+        It is the newest recording whose guards pass, or -1 if all of them fail. The guard failure is that of the newest
         recording.
         """
         first: tuple[str, bool] | None = None
@@ -168,7 +168,7 @@ class Captured:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             replay.become_graph(args, self._pool)
 
-    def _record(self, args: Sequence[Any]) -> Run:
+    def _record(self, args: Sequence[Any]) -> CaptureRun:
         for _ in range(1 + _WARM_UP):
             run = recorded(self.__wrapped__, args)
         self._world = self._world or max(run.recording.comms(), key=lambda comm: comm.size, default=MPI.COMM_SELF)
@@ -219,7 +219,7 @@ class Captured:
 class _Replay:
     """A recording, its guards, and the generated code or CUDA graph that replays it."""
 
-    def __init__(self, run: Run, args: Sequence[Any]) -> None:
+    def __init__(self, run: CaptureRun, args: Sequence[Any]) -> None:
         self.run, self.calls = run, 0
         leaves, spec = tree_flatten(tuple(args))
         self._modes, self._arguments = modes(), Arguments(leaves, spec)

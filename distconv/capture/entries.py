@@ -20,7 +20,7 @@ class Ref(NamedTuple):
     slot: int
 
 
-class Kind(Enum):
+class SlotOrigin(Enum):
     """Origin of the tensor of a slot."""
 
     HELD = "held"
@@ -37,7 +37,7 @@ class Kind(Enum):
 class Slot:
     """A tensor of the recording."""
 
-    kind: Kind
+    kind: SlotOrigin
     storage: int
     """Number of its storage, equal for tensors that share memory; -1 if unknown."""
     geometry: tuple[Any, ...]

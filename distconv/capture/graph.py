@@ -17,12 +17,12 @@ import torch
 from distconv.capture.entries import (
     Call,
     Entry,
-    Kind,
     Operator,
     Post,
     Recording,
     Ref,
     Slot,
+    SlotOrigin,
     Sum,
     Together,
     makes,
@@ -94,7 +94,7 @@ def _numbers(recording: Recording) -> set[int]:
     slots = recording.slots
     operators = [entry for entry in recording.entries if isinstance(entry, Operator)]
     written = {slots[slot].storage for entry in operators for slot in entry.writes}
-    fixed = {n for n, slot in enumerate(slots) if slot.kind is Kind.CONSTANT and _on_host(slot)}
+    fixed = {n for n, slot in enumerate(slots) if slot.kind is SlotOrigin.CONSTANT and _on_host(slot)}
     for entry in operators:
         if not entry.writes and not entry.draws and fixed.issuperset(reads(entry)):
             fixed.update(slot for slot in makes(entry) if _on_host(slots[slot]) and slots[slot].storage not in written)
@@ -127,9 +127,9 @@ def on_gpu(recording: Recording) -> Recording:
         for slot, value in zip(makes(entry), [result] if entry.one else result, strict=True):
             if _on_host(slots[slot]):
                 values[slot] = value
-                slots[slot] = replace(slots[slot], kind=Kind.CONSTANT, value=value)
+                slots[slot] = replace(slots[slot], kind=SlotOrigin.CONSTANT, value=value)
             else:  # cloned in each replay, since the step may write to it
-                slots.append(Slot(Kind.CONSTANT, -1, slots[slot].geometry, value))
+                slots.append(Slot(SlotOrigin.CONSTANT, -1, slots[slot].geometry, value))
                 entries.append(Operator(entry.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
     return replace(recording, slots=slots, entries=entries)
 

@@ -88,7 +88,7 @@ class Arguments:
         self._leaves = [_described(leaf) for leaf in leaves]
 
     def difference(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> str:
-        """Return the guard failure as a sentence; "" if there is none."""
+        """Return the guard failure as a sentence, or "" if the guard passes."""
         if spec != self._spec:
             return "the arguments have another structure"
         for number, (leaf, before) in enumerate(zip(leaves, self._leaves, strict=True)):
@@ -129,7 +129,7 @@ class Modules:
         self._states = [(module, _members(module)) for module in all_modules.values()]
 
     def difference(self) -> str:
-        """Return the guard failure as a sentence; "" if there is none."""
+        """Return the guard failure as a sentence, or "" if the guard passes."""
         for module, before in self._states:
             now = _members(module)
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
@@ -159,7 +159,7 @@ class Tensors:
         self._states = [(tensor, _state(tensor)) for tensor in {id(t): t for t in tensors}.values()]
 
     def difference(self) -> str:
-        """Return the guard failure as a sentence; "" if there is none."""
+        """Return the guard failure as a sentence, or "" if the guard passes."""
         for tensor, before in self._states:
             now = _state(tensor)
             if now != before:
@@ -225,7 +225,7 @@ class Optimizers:
                         del optimizer.state[leaf]
 
     def difference(self) -> str:
-        """Return the guard failure as a sentence; "" if there is none."""
+        """Return the guard failure as a sentence, or "" if the guard passes."""
         for optimizer, before in self._states.values():
             now, kind = _settings(optimizer), type(optimizer).__name__
             if len(now) != len(before):

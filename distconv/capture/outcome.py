@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from distconv.capture.entries import Kind, Operator, Post, Sum, strides_in_use
+from distconv.capture.entries import Operator, Post, SlotOrigin, Sum, strides_in_use
 from distconv.capture.gradients import Gradients, gradient
 from distconv.capture.guards import block_of
-from distconv.capture.run import Run
+from distconv.capture.run import CaptureRun
 from distconv.communication import gradient_reduction
 from distconv.communication.digest import to_bytes
 
@@ -37,7 +37,7 @@ class Snapshot:
         Blocks of the arguments.
     """
 
-    def __init__(self, run: Run, blocks: Sequence[Any]) -> None:
+    def __init__(self, run: CaptureRun, blocks: Sequence[Any]) -> None:
         self._storages = {s.data_ptr(): (s, s.clone()) for s in (t.untyped_storage() for t in written(run, blocks))}
         self._gradients = Gradients()
         for leaf in run.leaves(blocks):
@@ -54,7 +54,7 @@ class Snapshot:
             generator.set_state(state)
 
 
-def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
+def written(run: CaptureRun, blocks: Sequence[Any]) -> list[torch.Tensor]:
     """Return the tensors that existed before the step and to which it writes.
 
     Parameters
@@ -74,7 +74,7 @@ def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     storages = {slots[slot].storage for slot in _written_slots(run)}
     tensors: list[torch.Tensor | None] = []
     for number, slot in enumerate(slots):
-        if slot.storage in storages and slot.kind is Kind.HELD:
+        if slot.storage in storages and slot.kind is SlotOrigin.HELD:
             tensors.append(now[gradients[number]] if number in gradients else slot.value)
     for place, given in enumerate(run.recording.inputs):
         if given is not None and slots[given].storage in storages:
@@ -82,7 +82,7 @@ def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _written_slots(run: Run) -> Iterable[int]:
+def _written_slots(run: CaptureRun) -> Iterable[int]:
     for entry in run.recording.all_entries():
         if isinstance(entry, Operator):
             yield from entry.writes
@@ -103,7 +103,7 @@ class Outcome:
         Tree of the results of the step.
     """
 
-    def __init__(self, run: Run, blocks: Sequence[Any], result: Any) -> None:
+    def __init__(self, run: CaptureRun, blocks: Sequence[Any], result: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         values: list[tuple[str, torch.Tensor | None]] = []
         values += [(f"result {n}", block_of(tensor)) for n, tensor in enumerate(tensors)]
@@ -126,7 +126,7 @@ class Outcome:
         return ""
 
     def far_from(self, other: Outcome, again: Outcome) -> str:
-        """Return the name of the first tensor whose difference the order of sums does not explain; "" if there is none.
+        """Return the first tensor whose difference the order of sums does not explain, or "" if no tensor differs so.
 
         Such a difference exceeds both half of the digits of the tensor's largest value, and ``_SPREAD`` times the
         difference between two runs of the step.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.capture.entries import Entry, Kind, Operator, Post, Recording, Ref, Slot, Sum, Wait, makes, reads
+from distconv.capture.entries import Entry, Operator, Post, Recording, Ref, Slot, SlotOrigin, Sum, Wait, makes, reads
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -207,7 +207,7 @@ class Placement:
         if comm.size != 2 or not plain or mine.nbytes > LARGEST_BUFFER:
             return entry
         number, received = len(self._slots), torch.empty(shape, dtype=dtype, device=device)
-        self._slots.append(Slot(Kind.MADE, -1, (shape, received.stride(), 0, dtype, device), None, mine.nbytes))
+        self._slots.append(Slot(SlotOrigin.MADE, -1, (shape, received.stride(), 0, dtype, device), None, mine.nbytes))
         self.values[number] = received
         self._pairs[entry.number] = entry.slot, number
         sends, receives = [(1 - comm.rank, entry.slot)], [(1 - comm.rank, number)]

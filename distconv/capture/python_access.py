@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from distconv.capture.gradients import Gradients
-from distconv.capture.recorder import Recorder
+from distconv.capture.recorder import StepRecorder
 
 _LEAVE_TORCH = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
 _DATA: Any = torch.Tensor.data
@@ -24,12 +24,12 @@ _GRAD: Any = torch.Tensor.grad
 
 
 @contextmanager
-def reported(recorder: Recorder, gradients: Gradients) -> Iterator[None]:
+def reported(recorder: StepRecorder, gradients: Gradients) -> Iterator[None]:
     """Report accesses to torch's state by this thread in a ``with`` block.
 
     Parameters
     ----------
-    recorder : Recorder
+    recorder : StepRecorder
         Receives unsupported accesses, and uses of the random generator.
     gradients : Gradients
         Receives each leaf before its ``grad`` is used.
@@ -46,7 +46,7 @@ def reported(recorder: Recorder, gradients: Gradients) -> Iterator[None]:
         yield
 
 
-def _replacements(recorder: Recorder, gradients: Gradients) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(recorder: StepRecorder, gradients: Gradients) -> Iterator[tuple[Any, str, Any]]:
     thread = threading.get_ident()
 
     def is_recorded() -> bool:

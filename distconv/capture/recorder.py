@@ -2,7 +2,7 @@
 
 The backward pass runs in the caller's thread, so the same mode records it. Communication, and functions that read
 values, notify the recorder through :mod:`distconv.recording`. Memory that existed before the step is saved before it is
-written to, so that :meth:`Recorder.put_back` can undo the step. :mod:`.run` uses the recorder.
+written to, so that :meth:`StepRecorder.put_back` can undo the step. :mod:`.run` uses the recorder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv import recording
-from distconv.capture.entries import Call, Kind, Operator, Post, Recording, Ref, Slot, Sum, Together, Wait
+from distconv.capture.entries import Call, Operator, Post, Recording, Ref, Slot, SlotOrigin, Sum, Together, Wait
 from distconv.capture.gradients import Gradients
 from distconv.process.call_stack import user_frame
 from distconv.tensor import DistTensor
@@ -38,7 +38,7 @@ _CHANGE_STATISTICS = frozenset(
 """Operators that change ``_STATISTICS`` in place, which their schemas do not declare."""
 
 
-class Recorder(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):
     """A dispatch mode that records the operators that are called while it is active.
 
     It implements :class:`distconv.recording.Recorder`.
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         self._storages[storage._cdata] = StorageWeakRef(storage), number
         return number
 
-    def _new(self, kind: Kind, tensor: torch.Tensor) -> int:
+    def _new(self, kind: SlotOrigin, tensor: torch.Tensor) -> int:
         geometry: tuple[Any, ...]
         if tensor.device.type not in ("cpu", "cuda"):
             self.refuse(f"a tensor is on {tensor.device}; only steps on CPUs and CUDA GPUs can be captured")
@@ -93,11 +93,11 @@ class Recorder(TorchDispatchMode):
             storage = self._storage(tensor)
             geometry = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
         number = len(self.recording.slots)
-        if kind is not Kind.MADE:
+        if kind is not SlotOrigin.MADE:
             self._existing.add(storage)
-        if kind is Kind.HELD:
+        if kind is SlotOrigin.HELD:
             self._held.add(storage)
-        value = tensor if kind is Kind.HELD else None
+        value = tensor if kind is SlotOrigin.HELD else None
         self.recording.slots.append(Slot(kind, storage, geometry, value, tensor.numel() * tensor.element_size()))
         self._slots[id(tensor)] = weakref.ref(tensor), number
         self._newest[storage] = number
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         """Add the block of the next argument; None for an argument that is not a tensor."""
         slot = None if block is None else self._known(block)
         if block is not None and slot is None:
-            slot = self._new(Kind.INPUT, block)
+            slot = self._new(SlotOrigin.INPUT, block)
             if block.requires_grad:
                 self._add_leaf(block)
         self.recording.inputs.append(slot)
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
                 return self._unrecorded_view(tensor)
         if tensor.requires_grad:
             self._add_leaf(tensor)
-        return self._new(Kind.HELD, tensor)
+        return self._new(SlotOrigin.HELD, tensor)
 
     def _add_leaf(self, tensor: torch.Tensor) -> None:
         if tensor.is_leaf:
@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
         source = self._newest[self._storage(tensor)]
         if self.recording.slots[source].geometry[3] != tensor.dtype:
             self.refuse("a view with another dtype is made without an operator")
-        slot = self._new(Kind.MADE, tensor)
+        slot = self._new(SlotOrigin.MADE, tensor)
         geometry = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
         self._add(Operator(self._line(), _aten.as_strided.default, (Ref(source), *geometry), {}, [slot], True))
         return slot
@@ -201,10 +201,10 @@ class Recorder(TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Record a tensor that Python made from numbers. Each replay copies it, since the step may write to it."""
-        constant = self._new(Kind.CONSTANT, tensor)
+        constant = self._new(SlotOrigin.CONSTANT, tensor)
         self.recording.slots[constant].value = tensor.clone()
         self._new_storage(tensor)
-        made = self._new(Kind.MADE, tensor)
+        made = self._new(SlotOrigin.MADE, tensor)
         self._add(Operator(self._line(), _aten.clone.default, (Ref(constant),), {}, [made], True))
         return tensor
 
@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return None
         slot = self._known(value)
-        return self._new(Kind.MADE, value) if slot is None else slot
+        return self._new(SlotOrigin.MADE, value) if slot is None else slot
 
     def _save_written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
         """Return the slots that ``func`` changes in place, after saving memory that existed before the step."""
@@ -290,7 +290,7 @@ class Recorder(TorchDispatchMode):
         with recording.paused():
             result = function(*tensors)
         several = [] if result is None else result if isinstance(result, (list, tuple)) else [result]
-        results = [self._new(Kind.MADE, tensor) for tensor in several]
+        results = [self._new(SlotOrigin.MADE, tensor) for tensor in several]
         if not self.paused:
             self._add(Call(self._line(), function, args, results, several is not result, launches))
         return result

@@ -15,11 +15,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from distconv import recording
-from distconv.capture.entries import Kind, Recording
+from distconv.capture.entries import Recording, SlotOrigin
 from distconv.capture.gradients import Gradients, gradient
 from distconv.capture.guards import Modules, Optimizers, block_of, is_comparable, is_constant
 from distconv.capture.python_access import reported
-from distconv.capture.recorder import Recorder
+from distconv.capture.recorder import StepRecorder
 from distconv.communication import gradient_reduction
 from distconv.tensor import DistTensor
 
@@ -48,7 +48,7 @@ class Result:
 
 
 @dataclass(eq=False)
-class Run:
+class CaptureRun:
     """A recording, with the results and side effects of the step.
 
     Leaves of autograd have numbers: their indices in ``before.leaves``.
@@ -93,7 +93,9 @@ class Run:
         """Return the tensors that existed before the step, other than gradients."""
         gradients, slots = self.gradient_slots(), enumerate(self.recording.slots)
         return [
-            slot.value for n, slot in slots if slot.kind is Kind.HELD and n not in gradients and slot.value is not None
+            slot.value
+            for n, slot in slots
+            if slot.kind is SlotOrigin.HELD and n not in gradients and slot.value is not None
         ]
 
     def leaves(self, blocks: Sequence[Any]) -> list[torch.Tensor]:
@@ -104,7 +106,7 @@ class Run:
         ]
 
 
-def recorded(function: Callable[..., Any], args: Sequence[Any]) -> Run:
+def recorded(function: Callable[..., Any], args: Sequence[Any]) -> CaptureRun:
     """Run a step once and record it. Memory, gradients, random generators and optimizers are restored.
 
     Collective, since the step sends its messages: call on every rank.
@@ -122,7 +124,7 @@ def recorded(function: Callable[..., Any], args: Sequence[Any]) -> Run:
         The recording; ``recording.refusals`` lists unsupported operations.
     """
     gradients = Gradients()
-    recorder = Recorder(gradients)
+    recorder = StepRecorder(gradients)
     optimizers = Optimizers()
     modules: dict[int, torch.nn.Module] = {}
     guards: list[Modules] = []
@@ -185,7 +187,7 @@ def _example(value: Any) -> Any:
     return DistTensor(copy, value.dist, value.shape, value._strides) if isinstance(value, DistTensor) else copy
 
 
-def _run(recorder: Recorder, before: Gradients, result: Any, blocks: Sequence[torch.Tensor | None]) -> Run:
+def _run(recorder: StepRecorder, before: Gradients, result: Any, blocks: Sequence[torch.Tensor | None]) -> CaptureRun:
     def slot_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             if not is_constant(value):
@@ -207,10 +209,10 @@ def _run(recorder: Recorder, before: Gradients, result: Any, blocks: Sequence[to
     numbers = {id(block): n for n, block in enumerate(blocks) if block is not None}
     arguments = {n: numbers[id(leaf)] for n, leaf in enumerate(before.leaves) if id(leaf) in numbers}
     kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.unsynced_grads()]
-    return Run(recorder.recording, results, spec, arguments, gradients, kept, before, recorder.generators)
+    return CaptureRun(recorder.recording, results, spec, arguments, gradients, kept, before, recorder.generators)
 
 
-def filled(run: Run, tensors: Sequence[torch.Tensor]) -> Any:
+def filled(run: CaptureRun, tensors: Sequence[torch.Tensor]) -> Any:
     """Return the results of a run with other blocks.
 
     Parameters

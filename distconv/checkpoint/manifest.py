@@ -67,7 +67,7 @@ def newest(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> Path | Non
     Returns
     -------
     Path or None
-        Folder of the checkpoint; None if there is none.
+        Folder of the checkpoint, or None if no checkpoint is finished.
     """
     return next(iter(newest_first(directory, comm)), None)
 

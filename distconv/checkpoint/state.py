@@ -283,12 +283,12 @@ def restore_state(
     what = f"checkpoint of step {checkpoint.step}"
 
     def converted() -> tuple[Tensors, Tensors]:
-        beside = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
-        return beside, _saved_random_states(checkpoint, model, comm)
+        converted_state = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
+        return converted_state, _saved_random_states(checkpoint, model, comm)
 
-    beside, random = try_on_all_ranks(comm, converted, CheckpointError)
-    beside |= {name: value for name, value in saved_extra.items() if name in extra}
-    model.load_state_dict(beside, strict=strict)
+    converted_state, random = try_on_all_ranks(comm, converted, CheckpointError)
+    converted_state |= {name: value for name, value in saved_extra.items() if name in extra}
+    model.load_state_dict(converted_state, strict=strict)
     unused = list(select_prefix("optimizer/", checkpoint.tensors))
     if optimizer is not None and not describe_optimizer_mismatch(checkpoint.values, optimizer):
         unused = restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)

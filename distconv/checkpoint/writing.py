@@ -149,8 +149,8 @@ class AsyncSave:
 
     def _write_file(self, folder: Folder, blocks: dict[str, torch.Tensor]) -> None:
         pieces = hdf5_image(blocks)
-        with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(sha256_of, pieces)
+        with ThreadPoolExecutor(1) as hasher:
+            hashed = hasher.submit(sha256_of, pieces)
             partial = folder.write_temporary(f"state-{self._comm.rank}", pieces)
             digest = hashed.result()
         # The name depends on rank and content: ranks may have equal blocks, and files of a finished checkpoint of the

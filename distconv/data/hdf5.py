@@ -134,11 +134,11 @@ class SampleDataset:
         return self._stored(name).chunks
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the file or of a group; None if there is none."""
+        """Return an attribute of the file or of a group, or None if it is missing."""
         return self.store.attribute(name, group)
 
     def column(self, name: str) -> list[object] | None:
-        """Return a small dataset with one value per sample (family, seed, ...); None if there is none. Collective."""
+        """Return a small dataset with one value per sample (such as family), or None if it is missing. Collective."""
         return try_on_all_ranks(self.comm, lambda: self.store.column(name), DataError)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:

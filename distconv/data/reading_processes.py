@@ -171,12 +171,12 @@ class ReadByProcesses:
         self.source.warn_of_large_chunks(name, block)
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the files or of a group; None if there is none."""
+        """Return an attribute of the files or of a group, or None if it is missing."""
         store = self.source.store
         return store.attribute(name, group) if isinstance(store, Store) else None
 
     def column(self, name: str) -> list[object] | None:
-        """Return a small dataset with one value per sample; None if there is none. Collective."""
+        """Return a small dataset with one value per sample, or None if it is missing. Collective."""
         store = self.source.store
         return try_on_all_ranks(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
 

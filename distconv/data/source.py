@@ -52,10 +52,10 @@ class StoredSource(SampleSource, Protocol):
     """A source that also has attributes and columns; :func:`open_source` returns one."""
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the stored file or of a group in it; None if there is none."""
+        """Return an attribute of the stored file or of a group in it, or None if it is missing."""
 
     def column(self, name: str) -> list[object] | None:
-        """Return a small dataset with one value per sample; None if there is none. Collective."""
+        """Return a small dataset with one value per sample, or None if it is missing. Collective."""
 
 
 __getattr__ = former_names(__name__, {"Source": "SampleSource"})

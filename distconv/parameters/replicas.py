@@ -107,7 +107,7 @@ COMPARED_EVERY = 10
 """Forward passes after which :class:`WeightComparison` compares weights."""
 
 
-class WeightComparison:
+class ReplicaComparison:
     """Comparison of buffers, and of weights that no gradient reduction compares.
 
     An all-reduce of a gradient carries a checksum of its weight over the same ranks. Layers with replicated input, such

@@ -138,7 +138,7 @@ def load_weights(
 
 
 def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
-    """Return the prefix that all ``wanted`` names have in ``saved``; empty if there is none, or names are missing.
+    """Return the common prefix of all ``wanted`` names in ``saved``, or "" if it or a name is missing.
 
     Parameters
     ----------

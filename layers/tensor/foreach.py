@@ -39,7 +39,7 @@ def _one(value: Any, i: int, count: int) -> Any:
     return value
 
 
-def _beside(value: Any, target: Any) -> Any:
+def _to_layout_of(value: Any, target: Any) -> Any:
     """Return ``value`` as an operand for a plain ``target``: the local tensor of a replicated DistTensor."""
     if isinstance(value, DistTensor) and not isinstance(target, DistTensor) and not value.dist.split_axes:
         return value.local
@@ -53,7 +53,7 @@ def _each(function: Callable[..., Any], ternary: bool, *operands: Any, **options
     for i in range(count):
         first, *rest = (_one(operand, i, count) for operand in operands)
         extra = {"value": rest.pop()} if ternary and len(rest) == 3 else {}
-        results.append(function(first, *(_beside(value, first) for value in rest), **extra, **options))
+        results.append(function(first, *(_to_layout_of(value, first) for value in rest), **extra, **options))
     return results
 
 

@@ -101,7 +101,7 @@ class Hdf5File(Store):
         return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group; None if there is none."""
+        """Return an attribute of a group, or None if the group lacks it."""
         place = resolve_internal_link(self._file, group)
         return None if place is None else self._file[place].attrs.get(name)
 

@@ -101,11 +101,11 @@ class Store(ABC):
         """
 
     def column(self, name: str) -> list[object] | None:
-        """Return a dataset with one value per sample; None if there is none."""
+        """Return a dataset with one value per sample, or None if the file lacks it."""
         return None
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group; None if there is none."""
+        """Return an attribute of a group, or None if the group lacks it."""
         return None
 
     def close(self) -> None:  # noqa: B027

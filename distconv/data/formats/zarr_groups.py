@@ -118,7 +118,7 @@ class ZarrGroup(Store):
         return list(values.tolist())
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group; None if there is none."""
+        """Return an attribute of a group, or None if the group lacks it."""
         node = self._group if group in ("", "/") else self._group.get(group)
         return None if node is None else node.attrs.get(name)
 

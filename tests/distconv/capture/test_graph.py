@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distconv as dc
-from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
+from distconv.capture.entries import Operator, Recording, Ref, Slot, SlotOrigin, Sum
 from distconv.capture.graph import on_gpu, unfit
 from distconv.capture.run import recorded
 from distconv.process.environment import TRANSPORT
@@ -85,7 +85,7 @@ def test_a_second_gpu_is_refused():
 
 def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
     attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    slots = [Slot(Kind.HELD, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
+    slots = [Slot(SlotOrigin.HELD, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
     drawn = Operator("here", attention, (Ref(0),), {}, [1, 2], False)
     assert not list(unfit(Recording(slots, [drawn, Operator("there", attention, (Ref(1), Ref(2)), {}, [], True)])))
     drawn.function = torch.ops.aten.var_mean.default

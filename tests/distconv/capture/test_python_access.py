@@ -11,7 +11,7 @@ import torch
 import distconv as dc
 from distconv.capture.gradients import Gradients
 from distconv.capture.python_access import reported
-from distconv.capture.recorder import Recorder
+from distconv.capture.recorder import StepRecorder
 
 LEAVES = {
     "tolist": lambda x: x.tolist(),
@@ -25,7 +25,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("leave", LEAVES)
 def test_values_that_leave_torch_are_refused(leave):
-    recorder = Recorder(Gradients())
+    recorder = StepRecorder(Gradients())
     with reported(recorder, Gradients()):
         LEAVES[leave](torch.ones(2))
     assert recorder.recording.refusals
@@ -34,7 +34,7 @@ def test_values_that_leave_torch_are_refused(leave):
 
 
 def test_another_thread_may_do_as_it_likes():
-    recorder = Recorder(Gradients())
+    recorder = StepRecorder(Gradients())
     with reported(recorder, Gradients()):
         thread = threading.Thread(target=lambda: torch.ones(2).tolist())
         thread.start()
@@ -47,7 +47,7 @@ def test_another_thread_may_do_as_it_likes():
 def test_the_generator_is_put_back():
     torch.manual_seed(4)
     before = torch.get_rng_state()
-    recorder = Recorder(Gradients())
+    recorder = StepRecorder(Gradients())
     with reported(recorder, Gradients()), recorder:
         state = torch.get_rng_state()
         torch.rand(3)
@@ -64,7 +64,7 @@ def test_torch_lists_its_own_getters_inside():
     getters = torch.overrides.get_default_nowrap_functions
     before = getters()
     getters.cache_clear()
-    with reported(Recorder(Gradients()), Gradients()):
+    with reported(StepRecorder(Gradients()), Gradients()):
         assert torch.Tensor.grad.__get__ not in before
         assert getters() == before
 
@@ -72,7 +72,7 @@ def test_torch_lists_its_own_getters_inside():
 @pytest.mark.ranks(at_least=2)
 def test_a_plain_tensor_set_to_a_distributed_one_gets_its_values_while_a_step_is_recorded(comm, fallback):
     x = dc.scatter(torch.arange(7.0), dc.ProcessGrid(comm, n=comm.size), dims="n")
-    plain, recorder = torch.zeros(7), Recorder(Gradients())
+    plain, recorder = torch.zeros(7), StepRecorder(Gradients())
     with reported(recorder, Gradients()), pytest.warns(dc.ReplicationWarning):
         plain.data = x
     assert type(plain.data) is torch.Tensor and plain.tolist() == [*map(float, range(7))]

@@ -1,6 +1,6 @@
 """Approved printed text: each file ``NAME.txt`` in this folder is the whole output that a test expects.
 
-python -m tests.jobs.approved      write the files anew; read the difference before you commit it
+python -m tests.jobs.approved      write the files again; read the difference before you commit it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the approved files anew, by the tests that read them."""
+"""Write the approved files again, by the tests that read them."""
 
 from __future__ import annotations
 
