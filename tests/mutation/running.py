@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import re
@@ -46,6 +47,7 @@ def copy_of(root: Path, place: Path) -> Path:
     shutil.copytree(root, copy, symlinks=True, ignore=NOT_COPIED)
     if (root.parent / "shared").exists():
         (place / "shared").symlink_to(root.parent / "shared")  # sample data that some tests read
+    compileall.compile_dir(copy, quiet=2)
     return copy
 
 
@@ -63,10 +65,13 @@ def replaced(module: Path, text: str) -> Iterator[None]:
 
 
 def forget_compiled(module: Path) -> None:
-    """Remove bytecode of the module and all kernels that numba stored: it does not check the kernels that they call."""
-    root = next(folder for folder in module.parents if (folder / "tests").is_dir())
-    caches = (*root.rglob("*.nb[ic]"), *(module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"))
-    for path in caches:
+    """Remove bytecode of the module, and the kernels of its folder that numba stored.
+
+    Python compares the seconds and the size of a source file, which can be equal. numba compares the file of a kernel
+    but not those of the kernels that it calls.
+    """
+    compiled = (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc")
+    for path in (*module.parent.rglob("*.nb[ic]"), *compiled):
         path.unlink()
 
 
@@ -115,7 +120,7 @@ def passes(copy: Path, arguments: tuple[str, ...], limit_s: float) -> bool:
 def run(copy: Path, arguments: tuple[str, ...], limit_s: float) -> Failure | None:
     """Run tests until the first failure. Return it, or None if all pass."""
     until = time.monotonic() + limit_s
-    environment = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": str(copy)}
     with launch.Job(0, copy / "tests" / "run.py", *arguments, env=environment, cwd=copy) as job:
         while (code := job.process.poll()) is None and time.monotonic() < until and not SIGNS.search(job.output()):
             time.sleep(0.2)
