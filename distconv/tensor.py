@@ -74,9 +74,9 @@ class DistTensor(torch.Tensor):
     _strides: Strides = None
     """Strides in a single process; None for those of a contiguous tensor. See ``distconv.memory_order``."""
     _memory: Any = None
-    """State that all tensors on the same memory share. See ``distconv.layers.plumbing.inplace_views``."""
+    """State that all tensors on the same memory share. See ``distconv.layers.common.inplace_views``."""
     _view: Any = None
-    """The source of a view; None if the tensor is not a view. See ``distconv.layers.plumbing.inplace_views``."""
+    """The source of a view; None if the tensor is not a view. See ``distconv.layers.common.inplace_views``."""
 
     @staticmethod
     def __new__(

@@ -4,10 +4,10 @@ All operators are collective: call them on every rank of the grid, in the same o
 
 ::
 
+    common     Parts that operators share: distributions of operands and results, needed inputs, blocks of weights
     math       Operators for arithmetic: element by element, over dimensions, and products
     models     Reference models, which are ordinary torch modules
     nn         Operators of ``torch.nn.functional``: one module per family of layers
-    plumbing   Parts that operators share: distributions of operands and results, needed inputs, blocks of weights
     recurrent  Recurrent layers with a backward pass by scan or by a compiled sweep, also split over time
     rules      Rules with which users declare the input that their own operators need
     scan       ``ScanSequential``: a chain of layers whose backward pass is a scan over their transposed Jacobians
@@ -24,6 +24,6 @@ import importlib
 import pkgutil
 
 # Each module registers its operators when it is imported.
-for _folder in ("nn", "math", "tensor", "plumbing"):
+for _folder in ("nn", "math", "tensor", "common"):
     for _found in pkgutil.iter_modules([f"{path}/{_folder}" for path in __path__]):
         importlib.import_module(f"distconv.layers.{_folder}.{_found.name}")

@@ -10,7 +10,7 @@ b::
 
 Weights are never communicated. With groups, filters are split, and an index needs the channels of its own groups.
 
-Pure arithmetic: this module sends no message. ``layers.plumbing.sharded_weights`` has the operators.
+Pure arithmetic: this module sends no message. ``layers.common.sharded_weights`` has the operators.
 
 Source: Dryden et al. 2019, III-D, which leaves the choice of distributions open.
 """

@@ -29,7 +29,7 @@ from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
 from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.worlds import ReferenceBackend
-from distconv.layers.plumbing import call_site
+from distconv.layers.common import call_site
 from distconv.parallel import parallelize
 from distconv.placement import gather, scatter
 from distconv.tensor import DistTensor

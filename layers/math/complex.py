@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from distconv.dispatch import OperatorKind, StridePolicy, implements
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.inplace_views import Taken, takes_view
 from distconv.layers.math.pointwise import alias, pointwise, unary
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.tensor import DistTensor
 
 

@@ -14,8 +14,8 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule, NumericalError
+from distconv.layers.common.alignment import aligned, as_distributed, result_shape
 from distconv.layers.math.reductions import folding, summed
-from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 

@@ -17,10 +17,10 @@ from mpi4py import MPI
 from distconv.communication.collectives import apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
+from distconv.layers.common.alignment import check_as_torch, result_shape
+from distconv.layers.common.block_edges import positions
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
-from distconv.layers.plumbing.alignment import check_as_torch, result_shape
-from distconv.layers.plumbing.block_edges import positions
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

@@ -22,8 +22,8 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.layers.plumbing.alignment import result_shape, transposed
-from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
+from distconv.layers.common.alignment import result_shape, transposed
+from distconv.layers.common.empty_blocks import run_like_other_ranks
 from distconv.tensor import DistTensor
 
 Transform = Callable[..., torch.Tensor]

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from distconv.dispatch import OperatorKind, StridePolicy, implements, map_leaves, short_name
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import entering, result_shape, transposed, whole_over
-from distconv.layers.plumbing.block_edges import irregular, layout
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
-from distconv.layers.plumbing.inplace_views import Taken, takes_view
-from distconv.layers.plumbing.value_check import decided_together
+from distconv.layers.common.alignment import entering, result_shape, transposed, whole_over
+from distconv.layers.common.block_edges import irregular, layout
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.inplace_views import Taken, takes_view
+from distconv.layers.common.value_check import decided_together
 from distconv.tensor import DistTensor
 
 

@@ -20,9 +20,9 @@ from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
+from distconv.layers.common.alignment import as_distributed, check_dtypes, entering, result_shape
+from distconv.layers.common.block_edges import irregular, layout
 from distconv.layers.math.reductions import Fold, summed
-from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, entering, result_shape
-from distconv.layers.plumbing.block_edges import irregular, layout
 from distconv.tensor import DistTensor
 
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule
+from distconv.layers.common.alignment import broadcast_shape, result_shape
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
-from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

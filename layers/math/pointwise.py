@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from distconv.dispatch import OperatorKind, implements, name_of
 from distconv.errors import NoRule, ShapeError
-from distconv.layers.plumbing.alignment import (
+from distconv.layers.common.alignment import (
     aligned,
     balanced_input,
     broadcast_shape,
@@ -25,10 +25,10 @@ from distconv.layers.plumbing.alignment import (
     result_shape,
     whole_over,
 )
-from distconv.layers.plumbing.empty_blocks import whole_along
-from distconv.layers.plumbing.inplace_views import changed, viewed
-from distconv.layers.plumbing.sharded_weights import parameter_block
-from distconv.layers.plumbing.value_check import decided_together
+from distconv.layers.common.empty_blocks import whole_along
+from distconv.layers.common.inplace_views import changed, viewed
+from distconv.layers.common.sharded_weights import parameter_block
+from distconv.layers.common.value_check import decided_together
 from distconv.tensor import DistTensor
 
 _POINTWISE = """

@@ -22,7 +22,7 @@ from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.common.alignment import result_shape
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule
+from distconv.layers.common.alignment import result_shape
 from distconv.layers.math.reductions import Dims, dtype_of, folding, numbers_in
-from distconv.layers.plumbing.alignment import result_shape
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.gathered_call import called_along
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.gathered_call import called_along
 from distconv.tensor import DistTensor
 
 _DIM = {

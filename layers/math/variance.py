@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.empty_blocks import run_like_other_ranks
 from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Range
+from distconv.layers.common.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.common.input_windows import needed_block, spatial_box
 from distconv.layers.math.reductions import mean
 from distconv.layers.nn.pooling import avg_pool, lowest, max_pool, unbatched
-from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.input_windows import needed_block, spatial_box
 from distconv.tensor import DistTensor
 
 _AVERAGE: dict[int, Callable[..., torch.Tensor]] = {

@@ -17,10 +17,10 @@ from torch import nn
 
 from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.empty_blocks import run_like_other_ranks
+from distconv.layers.common.random_state import agree_on_generator
 from distconv.layers.math.matmul import batch_labels, contract
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
-from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.process import patches
 from distconv.tensor import DistTensor
 

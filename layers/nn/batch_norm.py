@@ -36,9 +36,9 @@ from distconv.kernels.normalization import (
     normalize_differentiably,
     refine_moments,
 )
-from distconv.layers.plumbing.alignment import balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import pad_to_minimum_shape, run_like_other_ranks
-from distconv.layers.plumbing.sharded_weights import parameter_blocks
+from distconv.layers.common.alignment import balanced_input, result_shape
+from distconv.layers.common.empty_blocks import pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.sharded_weights import parameter_blocks
 from distconv.precision import accumulation_dtype
 from distconv.process import patches
 from distconv.tensor import DistTensor

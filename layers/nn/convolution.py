@@ -63,17 +63,16 @@ from distconv.kernels.convolution import (
     is_below_overlap_threshold,
     is_convolvable_without_copy,
 )
-from distconv.layers.math.pointwise import pointwise
-from distconv.layers.plumbing.alignment import (
+from distconv.layers.common.alignment import (
     as_autocast,
     both_whole_over,
     check_as_torch,
     check_dtypes,
     result_shape,
 )
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
-from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
-from distconv.layers.plumbing.sharded_weights import (
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.input_windows import fitted, spatial_box, spread, window_needs
+from distconv.layers.common.sharded_weights import (
     channel_needs,
     over_whole_channels,
     parameter_block,
@@ -81,6 +80,7 @@ from distconv.layers.plumbing.sharded_weights import (
     weight_block,
     with_channels_split,
 )
+from distconv.layers.math.pointwise import pointwise
 from distconv.layers.tensor.reshaping import squeeze, unsqueeze
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import StridePolicy, implements
+from distconv.layers.common.alignment import aligned, as_distributed, check_as_torch, result_shape
+from distconv.layers.common.inplace_views import changed
+from distconv.layers.common.random_state import agree_on_generator
 from distconv.layers.math.pointwise import in_place, pointwise
-from distconv.layers.plumbing.alignment import aligned, as_distributed, check_as_torch, result_shape
-from distconv.layers.plumbing.inplace_views import changed
-from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor
 

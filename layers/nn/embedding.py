@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape, whole_over
-from distconv.layers.plumbing.empty_blocks import run_like_other_ranks
-from distconv.layers.plumbing.value_check import check_within
+from distconv.layers.common.alignment import aligned, as_distributed, result_shape, whole_over
+from distconv.layers.common.empty_blocks import run_like_other_ranks
+from distconv.layers.common.value_check import check_within
 from distconv.tensor import DistTensor
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, result_shape
-from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.layers.common.alignment import as_cast_for, as_distributed, result_shape
+from distconv.layers.common.input_windows import no_outputs
 from distconv.tensor import DistTensor
 
 

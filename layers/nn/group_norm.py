@@ -40,8 +40,8 @@ from distconv.kernels.normalization import (
     refine_moments,
     subtract_line,
 )
-from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.sharded_weights import parameter_block, parameter_blocks
+from distconv.layers.common.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.common.sharded_weights import parameter_block, parameter_blocks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

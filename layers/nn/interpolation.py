@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.kernels.convolution import Range
-from distconv.layers.plumbing.alignment import balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import whole_along
-from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
-from distconv.layers.plumbing.resampling import Resampling, Resamplings, resampled
+from distconv.layers.common.alignment import balanced_input, result_shape
+from distconv.layers.common.empty_blocks import whole_along
+from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box
+from distconv.layers.common.resampling import Resampling, Resamplings, resampled
 from distconv.tensor import DistTensor
 
 _LINEAR = ("linear", "bilinear", "trilinear")

@@ -1,7 +1,7 @@
 """Linear layers, split over samples or over features.
 
 If features are not split, each rank multiplies its rows by the full weight. If they are split over axis ``c``, they are
-split as the channels of a convolution are (see :mod:`distconv.layers.plumbing.sharded_weights`).
+split as the channels of a convolution are (see :mod:`distconv.layers.common.sharded_weights`).
 
 Source: Dryden et al. 2019, III-B and III-D.
 """
@@ -16,8 +16,8 @@ from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import both_whole_over, check_dtypes, result_shape
-from distconv.layers.plumbing.sharded_weights import (
+from distconv.layers.common.alignment import both_whole_over, check_dtypes, result_shape
+from distconv.layers.common.sharded_weights import (
     channel_needs,
     parameter_block,
     summed_at_owners,

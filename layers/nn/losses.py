@@ -18,8 +18,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import LabelError, NoRule
 from distconv.grid import ProcessGrid
-from distconv.layers.math.pointwise import pointwise
-from distconv.layers.plumbing.alignment import (
+from distconv.layers.common.alignment import (
     as_cast_for,
     as_distributed,
     check_as_torch,
@@ -27,8 +26,9 @@ from distconv.layers.plumbing.alignment import (
     transposed,
     whole_over,
 )
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
-from distconv.layers.plumbing.value_check import check_within, decided_together
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.value_check import check_within, decided_together
+from distconv.layers.math.pointwise import pointwise
 from distconv.tensor import DistTensor
 
 

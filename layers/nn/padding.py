@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from distconv.dispatch import StridePolicy, implements
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import whole_along
-from distconv.layers.plumbing.input_windows import needed_block, no_outputs
-from distconv.layers.plumbing.resampling import Resampling, Resamplings, own_memory, resampled
+from distconv.layers.common.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.common.empty_blocks import whole_along
+from distconv.layers.common.input_windows import needed_block, no_outputs
+from distconv.layers.common.resampling import Resampling, Resamplings, own_memory, resampled
 from distconv.tensor import DistTensor
 
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.block_edges import balanced_edges, layout
-from distconv.layers.plumbing.empty_blocks import whole_along
-from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.block_edges import balanced_edges, layout
+from distconv.layers.common.empty_blocks import whole_along
+from distconv.layers.common.input_windows import no_outputs
 from distconv.tensor import DistTensor
 
 

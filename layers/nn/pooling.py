@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import (
+from distconv.layers.common.alignment import as_distributed, balanced_input, result_shape
+from distconv.layers.common.empty_blocks import (
     connected_zeros,
     pad_to_minimum_shape,
     run_like_other_ranks,
     whole_along,
 )
-from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
-from distconv.layers.plumbing.value_check import check_within
+from distconv.layers.common.input_windows import needed_block, spatial_box, spread
+from distconv.layers.common.value_check import check_within
 from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]

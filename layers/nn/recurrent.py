@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from distconv.dispatch import Operator, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import aligned, as_distributed, transposed, whole_over
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
+from distconv.layers.common.alignment import aligned, as_distributed, transposed, whole_over
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
 from distconv.layers.recurrent.cells import CELLS, RecurrentCell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called

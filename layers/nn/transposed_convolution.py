@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from distconv.dispatch import StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.plumbing.alignment import both_whole_over, check_as_torch, check_dtypes, result_shape
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
-from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
-from distconv.layers.plumbing.sharded_weights import (
+from distconv.layers.common.alignment import both_whole_over, check_as_torch, check_dtypes, result_shape
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
+from distconv.layers.common.input_windows import needed_block, spatial_box, spread
+from distconv.layers.common.sharded_weights import (
     channel_needs,
     over_whole_channels,
     parameter_block,

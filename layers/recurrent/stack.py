@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from distconv.errors import ShapeError
-from distconv.layers.plumbing.alignment import aligned, as_distributed, balanced_input, whole_over
+from distconv.layers.common.alignment import aligned, as_distributed, balanced_input, whole_over
 from distconv.tensor import DistTensor
 
 from .cells import RecurrentCell

@@ -26,9 +26,9 @@ from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements, map_leaves
 from distconv.distribution import Distribution, Interval
 from distconv.errors import ShapeError
-from distconv.layers.plumbing.alignment import as_distributed, balanced_input, entering, whole_over
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape
-from distconv.layers.plumbing.input_windows import fitted
+from distconv.layers.common.alignment import as_distributed, balanced_input, entering, whole_over
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
+from distconv.layers.common.input_windows import fitted
 from distconv.layers.rules.window import Window, normalized, padding_of
 from distconv.process.profiling import section
 from distconv.tensor import DistTensor

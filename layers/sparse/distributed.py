@@ -28,7 +28,7 @@ from distconv.errors import CoordinateError, DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
-from distconv.layers.plumbing.alignment import whole_over
+from distconv.layers.common.alignment import whole_over
 from distconv.placement import scatter as scatter_dense
 from distconv.tensor import DistTensor, to_distribution
 

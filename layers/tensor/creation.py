@@ -15,9 +15,9 @@ import torch
 
 from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, result_shape
-from distconv.layers.plumbing.inplace_views import changed
-from distconv.layers.plumbing.random_state import agree_on_generator
+from distconv.layers.common.alignment import as_distributed, matching_distribution, result_shape
+from distconv.layers.common.inplace_views import changed
+from distconv.layers.common.random_state import agree_on_generator
 from distconv.layers.tensor.reshaping import sizes
 from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor

@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, implements
-from distconv.layers.plumbing.alignment import as_distributed
-from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.common.alignment import as_distributed
+from distconv.layers.common.inplace_views import changed
 from distconv.process import patches
 from distconv.tensor import DistTensor, to_distribution
 

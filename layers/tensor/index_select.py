@@ -20,9 +20,9 @@ from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
-from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
-from distconv.layers.plumbing.inplace_views import Taken, takes_view
-from distconv.layers.plumbing.value_check import check_within
+from distconv.layers.common.alignment import as_distributed, common_distribution, result_shape
+from distconv.layers.common.inplace_views import Taken, takes_view
+from distconv.layers.common.value_check import check_within
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
 from distconv.layers.tensor.slicing import part

@@ -15,9 +15,9 @@ import torch
 from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
-from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
-from distconv.layers.plumbing.block_edges import is_cyclic
-from distconv.layers.plumbing.inplace_views import changed, moved, viewed
+from distconv.layers.common.alignment import aligned, as_distributed, result_shape
+from distconv.layers.common.block_edges import is_cyclic
+from distconv.layers.common.inplace_views import changed, moved, viewed
 from distconv.layers.tensor.index_select import looked_up, selected
 from distconv.layers.tensor.masks import masked
 from distconv.layers.tensor.slicing import ALL, cut

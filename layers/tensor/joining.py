@@ -17,8 +17,8 @@ from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
-from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
-from distconv.layers.plumbing.block_edges import balanced_edges, irregular, layout
+from distconv.layers.common.alignment import as_distributed, common_distribution, result_shape
+from distconv.layers.common.block_edges import balanced_edges, irregular, layout
 from distconv.tensor import DistTensor
 
 

@@ -11,8 +11,8 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import as_distributed, broadcast_shape
-from distconv.layers.plumbing.block_edges import layout
+from distconv.layers.common.alignment import as_distributed, broadcast_shape
+from distconv.layers.common.block_edges import layout
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 

@@ -13,7 +13,7 @@ import torch
 
 from distconv.dispatch import OperatorKind, call_fallback, implements, name_of
 from distconv.errors import NoRule, UnsupportedOperation
-from distconv.layers.plumbing.alignment import as_distributed
+from distconv.layers.common.alignment import as_distributed
 from distconv.tensor import DistTensor
 
 _REASONS = {

@@ -17,9 +17,9 @@ from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
-from distconv.layers.plumbing.inplace_views import Taken, takes_view
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
+from distconv.layers.common.inplace_views import Taken, takes_view
 from distconv.memory_order import can_view_as
 from distconv.tensor import DistTensor
 

@@ -15,9 +15,7 @@ import torch
 from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements, name_of
 from distconv.errors import NoRule, NumericalError
-from distconv.layers.math.pointwise import in_place
-from distconv.layers.math.reductions import folding, summed
-from distconv.layers.plumbing.alignment import (
+from distconv.layers.common.alignment import (
     aligned,
     as_distributed,
     balanced_input,
@@ -25,7 +23,9 @@ from distconv.layers.plumbing.alignment import (
     common_distribution,
     result_shape,
 )
-from distconv.layers.plumbing.value_check import check_within
+from distconv.layers.common.value_check import check_within
+from distconv.layers.math.pointwise import in_place
+from distconv.layers.math.reductions import folding, summed
 from distconv.layers.tensor.index_select import whole_index
 from distconv.tensor import DistTensor
 

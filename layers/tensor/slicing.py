@@ -20,10 +20,10 @@ from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
-from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
-from distconv.layers.plumbing.inplace_views import Taken, moved, one_of_several, takes_view, viewed
-from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
+from distconv.layers.common.inplace_views import Taken, moved, one_of_several, takes_view, viewed
+from distconv.layers.common.input_windows import no_outputs
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
 from distconv.tensor import DistTensor

@@ -66,7 +66,7 @@ def comm() -> Any:
 @pytest.fixture(autouse=True)
 def rules_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call without a distributed rule raises: what a test takes for a rule must not be the fallback."""
-    gathered_call = sys.modules.get("distconv.layers.plumbing.gathered_call")
+    gathered_call = sys.modules.get("distconv.layers.common.gathered_call")
     if gathered_call is not None:
         monkeypatch.setattr(gathered_call, "level", "error")
 
@@ -83,7 +83,7 @@ def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def fallback(rules_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call without a rule computes the whole and warns, as users have it; each test is warned anew."""
-    from distconv.layers.plumbing import call_site, gathered_call
+    from distconv.layers.common import call_site, gathered_call
 
     monkeypatch.setattr(gathered_call, "level", "warn")
     call_site.forget()

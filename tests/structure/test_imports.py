@@ -16,7 +16,7 @@ CORE_EXCEPTIONS = {("distconv", "layers")}
 
 WITHIN = {
     "distconv": ["autograd communication parameters process", "checkpoint data tracing", "capture"],
-    "distconv.layers": ["plumbing", "rules", "recurrent sparse", "models", "math", "tensor", "nn"],
+    "distconv.layers": ["common", "rules", "recurrent sparse", "models", "math", "tensor", "nn"],
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
     "distconv.jobs": [

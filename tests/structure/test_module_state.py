@@ -44,8 +44,8 @@ STATE = {
     "distconv.kernels.jacobian.csr._known": "weak: patterns of sparse matrices that live",
     "distconv.kernels.scan.accounting._recordings": "lists of steps that are being written",
     "distconv.kernels.scan.accounting._stage": "the phase of a scan whose steps are being written",
-    "distconv.layers.plumbing.call_site._warned": "lines that were warned of; for the life of the process",
-    "distconv.layers.plumbing.call_site._warned_in": "weak: the same by module",
+    "distconv.layers.common.call_site._warned": "lines that were warned of; for the life of the process",
+    "distconv.layers.common.call_site._warned_in": "weak: the same by module",
     "distconv.perfmodel.cost.operation_work._registered": "costs of users' own operators",
 }
 

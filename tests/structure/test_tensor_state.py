@@ -11,8 +11,8 @@ WRITERS = {
     "_local": {"distconv/tensor.py"},
     "_shape": {"distconv/tensor.py"},
     "_strides": {"distconv/tensor.py"},
-    "_memory": {"layers/plumbing/inplace_views.py"},
-    "_view": {"layers/plumbing/inplace_views.py"},
+    "_memory": {"layers/common/inplace_views.py"},
+    "_view": {"layers/common/inplace_views.py"},
 }
 
 

@@ -22,7 +22,7 @@ from distconv.jobs.bench.messages.raw_transfer import RawTransfer
 from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.input_windows import window_needs
+from distconv.layers.common.input_windows import window_needs
 
 RAW = "raw"
 

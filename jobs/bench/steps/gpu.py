@@ -30,7 +30,7 @@ from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.input_windows import window_needs
+from distconv.layers.common.input_windows import window_needs
 
 EXAMPLES = """\
 examples:

@@ -18,7 +18,7 @@ from distconv.jobs.verification.engine.layouts import CaseLayout, Splittable, la
 from distconv.jobs.verification.engine.verdicts import EXACT, RankOutcome, Refusal, Verdict, difference, judge, refusal
 from distconv.jobs.verification.engine.watch import Watch
 from distconv.jobs.verification.engine.worlds import DistributedBackend, OthersRaise, ReferenceBackend
-from distconv.layers.plumbing import call_site
+from distconv.layers.common import call_site
 
 TIME_LIMIT_S = 30.0
 

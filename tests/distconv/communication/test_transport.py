@@ -11,7 +11,7 @@ from distconv.communication import transport
 from distconv.communication.transfer import transfer_plan
 from distconv.communication.transport import Exchange, Reduction, allreduce, count_traffic
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.input_windows import window_needs
+from distconv.layers.common.input_windows import window_needs
 from tests.distconv.communication.late_transports import CASES, by
 from tests.distconv.layouts import cut, normal
 from tests.harness.late_libraries import LateCupy

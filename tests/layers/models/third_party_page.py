@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.verification.engine import journal
-from distconv.layers.plumbing import call_site
+from distconv.layers.common import call_site
 from tests.distconv.layouts import normal
 from tests.layers.models.test_third_party import GRIDS, Values, check, step
 from tests.layers.models.third_party_modern import MODERN

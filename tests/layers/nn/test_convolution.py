@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.layers.plumbing.alignment import both_whole_over
+from distconv.layers.common.alignment import both_whole_over
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 

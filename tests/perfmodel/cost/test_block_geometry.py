@@ -10,7 +10,7 @@ import pytest
 import distconv as dc
 from distconv.distribution import Distribution, block_range, default_axes
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.input_windows import window_needs
+from distconv.layers.common.input_windows import window_needs
 from distconv.perfmodel.cost import block_geometry
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.graph.graph import KernelWindow

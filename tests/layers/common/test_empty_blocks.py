@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.plumbing.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 EMPTY_SOMEWHERE = pytest.mark.ranks(2, 3, 4)

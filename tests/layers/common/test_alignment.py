@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.plumbing.alignment import aligned, broadcast_shape, common_distribution, entering, result_shape
+from distconv.layers.common.alignment import aligned, broadcast_shape, common_distribution, entering, result_shape
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
 

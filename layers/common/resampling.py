@@ -13,7 +13,7 @@ import torch
 
 from distconv.communication.collectives import apply
 from distconv.kernels.convolution import Range
-from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
+from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 

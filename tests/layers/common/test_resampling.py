@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.layers.plumbing.resampling import Resampling, Resamplings, own_memory, resampled
+from distconv.layers.common.resampling import Resampling, Resamplings, own_memory, resampled
 from tests.distconv.layouts import grid_over, grids, normal
 from tests.layers.compare import close, same_as_one_process
 

@@ -22,10 +22,10 @@ from distconv import recording
 from distconv.dispatch import map_leaves, register_fallback, short_name
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
-from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, transposed
-from distconv.layers.plumbing.call_site import warn_once
-from distconv.layers.plumbing.inplace_views import changed, moved, no_way_back, viewed
-from distconv.layers.plumbing.random_state import agree_on_generator, random_states
+from distconv.layers.common.alignment import as_distributed, matching_distribution, transposed
+from distconv.layers.common.call_site import warn_once
+from distconv.layers.common.inplace_views import changed, moved, no_way_back, viewed
+from distconv.layers.common.random_state import agree_on_generator, random_states
 from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
 from distconv.tensor import DistTensor
 

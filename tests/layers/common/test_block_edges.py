@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import distconv as dc
-from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, layout, positions
+from distconv.layers.common.block_edges import balanced_edges, edges_of, in_blocks, layout, positions
 from tests.distconv.layouts import grid_over, normal
 
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
-from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.common.inplace_views import changed
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close
 

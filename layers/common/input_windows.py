@@ -186,7 +186,7 @@ def no_outputs(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     Parameters
     ----------
     block : Tensor
-        The rank's input, whose graph the result continues. See :mod:`distconv.layers.plumbing.empty_blocks` for the
+        The rank's input, whose graph the result continues. See :mod:`distconv.layers.common.empty_blocks` for the
         reason.
     shape : sequence of int
         Shape of the result, with a dimension of size 0.

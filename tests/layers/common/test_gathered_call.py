@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.layers.plumbing import gathered_call
+from distconv.layers.common import gathered_call
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import close, module_as_in_one_process, same_as_one_process, whole
 from tests.layers.spread import TABLE, spread

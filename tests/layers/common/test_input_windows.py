@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.kernels.convolution import Geometry
-from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box, spread, window_needs
+from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box, spread, window_needs
 from tests.distconv.layouts import counting, grids, normal
 
 GEOMETRIES = [

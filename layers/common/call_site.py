@@ -1,7 +1,7 @@
 """Warnings that are issued once for each call site.
 
 A call site is a line of the user's code, in one layer, that calls one function. The fallback
-(:mod:`distconv.layers.plumbing.gathered_call`) warns here before it gathers.
+(:mod:`distconv.layers.common.gathered_call`) warns here before it gathers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.layers.plumbing.random_state import agree_on_generator, random_states
+from distconv.layers.common.random_state import agree_on_generator, random_states
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 

@@ -14,7 +14,7 @@ import torch
 from distconv import dispatch, memory_order
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.common.inplace_views import changed
 from distconv.tensor import DistTensor, Strides
 
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

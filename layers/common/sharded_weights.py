@@ -17,7 +17,7 @@ from distconv.communication.collectives import both_with_grad_allreduce, reduce_
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
-from distconv.layers.plumbing.alignment import balanced_input
+from distconv.layers.common.alignment import balanced_input
 from distconv.parameters.channel_split import AXIS, ChannelSplit
 from distconv.tensor import DistTensor
 
