@@ -92,6 +92,7 @@ class Arrangement:
         Parameters
         ----------
         axis : str
+            Letter of a grid axis.
 
         Returns
         -------
@@ -105,6 +106,7 @@ class Arrangement:
         Parameters
         ----------
         axis : str
+            Letter of a grid axis.
         rank : int or ndarray of int64
             The rank, or an array of ranks.
 
@@ -121,6 +123,7 @@ class Arrangement:
         Parameters
         ----------
         rank : int
+            Rank in the communicator of the grid.
 
         Returns
         -------
@@ -134,6 +137,7 @@ class Arrangement:
         Parameters
         ----------
         coords : mapping of str to int
+            Coordinates by letter of the axis.
 
         Returns
         -------
@@ -147,6 +151,7 @@ class Arrangement:
         Parameters
         ----------
         axes : iterable of str or None
+            Letters of axes; None stands for no axis.
 
         Returns
         -------

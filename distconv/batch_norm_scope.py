@@ -88,6 +88,7 @@ def set_batch_norm_scope(model: torch.nn.Module, scope: str) -> None:
     Parameters
     ----------
     model : torch.nn.Module
+        Model whose batch norms get the scope.
     scope : {"global", "spatial", "local"}
         The scope, which replaces an earlier one.
     """
@@ -116,6 +117,7 @@ def defer_update(update: StatisticsUpdate) -> None:
     Parameters
     ----------
     update : StatisticsUpdate
+        Update of the running statistics of one batch norm.
     """
     _calls.get()[0].updates.append(update)
 

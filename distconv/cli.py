@@ -200,6 +200,7 @@ class Parser(argparse.ArgumentParser):
         Parameters
         ----------
         message : str
+            Description of the invalid input.
         """
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 

@@ -150,6 +150,7 @@ def rule_of(function: object) -> OperatorRule | None:
     Parameters
     ----------
     function : object
+        Function, method or property getter of torch.
 
     Returns
     -------
@@ -164,6 +165,7 @@ def has_operator(function: object) -> bool:
     Parameters
     ----------
     function : object
+        Function, method or property getter of torch.
 
     Returns
     -------
@@ -178,6 +180,7 @@ def operator_for(function: object) -> Operator:
     Parameters
     ----------
     function : object
+        Function, method or property getter of torch.
 
     Returns
     -------
@@ -313,6 +316,7 @@ def python_body(function: Callable[..., Any]) -> Operator | None:
     Parameters
     ----------
     function : callable
+        Function of torch that is written in Python.
 
     Returns
     -------
@@ -466,6 +470,7 @@ def name_of(function: object) -> str:
     Parameters
     ----------
     function : object
+        Function, method or property getter of torch.
 
     Returns
     -------
@@ -484,6 +489,7 @@ def short_name(function: object) -> str:
     Parameters
     ----------
     function : object
+        Function, method or property getter of torch.
 
     Returns
     -------
@@ -503,6 +509,7 @@ def add_layer_name(error: DistconvError) -> None:
     Parameters
     ----------
     error : DistconvError
+        Error that leaves the operator of a layer.
     """
     # A message that names the layers of all ranks must stay identical on all ranks.
     if error.args and not (isinstance(error, MismatchError) and error.names_calls):
@@ -518,6 +525,7 @@ def with_layer(text: str) -> str:
     Parameters
     ----------
     text : str
+        Message of an error or a warning.
 
     Returns
     -------

@@ -66,6 +66,7 @@ class Interval(NamedTuple):
         Parameters
         ----------
         other : Interval
+            Interval of the same dimension.
 
         Returns
         -------
@@ -115,7 +116,9 @@ def slices_within(box: Box, block: Box) -> tuple[slice, ...]:
     Parameters
     ----------
     box : Box
+        Box inside ``block``.
     block : Box
+        Box of the local tensor.
 
     Returns
     -------
@@ -324,6 +327,7 @@ class Distribution(Generic[Grid_co]):
         Parameters
         ----------
         dim : int
+            Dimension of the tensor.
         rank : int, optional
             The rank (default: this rank).
 
@@ -487,6 +491,7 @@ class Distribution(Generic[Grid_co]):
         Parameters
         ----------
         axes : collection of str
+            Letters of grid axes.
 
         Returns
         -------

@@ -157,6 +157,7 @@ class ProcessGrid(Arrangement):
         Parameters
         ----------
         axis : str
+            Letter of a grid axis.
 
         Returns
         -------
@@ -216,6 +217,7 @@ class ProcessGrid(Arrangement):
         Parameters
         ----------
         function : callable
+            Function of hashable arguments, such as a plan of messages.
 
         Returns
         -------

@@ -45,6 +45,7 @@ class TensorKey(NamedTuple):
         Parameters
         ----------
         tensor : Tensor
+            DistTensor or plain tensor.
 
         Returns
         -------
@@ -111,6 +112,7 @@ def has_own_strides(tensor: Any) -> bool:
     Parameters
     ----------
     tensor : object
+        DistTensor.
 
     Returns
     -------
@@ -125,6 +127,7 @@ def noncontiguous_strides(block: torch.Tensor) -> tuple[int, ...] | None:
     Parameters
     ----------
     block : Tensor
+        Plain tensor.
 
     Returns
     -------
@@ -239,7 +242,9 @@ def has_any(value: Any, test: Callable[[TensorKey], bool]) -> bool:
     Parameters
     ----------
     value : object
+        Key, possibly nested in tuples.
     test : callable
+        Condition on the key of a tensor.
 
     Returns
     -------
@@ -303,6 +308,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     Parameters
     ----------
     shape : tuple of int
+        Sizes of the dimensions.
 
     Returns
     -------
@@ -317,7 +323,9 @@ def can_view_as(tensor: Any, shape: tuple[int, ...]) -> bool:
     Parameters
     ----------
     tensor : object
+        DistTensor.
     shape : tuple of int
+        Sizes of the view, without -1.
 
     Returns
     -------
@@ -344,6 +352,7 @@ def empty_like_global(tensor: Any, dtype: torch.dtype | None = None, device: Any
     Parameters
     ----------
     tensor : DistTensor
+        DistTensor.
     dtype, device : optional
         As in ``torch.empty`` (default: those of ``tensor``).
 

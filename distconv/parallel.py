@@ -155,6 +155,7 @@ def training_comm(model: torch.nn.Module) -> MPI.Intracomm:
     Parameters
     ----------
     model : Module
+        Model, some of whose modules may be parallelized.
 
     Returns
     -------
@@ -340,6 +341,7 @@ def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) 
     Parameters
     ----------
     world : MPI.Intracomm
+        Communicator of all ranks that call.
     tensor : Tensor
         Of the same shape and dtype on all ranks.
     root : int
@@ -360,6 +362,7 @@ def check_same_tensors(world: MPI.Intracomm, state: dict[str, torch.Tensor], wha
     Parameters
     ----------
     world : MPI.Intracomm
+        Communicator of all ranks that call.
     state : dict of str to Tensor
         Parameters and buffers by name, in the same order on all ranks.
     what : str

@@ -110,6 +110,7 @@ def as_number(tensor: DistTensor) -> Any:
     Parameters
     ----------
     tensor : DistTensor
+        DistTensor of one element.
 
     Returns
     -------
@@ -125,6 +126,7 @@ def copy_to_plain(tensor: DistTensor) -> torch.Tensor:
     Parameters
     ----------
     tensor : DistTensor
+        DistTensor of one element.
 
     Returns
     -------
@@ -150,6 +152,7 @@ def reject_wrapping(tensor: DistTensor) -> NoReturn:
     Parameters
     ----------
     tensor : DistTensor
+        DistTensor that torch would take for a plain tensor.
 
     Raises
     ------
@@ -169,7 +172,9 @@ def set_memory(tensor: torch.Tensor, source: DistTensor) -> torch.Tensor:
     Parameters
     ----------
     tensor : Tensor
+        Plain tensor, which is changed.
     source : DistTensor
+        DistTensor whose full values it gets.
 
     Returns
     -------

@@ -187,6 +187,7 @@ class Plan:
         Parameters
         ----------
         model : torch.nn.Module
+            Model whose layers the patterns of the plan are compared with.
 
         Returns
         -------
@@ -215,6 +216,7 @@ class Plan:
         Parameters
         ----------
         model : torch.nn.Module
+            Model whose layers the patterns of the plan are compared with.
         comm : MPI.Intracomm
             The ranks.
 
@@ -284,6 +286,7 @@ def format_parts(parts: Mapping[str, int]) -> str:
     Parameters
     ----------
     parts : mapping of str to int
+        Number of parts by letter of the axis.
 
     Returns
     -------
@@ -298,6 +301,7 @@ def is_plannable_layer(module: torch.nn.Module) -> bool:
     Parameters
     ----------
     module : Module
+        Module of a model.
 
     Returns
     -------
@@ -350,7 +354,9 @@ def check_parts(name: str, parts: Mapping[str, int]) -> None:
     Parameters
     ----------
     name : str
+        Name of the layer or pattern, for messages.
     parts : mapping of str to int
+        Number of parts by letter of the axis.
 
     Raises
     ------
@@ -370,8 +376,11 @@ def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
     Parameters
     ----------
     name : str
+        Name of the layer or pattern, for messages.
     parts : mapping of str to int
+        Number of parts by letter of the axis.
     ranks : int
+        Number of ranks of the whole grid.
 
     Raises
     ------

@@ -14,6 +14,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     Parameters
     ----------
     dtype : torch.dtype
+        Dtype of the operands.
 
     Returns
     -------

@@ -184,6 +184,7 @@ class DistTensor(torch.Tensor):
         Parameters
         ----------
         dim : int, optional
+            Dimension, counted from the end if negative; all dimensions if None.
 
         Returns
         -------
@@ -292,6 +293,13 @@ class DistTensor(torch.Tensor):
 
         Collective: call on every rank. Differentiable.
 
+        Parameters
+        ----------
+        *args : object
+            None to gather the tensor, or arguments of ``torch.gather``.
+        **kwargs : object
+            Likewise.
+
         Returns
         -------
         Tensor or DistTensor
@@ -335,6 +343,9 @@ class DistTensor(torch.Tensor):
         Parameters
         ----------
         source : object
+            DistTensor of the same shape, whose distribution this tensor keeps.
+        *place : object
+            Offset, size and strides as in torch; they are not supported.
 
         Returns
         -------
@@ -368,6 +379,7 @@ class DistTensor(torch.Tensor):
         Parameters
         ----------
         requires_grad : bool
+            True to record operations on this tensor for the backward pass.
 
         Returns
         -------
@@ -441,6 +453,7 @@ class DistTensor(torch.Tensor):
         Parameters
         ----------
         hook : callable
+            Function of the leaf.
 
         Returns
         -------
@@ -515,6 +528,7 @@ def to_distribution(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
     tensor : Tensor or DistTensor
         A DistTensor is redistributed. A plain tensor is a full one that is identical on all ranks; it sends no message.
     dist : Distribution
+        Distribution of the result.
 
     Returns
     -------

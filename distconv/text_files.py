@@ -52,6 +52,7 @@ def load(
     Parameters
     ----------
     path : str or path-like
+        File of JSON or YAML.
     schema : type
         The expected type, usually a subclass of :class:`File`.
     what : str
@@ -117,6 +118,7 @@ def parse_json(text: str, where: str, error: type[DistconvError], constant: Call
     Parameters
     ----------
     text : str
+        Contents of a file or an argument.
     where : str
         The name of the file, for messages.
     error : type
@@ -313,6 +315,7 @@ def describe_value(value: object, quoted: bool = True) -> str:
     Parameters
     ----------
     value : object
+        Value that a parser returned.
     quoted : bool
         Show strings with quotes. Otherwise without.
 
@@ -333,7 +336,9 @@ def shorten(text: str, most: int = 60) -> str:
     Parameters
     ----------
     text : str
+        Text of any length.
     most : int
+        Largest number of characters.
 
     Returns
     -------

@@ -36,6 +36,7 @@ def contains_dist_tensor(value: Any) -> bool:
     Parameters
     ----------
     value : object
+        Argument or result of a function.
 
     Returns
     -------

@@ -75,6 +75,7 @@ class Folder:
         Parameters
         ----------
         name : str
+            Name of a file in this folder.
         pieces : iterable of memoryview
             The content in pieces, which are concatenated.
         """
@@ -113,7 +114,9 @@ class Folder:
         Parameters
         ----------
         partial : str
+            Name of the temporary file.
         name : str
+            Final name of the file.
         """
         try:
             with _path_in_errors(self.path / name):
@@ -129,6 +132,7 @@ class Folder:
         Parameters
         ----------
         name : str
+            Name of a file in this folder.
         begin : str
             The first lines. The file appears under its name with these lines.
 
@@ -153,6 +157,7 @@ class Folder:
         Parameters
         ----------
         name : str
+            Name of a file in this folder.
 
         Returns
         -------
@@ -170,6 +175,7 @@ class Folder:
         Parameters
         ----------
         name : str
+            Name in this folder.
         """
         with _path_in_errors(self.path / name):
             os.unlink(name, dir_fd=self._descriptor)
@@ -180,6 +186,7 @@ class Folder:
         Parameters
         ----------
         name : str
+            Name in this folder.
         """
         with _path_in_errors(self.path / name):
             os.rmdir(name, dir_fd=self._descriptor)
@@ -218,6 +225,7 @@ class Stream:
         Parameters
         ----------
         text : str
+            Text with its line end.
         """
         remaining = memoryview(text.encode())
         with _path_in_errors(self.path):
@@ -257,6 +265,7 @@ def write_file(path: str | os.PathLike[str], content: str | bytes | memoryview) 
     Parameters
     ----------
     path : str or path-like
+        Path of the file.
     content : str or bytes or memoryview
         The content; a string is encoded as UTF-8.
 
@@ -284,6 +293,7 @@ def write_picture(path: str | os.PathLike[str], figure: Any, dpi: int) -> None:
     path : str or path-like
         The file; its suffix selects the format.
     figure : matplotlib.figure.Figure
+        Figure of matplotlib.
     dpi : int
         Resolution in dots per inch.
 
@@ -338,6 +348,7 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     Parameters
     ----------
     path : str or path-like
+        Path of the file.
     follow_links : bool
         Follow a symbolic link at ``path``. Otherwise raise.
 

@@ -142,7 +142,9 @@ def count_written_rows(path: Path, comm: MPI.Intracomm) -> int:
     Parameters
     ----------
     path : Path
+        Path of the output.
     comm : MPI.Intracomm
+        Communicator of all ranks that call.
 
     Returns
     -------

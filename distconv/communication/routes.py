@@ -87,6 +87,19 @@ class Needs:
         """Return the indices that a coordinate needs: those it owns, unless ``needed`` has the dimension.
 
         As in :meth:`IndexLayout.intervals`.
+
+        Parameters
+        ----------
+        dim : int
+            Dimension of the tensor.
+        index : int
+            Coordinate along the axis that splits it.
+        extent : int
+            Global size of the dimension.
+
+        Returns
+        -------
+        tuple of Interval
         """
         for needed, per_coordinate in self.needed:
             if needed == dim:

@@ -87,6 +87,17 @@ class BoxFunction:
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """Return the values in ``box``. Not collective; may run in another thread.
 
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices, samples first.
+
+        Returns
+        -------
+        ndarray
+
         Raises
         ------
         DataError
@@ -98,4 +109,12 @@ class BoxFunction:
         """Do nothing: a change of what the function returns cannot be detected."""
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """Do nothing: there are no chunks."""
+        """Do nothing: there are no chunks.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : sequence of int
+            Shape that a rank reads, without the sample dimension.
+        """

@@ -40,7 +40,19 @@ class DatasetLayout:
     """Size of each dimension; None where any size will do."""
 
     def describe_mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
-        """Return how a dataset of this dtype and shape differs from the layout; "" if it fits."""
+        """Return how a dataset of this dtype and shape differs from the layout; "" if it fits.
+
+        Parameters
+        ----------
+        dtype : numpy.dtype
+            Dtype of the dataset.
+        shape : tuple of int
+            Shape of the dataset, samples first.
+
+        Returns
+        -------
+        str
+        """
         fits = len(shape) == len(self.shape) and all(
             want in (None, have) for want, have in zip(self.shape, shape, strict=True)
         )
@@ -134,7 +146,19 @@ class SampleDataset:
         return self._stored(name).chunks
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the file or of a group, or None if it is missing."""
+        """Return an attribute of the file or of a group, or None if it is missing.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str, optional
+            Path of the group (default: the file itself).
+
+        Returns
+        -------
+        object
+        """
         return self.store.attribute(name, group)
 
     def column(self, name: str) -> list[object] | None:
@@ -143,6 +167,17 @@ class SampleDataset:
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """Return the values in ``box``. Not collective; may run in another thread.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices, samples first.
+
+        Returns
+        -------
+        ndarray
 
         Raises
         ------
@@ -165,7 +200,15 @@ class SampleDataset:
         try_on_all_ranks(self.comm, check, DataError)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) that a rank reads."""
+        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) that a rank reads.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : sequence of int
+            Shape that a rank reads, without the sample dimension.
+        """
         chunk = self.chunks(name)[1:]
         if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
             warnings.warn(

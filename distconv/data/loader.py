@@ -238,18 +238,54 @@ class Loader(EpochLoader):
         file.warn_of_large_chunks(first.dataset, block)
 
     def mirrored_axes(self, epoch: int, sample: int) -> str:
-        """Return the axes along which this sample is flipped in this epoch."""
+        """Return the axes along which this sample is flipped in this epoch.
+
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0.
+        sample : int
+            Index of the sample in the data set.
+
+        Returns
+        -------
+        str
+        """
         if not self.mirror:
             return ""
         drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
 
     def is_transposed(self, epoch: int, sample: int) -> bool:
-        """Return True if rows and columns of this sample are swapped in this epoch."""
+        """Return True if rows and columns of this sample are swapped in this epoch.
+
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0.
+        sample : int
+            Index of the sample in the data set.
+
+        Returns
+        -------
+        bool
+        """
         return self.transpose and bool(np.random.default_rng((self.seed, _TRANSPOSES, epoch, sample)).integers(2))
 
     def crop_offsets(self, epoch: int, sample: int) -> dict[str, int]:
-        """Return the first index of this sample's crop in this epoch, for each axis that is cropped."""
+        """Return the first index of this sample's crop in this epoch, for each axis that is cropped.
+
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0.
+        sample : int
+            Index of the sample in the data set.
+
+        Returns
+        -------
+        dict of str to int
+        """
         random = np.random.default_rng((self.seed, _CROPS, epoch, sample))
         whole = self._sample_sizes()
         return {axis: int(random.integers(0, whole[axis] - extent + 1)) for axis, extent in self.crop.items()}

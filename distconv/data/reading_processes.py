@@ -124,6 +124,17 @@ class ReadByProcesses:
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """Return the values in ``box``, read by an idle process. Not collective; may run in another thread.
 
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices, samples first.
+
+        Returns
+        -------
+        ndarray
+
         Raises
         ------
         DataError
@@ -167,11 +178,31 @@ class ReadByProcesses:
         self.source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Warn if reading ``block`` of a sample reads much more than that."""
+        """Warn if reading ``block`` of a sample reads much more than that.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : tuple of int
+            Shape that a rank reads, without the sample dimension.
+        """
         self.source.warn_of_large_chunks(name, block)
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the files or of a group, or None if it is missing."""
+        """Return an attribute of the files or of a group, or None if it is missing.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str, optional
+            Path of the group (default: the file itself).
+
+        Returns
+        -------
+        object
+        """
         store = self.source.store
         return store.attribute(name, group) if isinstance(store, Store) else None
 

@@ -75,7 +75,19 @@ class Resized:
         return tuple(max(1, chunk * new // old) for chunk, old, new in pairs)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """Return the values in ``box``. Not collective; may run in another thread."""
+        """Return the values in ``box``. Not collective; may run in another thread.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices in the new sizes, samples first.
+
+        Returns
+        -------
+        ndarray
+        """
         steps: list[tuple[int, _Resampling]] = []
         there = list(box)
         for axis, (wanted, old, new) in enumerate(zip(box, self.source.shape(name), self.shape(name), strict=True)):
@@ -93,7 +105,15 @@ class Resized:
         self.source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Warn on rank 0 if the source's chunks are larger than what is read for ``block``."""
+        """Warn on rank 0 if the source's chunks are larger than what is read for ``block``.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : tuple of int
+            Shape in the new sizes, without the sample dimension.
+        """
         pairs = zip(block, self.source.shape(name)[1:], self.shape(name)[1:], strict=True)
         self.source.warn_of_large_chunks(name, tuple(-(-extent * old // new) for extent, old, new in pairs))
 

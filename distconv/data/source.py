@@ -39,20 +39,52 @@ class SampleSource(Protocol):
         """Return the shape of the blocks in which a dataset is stored: reading one element reads such a block."""
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """Return the values of a dataset in a box of global indices. Not collective; called in threads."""
+        """Return the values of a dataset in a box of global indices. Not collective; called in threads.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices, samples first.
+
+        Returns
+        -------
+        ndarray
+        """
 
     def check_unchanged(self) -> None:
         """Raise DataError on all ranks if the data have changed since they were opened. Collective."""
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Warn if reading ``block`` (one sample, without the sample dimension) reads much more than that."""
+        """Warn if reading ``block`` (one sample, without the sample dimension) reads much more than that.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : tuple of int
+            Shape that a rank reads, without the sample dimension.
+        """
 
 
 class StoredSource(SampleSource, Protocol):
     """A source that also has attributes and columns; :func:`open_source` returns one."""
 
     def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the stored file or of a group in it, or None if it is missing."""
+        """Return an attribute of the stored file or of a group in it, or None if it is missing.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str, optional
+            Path of the group (default: the file itself).
+
+        Returns
+        -------
+        object
+        """
 
     def column(self, name: str) -> list[object] | None:
         """Return a small dataset with one value per sample, or None if it is missing. Collective."""

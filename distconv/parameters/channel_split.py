@@ -38,6 +38,7 @@ def linear_axes(ndim: int) -> tuple[str | None, ...]:
     Parameters
     ----------
     ndim : int
+        Number of dimensions of the input.
 
     Returns
     -------
@@ -92,6 +93,7 @@ class ChannelSplit:
         Parameters
         ----------
         index : int
+            Coordinate along the axis ``c``.
 
         Returns
         -------
@@ -109,6 +111,7 @@ class ChannelSplit:
         Parameters
         ----------
         index : int
+            Coordinate along the axis ``c``.
 
         Returns
         -------
@@ -154,8 +157,11 @@ def groups_divide(groups: int, filters: int, parts: int) -> bool:
     Parameters
     ----------
     groups : int
+        Number of groups of the convolution.
     filters : int
+        Number of filters F.
     parts : int
+        Number of ranks along the axis ``c``.
 
     Returns
     -------
@@ -221,6 +227,7 @@ def divisors(number: int) -> list[int]:
     Parameters
     ----------
     number : int
+        Positive integer.
 
     Returns
     -------

@@ -108,6 +108,7 @@ def split_of(optimizer: Optimizer) -> StateSplit | None:
     Parameters
     ----------
     optimizer : Optimizer
+        Optimizer, sharded or not.
 
     Returns
     -------
@@ -144,6 +145,7 @@ class StateSplit:
         Parameters
         ----------
         parameter : Tensor
+            Parameter of the optimizer.
 
         Returns
         -------
@@ -176,8 +178,11 @@ class StateSplit:
         Parameters
         ----------
         optimizer : Optimizer
+            Optimizer whose ``step`` is called.
         args : object
+            Positional arguments of ``step``.
         kwargs : object
+            Keyword arguments of ``step``.
 
         Returns
         -------
@@ -237,6 +242,7 @@ class StateSplit:
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
+            Optimizer of this split.
 
         Returns
         -------
@@ -263,7 +269,9 @@ class StateSplit:
         Parameters
         ----------
         optimizer : Optimizer
+            Optimizer of this split.
         state_dict : dict[str, object]
+            Result of the optimizer's ``state_dict``, which is changed in place.
 
         Returns
         -------

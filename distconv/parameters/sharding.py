@@ -75,7 +75,9 @@ def convolution_split(module: _ConvNd, parts: int) -> ChannelSplit:
     Parameters
     ----------
     module : _ConvNd
+        Convolution of any number of dimensions.
     parts : int
+        Number of ranks along the axis ``c``.
 
     Returns
     -------

@@ -32,6 +32,7 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     path : Path
         A file of ``torch.save(model.state_dict())`` or of safetensors, or a folder of ``torch.distributed.checkpoint``.
     comm : MPI.Intracomm
+        Communicator of all ranks that call.
 
     Returns
     -------
@@ -108,9 +109,11 @@ def load_weights(
     Parameters
     ----------
     model : torch.nn.Module
+        Model that gets the weights, the same on all ranks.
     path : Path
         As in :func:`read_weights`.
     comm : MPI.Intracomm
+        Communicator of all ranks that call.
     of : str
         The name of the model in errors.
     unfit : type
@@ -143,7 +146,9 @@ def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
     Parameters
     ----------
     saved : collection of str
+        Names of weights in the file.
     wanted : collection of str
+        Names of weights of the model.
 
     Returns
     -------
@@ -167,6 +172,7 @@ def without_prefix(prefix: str) -> str:
     Parameters
     ----------
     prefix : str
+        Prefix that the names in the file have and those of the model have not.
 
     Returns
     -------

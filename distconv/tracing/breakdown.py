@@ -70,6 +70,7 @@ def breakdown(trace: Trace, rank: int) -> Breakdown:
     trace : mapping
         The trace of one rank, in Chrome's format.
     rank : int
+        Rank that the trace is from.
 
     Returns
     -------
@@ -147,6 +148,7 @@ def describe_slowest_rank(breakdowns: Sequence[Breakdown]) -> str:
     Parameters
     ----------
     breakdowns : sequence of Breakdown
+        One breakdown per rank.
 
     Returns
     -------

@@ -21,6 +21,7 @@ def duration_events(trace: Trace) -> list[Event]:
     Parameters
     ----------
     trace : Trace
+        Trace of one rank in Chrome's format.
 
     Returns
     -------
@@ -71,6 +72,7 @@ def begin_time(trace: Trace) -> float:
     Parameters
     ----------
     trace : Trace
+        Trace of one rank in Chrome's format.
 
     Returns
     -------
@@ -94,7 +96,9 @@ def spans(events: Iterable[Event], origin: float = 0.0) -> list[tuple[float, flo
     Parameters
     ----------
     events : iterable of Event
+        Events with a duration.
     origin : float
+        Time in microseconds that becomes 0.
 
     Returns
     -------

@@ -42,6 +42,7 @@ class StepTrace:
         Parameters
         ----------
         number : int
+            Number of the training step, from 0.
         """
         if number not in self._steps:
             yield

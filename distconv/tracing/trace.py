@@ -61,6 +61,7 @@ class TraceResult:
         Parameters
         ----------
         number : int
+            Number of the training step, from 0.
         """
         self._steps += 1
         with record_function(f"ProfilerStep#{number}"):

@@ -178,7 +178,19 @@ class Channel:
         return self.launched([work], what)
 
     def launched(self, works: Sequence[Any], what: str) -> Launch:
-        """Return a launch of ``works``; report it to the watchdog unless a graph is being captured."""
+        """Return a launch of ``works``; report it to the watchdog unless a graph is being captured.
+
+        Parameters
+        ----------
+        works : sequence
+            Works of torch.distributed.
+        what : str
+            Name of the communication, for the watchdog.
+
+        Returns
+        -------
+        Launch
+        """
         launch = Launch(time.monotonic(), what, works)
         # A query of CUDA about work would end the capture.
         if self.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():

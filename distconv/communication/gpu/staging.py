@@ -36,7 +36,19 @@ class Staging:
 
     @staticmethod
     def of(tensors: Sequence[torch.Tensor], direct: bool) -> Staging | None:
-        """Return the staging for the tensors' GPU, or None on the CPU, where MPI uses the tensors' own memory."""
+        """Return the staging for the tensors' GPU, or None on the CPU, where MPI uses the tensors' own memory.
+
+        Parameters
+        ----------
+        tensors : sequence of Tensor
+            Tensors of one device.
+        direct : bool
+            True if MPI reads and writes GPU memory itself.
+
+        Returns
+        -------
+        Staging or None
+        """
         return next((Staging(tensor.device, direct) for tensor in tensors if tensor.is_cuda), None)
 
     def incoming(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +71,15 @@ class Staging:
         self._written.synchronize()
 
     def deliver(self, tensor: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Copy the received values from ``buffer``, if it is not ``tensor`` itself."""
+        """Copy the received values from ``buffer``, if it is not ``tensor`` itself.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Tensor on the GPU.
+        buffer : Tensor
+            Result of :meth:`incoming` for it.
+        """
         if buffer is not tensor:
             with torch.cuda.stream(self._in):
                 tensor.copy_(buffer, non_blocking=True)

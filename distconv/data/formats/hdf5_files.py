@@ -77,7 +77,19 @@ class Hdf5File(Store):
         return stored, (1,) * (stored.ndim - len(chunks)) + tuple(chunks)
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``, which is not empty."""
+        """Return the values of a dataset in ``box``, which is not empty.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : tuple of slice
+            One slice for each dimension, in global indices.
+
+        Returns
+        -------
+        ndarray
+        """
         values = np.empty([each.stop - each.start for each in box], self._datasets[name].dtype)
         self._datasets[name].read_direct(values, box)
         return self._decoders[name].decode(values)
@@ -101,7 +113,19 @@ class Hdf5File(Store):
         return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group, or None if the group lacks it."""
+        """Return an attribute of a group, or None if the group lacks it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str
+            Path of the group, "/" for the file itself.
+
+        Returns
+        -------
+        object
+        """
         place = resolve_internal_link(self._file, group)
         return None if place is None else self._file[place].attrs.get(name)
 
@@ -215,7 +239,19 @@ class ConcatenatedFiles(Store):
         return next(iter(counts.values()))
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``, which is not empty."""
+        """Return the values of a dataset in ``box``, which is not empty.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : tuple of slice
+            One slice for each dimension, in indices of the concatenation.
+
+        Returns
+        -------
+        ndarray
+        """
         values = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
         start, stop = box[0].start, box[0].stop
         index = bisect.bisect_right(self._begins, start) - 1

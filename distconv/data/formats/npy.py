@@ -51,7 +51,19 @@ class NpyFiles(Store):
             raise DataError(f"{path} cannot be mapped as an array of NumPy: {error}") from error
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of an array in ``box``, which is not empty."""
+        """Return the values of an array in ``box``, which is not empty.
+
+        Parameters
+        ----------
+        name : str
+            Name of the array.
+        box : tuple of slice
+            One slice for each dimension, in global indices.
+
+        Returns
+        -------
+        ndarray
+        """
         return np.array(self._arrays[name][box])
 
     def column(self, name: str) -> list[object] | None:

@@ -105,7 +105,19 @@ class Store(ABC):
         return None
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group, or None if the group lacks it."""
+        """Return an attribute of a group, or None if the group lacks it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str
+            Path of the group, "/" for the file itself.
+
+        Returns
+        -------
+        object
+        """
         return None
 
     def close(self) -> None:  # noqa: B027

@@ -106,7 +106,19 @@ class ZarrGroup(Store):
         return [self.path, *(self.path / name for name in self.names)]
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
-        """The values of a dataset in ``box``, which is not empty."""
+        """Return the values of a dataset in ``box``, which is not empty.
+
+        Parameters
+        ----------
+        name : str
+            Name of the array.
+        box : tuple of slice
+            One slice for each dimension, in global indices.
+
+        Returns
+        -------
+        ndarray
+        """
         return self._decoders[name].decode(np.asarray(self._arrays[name][box]))
 
     def column(self, name: str) -> list[object] | None:
@@ -118,7 +130,19 @@ class ZarrGroup(Store):
         return list(values.tolist())
 
     def attribute(self, name: str, group: str) -> object:
-        """Return an attribute of a group, or None if the group lacks it."""
+        """Return an attribute of a group, or None if the group lacks it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str
+            Path of the group, "/" for the file itself.
+
+        Returns
+        -------
+        object
+        """
         node = self._group if group in ("", "/") else self._group.get(group)
         return None if node is None else node.attrs.get(name)
 
