@@ -84,7 +84,7 @@ class Arrangement:
         GridError
             Always, as an arrangement does not contain this rank.
         """
-        raise GridError(f"{self!r} is over no communicator: say which rank is meant")
+        raise GridError(f"{self!r} has no communicator. Pass the rank as an argument.")
 
     def stride(self, axis: str) -> int:
         """Return the difference between the rank numbers of neighbours along ``axis``.

@@ -262,7 +262,7 @@ class Distribution(Generic[Grid_co]):
         named = [axis for axis in self.axes if axis is not None]
         for axis in named:
             if axis not in self.grid.shape:
-                raise DistributionError(f"distribution {self.axes}: no grid axis is called {axis!r}")
+                raise DistributionError(f"distribution {self.axes}: there is no grid axis {axis!r}")
         if len(set(named)) != len(named):
             raise DistributionError(f"distribution {self.axes}: a grid axis can split one dimension only")
         for axis, bounds in self.boundaries.items():
@@ -273,8 +273,8 @@ class Distribution(Generic[Grid_co]):
                 )
             if len(bounds) != (parts or 0) + 1 or bounds[0] != 0 or list(bounds) != sorted(bounds):
                 raise DistributionError(
-                    f"distribution {self.axes}: boundaries {bounds} of axis {axis!r} must be {(parts or 0) + 1} rising "
-                    "numbers from 0"
+                    f"distribution {self.axes}: boundaries {bounds} of axis {axis!r} must be {(parts or 0) + 1} "
+                    "increasing numbers from 0"
                 )
         for axis, size in self.cyclic.items():
             if axis not in named or size < 1:
@@ -612,7 +612,7 @@ def default_axes(dims: str | Sequence[str | None] | None, ndim: int) -> tuple[st
     """
     if dims is None:
         if ndim not in _DEFAULT_AXES:
-            raise DistributionError(f"a tensor of {ndim} dimensions has no default distribution; say dims=")
+            raise DistributionError(f"a tensor of {ndim} dimensions has no default distribution. Pass dims=.")
         return _DEFAULT_AXES[ndim]
     axes = tuple(None if axis in (None, "-") else axis for axis in dims)
     if len(axes) != ndim:

@@ -102,7 +102,7 @@ def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character
         raise error(f"{what} {path} cannot be read: {getattr(failure, 'strerror', None) or failure}") from failure
     if len(content) > LARGEST_BYTES:
-        raise error(f"{what} {path}: more than {LARGEST_BYTES} bytes are too many for a {what}")
+        raise error(f"{what} {path}: the file has more than {LARGEST_BYTES} bytes, too many for a {what}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
@@ -202,7 +202,7 @@ def _check_keys(root: Any) -> None:
             if kind != "str":
                 raise ValueError(f"line {line}: found a key of type {kind}, expected a string; put it in quotes")
             if key.value in keys:
-                raise ValueError(f"line {line}: key {shorten(repr(key.value))} is there twice, expected once")
+                raise ValueError(f"line {line}: key {shorten(repr(key.value))} occurs twice, expected once")
             keys.add(key.value)
             waiting.append(value)
 
@@ -211,7 +211,7 @@ def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
-            raise ValueError(f"key {shorten(repr(key))} is there twice, expected once")
+            raise ValueError(f"key {shorten(repr(key))} occurs twice, expected once")
         members[key] = value
     return members
 

@@ -150,9 +150,19 @@ def without_ranks(arguments: list[str], folder: Path) -> dict[int, Column]:
     """
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = list(pool.map(lambda part: run(SERIAL, [*arguments, f"--part={part}"], folder / part), PART_NAMES))
+        made = list(pool.map(lambda part: run(SERIAL, [*arguments, f"--part={part}"], folder / part), parts(arguments)))
     tests = {test: record for column in made for test, record in column.tests.items()}
     return {SERIAL: Column(SERIAL, tests, time.monotonic() - started)}
+
+
+def parts(arguments: list[str]) -> list[str]:
+    """Return the names of the parts with a test file in the folders and files that are named; the first if none has."""
+    paths = [Path(argument.split("::")[0]) for argument in arguments]
+    files = [file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    found = {
+        index for file in files if file.is_file() for index in range(PARTS) if selection.in_part(file, index, PARTS)
+    }
+    return [PART_NAMES[index] for index in sorted(found)] or PART_NAMES[:1]
 
 
 def run(ranks: int, arguments: list[str], folder: Path) -> Column:

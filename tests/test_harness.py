@@ -273,6 +273,25 @@ def test_folders_and_modules_stand_for_their_tests() -> None:
         driver.mirrored(["jobs/__init__.py"])
 
 
+@pytest.mark.parametrize(
+    "names", [["tests/test_harness.py"], ["tests/kernels"], ["tests/structure", "tests/test_harness.py"]]
+)
+def test_each_named_test_file_is_in_one_of_the_parts_that_run(names: list[str]) -> None:
+    made = driver.parts(["--share=short", *names])
+    files = {file for name in names for file in [*Path(name).rglob("test_*.py"), Path(name)] if file.is_file()}
+    indices = [
+        {driver.PART_NAMES[i] for i in range(driver.PARTS) if selection.in_part(file, i, driver.PARTS)}
+        for file in files
+    ]
+    assert all(len(each) == 1 for each in indices)
+    assert made == sorted(set().union(*indices))
+
+
+def test_a_file_that_is_named_runs_once(run) -> None:
+    code, out = run("def test_a(): pass", "--short", "--ranks=serial")
+    assert (code, out.count("1 passed in")) == (0, 1)
+
+
 def test_a_run_that_is_told_to_end_takes_its_jobs_along(tmp_path: Path) -> None:
     place = tmp_path / "pids"
     path = tmp_path / "test_inner.py"

@@ -91,7 +91,8 @@ class _Unknown(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         raise UnsupportedOperation(
             "grad_input in a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook): "
-            "its steps are not those of one process; use register_full_backward_hook, or x.register_hook on the operand"
+            "the distributed graph has other nodes than that of one process; use register_full_backward_hook, or "
+            "x.register_hook on the operand"
         )
 
 
@@ -145,8 +146,8 @@ class GradFn:
             Always.
         """
         raise UnsupportedOperation(
-            "grad_fn of a DistTensor, called with a gradient: its steps are not those of one process; use "
-            "torch.autograd.grad(y, x, gradient)"
+            "grad_fn of a DistTensor, called with a gradient: the distributed graph has other nodes than that of one "
+            "process; use torch.autograd.grad(y, x, gradient)"
         )
 
     @property
@@ -218,7 +219,7 @@ class GradFn:
     def _only(self, method: str) -> tuple[BlockLayout]:
         if self._layout is None or len(self._node._input_metadata) != 1:
             raise UnsupportedOperation(
-                f"{method} on {self._node.name()}, a step of the distributed graph that has no tensor of one process "
-                "(or several) for its result: use register_hook on the tensor"
+                f"{method} on {self._node.name()}, a node of the distributed graph whose result is not one tensor of a "
+                "single process: use register_hook on the tensor"
             )
         return (self._layout,)

@@ -78,8 +78,8 @@ def check_statistics_update() -> None:
     """
     if any(isinstance(each, _Recomputation) and each.record.running for each in active):
         raise UnsupportedOperation(
-            "running statistics in a block of torch.utils.checkpoint that takes a gradient of its own: they would move "
-            "another number of times than in one process; take that gradient outside the block, or checkpoint the "
+            "running statistics in a block of torch.utils.checkpoint that takes a gradient of its own: they would be "
+            "updated more often than in a single process; take that gradient outside the block, or checkpoint the "
             "layers without running statistics"
         )
 

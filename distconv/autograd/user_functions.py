@@ -74,7 +74,8 @@ def _checkpoint_reentrant(function: Any, preserve_rng_state: bool, *args: Any) -
     """
     if recomputation.is_in_early_stopping_block():
         raise UnsupportedOperation(
-            "torch.utils.checkpoint with use_reentrant=True in a block of one without: pass use_reentrant=False to both"
+            "torch.utils.checkpoint with use_reentrant=True inside a block with use_reentrant=False. Pass "
+            "use_reentrant=False to both"
         )
     checkpoint.check_backward_validity(args)
     if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):

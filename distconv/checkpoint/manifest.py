@@ -243,7 +243,9 @@ def _decode_verified(folder: Path, content: bytes, check: Callable[[Mapping[str,
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {SUGGESTED_FIX}") from error
     match = _STEP.fullmatch(folder.name)
     if match and int(match[1]) != manifest["step"]:
-        raise CheckpointError(f"checkpoint {folder} holds step {manifest['step']}: its files come from elsewhere")
+        raise CheckpointError(
+            f"checkpoint {folder} holds step {manifest['step']}. Its files were copied from another checkpoint."
+        )
     return dict(manifest)
 
 

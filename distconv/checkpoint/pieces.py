@@ -55,7 +55,7 @@ def check_cover(name: str, entry: Mapping[str, Any]) -> None:
     # count the boxes of each cell, whatever the size of the tensor.
     edges = [sorted({0, extent, *(e for box in boxes for e in box[dim])}) for dim, extent in enumerate(shape)]
     if math.prod(len(each) for each in edges) > MAX_CELLS:
-        raise CheckpointError(f"{name!r} lies in {len(boxes)} pieces that form no grid")
+        raise CheckpointError(f"{name!r} lies in {len(boxes)} blocks that do not form a grid")
     times = np.zeros([len(each) - 1 for each in edges], dtype=np.int64)
     places = [{edge: place for place, edge in enumerate(each)} for each in edges]
     for box in boxes:

@@ -118,7 +118,7 @@ def _check_sizes(manifest: Mapping[str, Any]) -> None:
         values, most = sum(pieces[name].values()), max_file_bytes(pieces[name])
         if not values <= file["bytes"] <= most:
             raise CheckpointError(
-                f"{name} has {file['bytes']} bytes, but what it is to hold takes {values}, and {most} at most"
+                f"{name} has {file['bytes']} bytes, but its tensors take {values}, and {most} at most"
             )
 
 

@@ -376,7 +376,7 @@ def check_fits(
     other_extra = sorted(contents.values.get(EXTRA, {}).keys() ^ extra.keys())
     if other_extra and strict:
         raise CheckpointError(
-            f"{what} does not fit: one of checkpoint and model has no {', '.join(map(repr, other_extra))}, which "
+            f"{what} does not fit: either the checkpoint or the model lacks {', '.join(map(repr, other_extra))}, which "
             "get_extra_state returns. Load it with strict=False, or into the same model."
         )
     if optimizer is None:

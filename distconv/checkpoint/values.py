@@ -100,7 +100,7 @@ def from_json(value: Any) -> Any:
         return {key: from_json(each) for key, each in value.items()}
     pairs = value[PAIRS]
     if len(value) > 1 or not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
-        raise ValueError(f"{PAIRS!r} holds no pairs")
+        raise ValueError(f"{PAIRS!r} is not a list of pairs")
     try:
         return {_restore_key(key): from_json(each) for key, each in pairs}
     except TypeError as error:

@@ -327,7 +327,7 @@ def _check_step(step: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise CheckpointError(f"a checkpoint cannot be of step {step!r}; count steps by whole numbers from 0 on")
+        raise CheckpointError(f"a checkpoint cannot be of step {step!r}. Pass a whole number from 0 on.")
     return number
 
 

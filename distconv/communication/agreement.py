@@ -66,11 +66,11 @@ def check_mpi_running() -> None:
     """
     if os.getpid() != _process or (not MPI.Is_initialized() and launchers.is_worker_process()):
         raise CommunicatorError(
-            f"{multiprocessing.current_process().name} is a worker process of a rank, and no rank: it cannot reach "
-            'others. Make grids and distributed tensors in the ranks alone, below if __name__ == "__main__":'
+            f"{multiprocessing.current_process().name} is a worker process, not a rank, so it cannot "
+            'communicate. Make grids and distributed tensors only in the ranks, below if __name__ == "__main__":'
         )
     if not MPI.Is_initialized() or MPI.Is_finalized():
-        raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
+        raise CommunicatorError("MPI is not running (not initialized yet, or finalized): ranks cannot communicate")
 
 
 def check_communicator(comm: MPI.Comm, what: str) -> None:

@@ -93,7 +93,7 @@ class TransferPlan(Routes):
     ) -> None:
         if comm is None:
             if not isinstance(src.grid, ProcessGrid):
-                raise DistributionError(f"a transfer from {src}, which is over no communicator, needs comm=")
+                raise DistributionError(f"transfer: {src} has no communicator. Pass comm=.")
             comm = src.grid.world
         self.comm = comm
         self.crosses_ranks = False

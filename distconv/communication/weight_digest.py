@@ -224,4 +224,4 @@ class WeightComparison:
         # The sums are identical on all ranks, so either all of them enter the collective comparison, or none.
         if not is_same_on_all_ranks(sums.tolist(), self._comm.size):
             text = describe_difference(self._comm, self._weights, MPI.COMM_WORLD.rank)
-            raise MismatchError(text or "weights differed between ranks in the last step and do not any more")
+            raise MismatchError(text or "weights differed between ranks in the last step, but they are equal now")

@@ -50,7 +50,7 @@ class Resized:
         if unused := sorted(self._nearest - self._extents.keys()):
             raise DataError(
                 f"Resized: nearest names {', '.join(map(repr, unused))}, but resized are "
-                f"{', '.join(map(repr, self._extents))}. Name some of these."
+                f"{', '.join(map(repr, self._extents))}. Name only resized datasets."
             )
 
     def close(self) -> None:

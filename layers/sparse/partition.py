@@ -61,7 +61,7 @@ class Partition(Generic[Grid_co]):
         for axis, cuts in zip(axes, self.cuts, strict=True):
             parts = 1 if axis is None else self.grid.shape[axis]
             if len(cuts) != parts - 1 or list(cuts) != sorted(cuts):
-                raise DistributionError(f"cuts {cuts} along {axis}: {parts} parts need {parts - 1} rising numbers")
+                raise DistributionError(f"cuts {cuts} along {axis}: {parts} parts need {parts - 1} increasing numbers")
 
     @staticmethod
     def balanced(grid: Grid, coords: torch.Tensor) -> Partition[Grid]:

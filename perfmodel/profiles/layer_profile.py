@@ -366,5 +366,5 @@ def _check_once(items: Iterable[object], what: str) -> None:
     seen = set()
     for item in items:
         if item in seen:
-            raise ProfileError(f"profile: {what} {shorten(repr(item))} is there twice, expected once")
+            raise ProfileError(f"profile: {what} {shorten(repr(item))} occurs twice, expected once")
         seen.add(item)

@@ -55,7 +55,7 @@ def kinds_of(text: str) -> Kinds:
     for word in text.split(","):
         match = re.fullmatch(r"([a-z0-9][a-z0-9._-]*):([1-9]\d{0,5})", word)
         if match is None or match[1] in numbers:
-            twice = "is there twice" if match else "is no kind of device and how many there are"
+            twice = "occurs twice" if match else "is no kind of device and how many there are"
             raise PlanError(
                 f"devices {text!r}: {word!r} {twice}; write each kind once, in small letters, such as old:2,new:2, or "
                 f"{GPU} or {HOST}"

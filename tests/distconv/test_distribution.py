@@ -154,12 +154,12 @@ def test_a_replicated_tensor_has_every_rank_among_its_owners():
 @pytest.mark.parametrize(
     ("axes", "options", "match"),
     [
-        (("x",), {}, "no grid axis is called 'x'"),
+        (("x",), {}, "there is no grid axis 'x'"),
         (("h", "h"), {}, "can split one dimension only"),
         (("h",), {"boundaries": {"w": (0, 4)}}, "boundaries for 'w'"),
-        (("h",), {"boundaries": {"h": (0, 4)}}, "must be 3 rising numbers from 0"),
-        (("h",), {"boundaries": {"h": (1, 2, 4)}}, "must be 3 rising numbers from 0"),
-        (("h",), {"boundaries": {"h": (0, 5, 4)}}, "must be 3 rising numbers from 0"),
+        (("h",), {"boundaries": {"h": (0, 4)}}, "must be 3 increasing numbers from 0"),
+        (("h",), {"boundaries": {"h": (1, 2, 4)}}, "must be 3 increasing numbers from 0"),
+        (("h",), {"boundaries": {"h": (0, 5, 4)}}, "must be 3 increasing numbers from 0"),
         (("h",), {"boundaries": {"h": (0, 2, 4)}, "cyclic": {"h": 1}}, "boundaries for 'h'"),
         (("h",), {"cyclic": {"h": 0}}, "block size 0"),
         (("h",), {"cyclic": {"w": 2}}, "block size 2 for axis 'w'"),
@@ -200,7 +200,7 @@ def test_each_dimension_gets_its_axis(dims, ndim, axes):
     assert default_axes(dims, ndim) == axes
 
 
-@pytest.mark.parametrize(("dims", "ndim", "match"), [("nh", 3, "names 2 dimensions but"), (None, 6, "say dims=")])
+@pytest.mark.parametrize(("dims", "ndim", "match"), [("nh", 3, "names 2 dimensions but"), (None, 6, "Pass dims=")])
 def test_dims_that_do_not_fit_are_refused(dims, ndim, match):
     with pytest.raises(dc.DistributionError, match=match):
         default_axes(dims, ndim)

@@ -148,7 +148,7 @@ def test_a_root_that_is_no_rank_is_refused(comm, root):
         ([1.0], {}, "needs a torch.Tensor"),
         (counting(3, 2), {"dims": "n"}, "names 1 dimensions but the tensor has 2"),
         (counting(3, 2), {"dims": "nn"}, "can split one dimension only"),
-        (counting(1, 1, 1, 1, 1, 1), {}, "no default distribution; say dims="),
+        (counting(1, 1, 1, 1, 1, 1), {}, "no default distribution. Pass dims="),
     ],
 )
 def test_what_cannot_be_scattered_is_refused(comm, tensor, options, match):

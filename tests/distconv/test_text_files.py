@@ -82,7 +82,7 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: p
     path.write_text("12345678")
     assert read_text(path, "plan", PlanError) == "12345678"
     path.write_text("123456789")
-    with pytest.raises(PlanError, match="more than 8 bytes are too many for a plan"):
+    with pytest.raises(PlanError, match="the file has more than 8 bytes, too many for a plan"):
         read_text(path, "plan", PlanError)
 
 
@@ -104,7 +104,7 @@ def test_yaml_is_what_the_safe_loader_reads() -> None:
     ("text", "reason"),
     [
         ("{", "Expecting property name"),
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "key 'c' is there twice, expected once"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "key 'c' occurs twice, expected once"),
         ("[" * 100_000, "recursion"),
         ("1" * 5000, "digits"),
         ("", "Expecting value"),
@@ -121,8 +121,8 @@ def test_what_is_no_json_is_one_line(text: str, reason: str) -> None:
     ("text", "reason"),
     [
         ("a: [", "line 2, column 1"),
-        ("a: 1\nb: 2\na: 3", "line 3: key 'a' is there twice, expected once"),
-        ("a: {b: 1, b: 1}", "line 1: key 'b' is there twice, expected once"),
+        ("a: 1\nb: 2\na: 3", "line 3: key 'a' occurs twice, expected once"),
+        ("a: {b: 1, b: 1}", "line 1: key 'b' occurs twice, expected once"),
         ("a: 1\n7: 2", "line 2: found a key of type int, expected a string; put it in quotes"),
         ("no: 1", "found a key of type bool"),
         ("? [1, 2]\n: 3", "found a key of type seq"),

@@ -119,6 +119,7 @@ class RankSession:
         self.only = config.getoption("--only") or ("ranks" if self.in_job and world().size > 1 else None)
         self.has_one_rank = self.only == "serial" and config.getoption("--share") is not None
         """True if this process, started without mpiexec, also runs the tests for one rank."""
+        self.part = config.getoption("--part")
         folder = config.getoption("--results")
         self.judged_by_files = folder is not None
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)
@@ -134,8 +135,7 @@ class RankSession:
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         if collection_path.suffix != ".py":
             return None
-        part = config.getoption("--part")
-        elsewhere = part and not selection.in_part(collection_path, *map(int, part.split("-of-")))
+        elsewhere = not self._in_part(collection_path)
         ranks = world().size if self.in_job and config.getoption("--share") else None
         return elsewhere or (self.only == "ranks" and not selection.for_ranks(collection_path, ranks)) or None
 
@@ -157,7 +157,13 @@ class RankSession:
             time.sleep(1.0)
             world().abort(1)
 
+    def _in_part(self, path: Path) -> bool:
+        """Return True if the tests of a file belong to the part of the run that this process has."""
+        return self.part is None or selection.in_part(path, *map(int, self.part.split("-of-")))
+
     def _chosen(self, item: pytest.Item) -> bool:
+        if not self._in_part(item.path):  # pytest collects files that are named on the command line without asking
+            return False
         mark, on_ranks = item.get_closest_marker("ranks"), selection.is_on_ranks(item)
         assert not on_ranks or selection.for_ranks(item.path), f"{item.nodeid}: see FOR_RANKS in selection.py"
         if on_ranks or "mpiexec" in getattr(item, "fixturenames", ()):

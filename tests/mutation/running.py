@@ -1,4 +1,8 @@
-"""Tests against one mutation of a copy of the checkout: doctests, the file that mirrors the module, then its folder."""
+"""Tests against one mutation of a copy of the checkout: doctests, the file that mirrors the module, then its folder.
+
+All tests of the mirror file run, and of the folder those of the short run, which takes minutes instead of a quarter of
+an hour.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from typing import NamedTuple
 from tests.harness import launch, selection
 from tests.mutation.drawing import Mutation
 
-ARGUMENTS = ("-x", "--full")
-"""Each case runs on one rank count, as when the test command runs all tests."""
+SHARES = {"doctests": "--full", "mirror": "--full", "folder": "--short"}
+"""Share of the tests of each stage. A case that names no rank count runs on one of them."""
 SIGNS = re.compile(r"^FAILED, |behind the test that stopped the job", re.MULTILINE)
 """Text that tests/run.py prints at a failure. The run is stopped there."""
 DOCTESTS = "tests/structure/test_docstrings.py::test_examples_in_docstrings_are_right"
@@ -97,11 +101,13 @@ def stages(copy: Path, path: str) -> dict[str, tuple[str, ...]]:
     mirror = copy / "tests" / Path(path).with_name(f"test_{Path(path).name}")
     folder = next(folder for folder in mirror.parents if folder.exists())
     found = {"mirror": mirror, "folder": folder} if mirror.exists() else {"folder": folder}
-    given = {stage: (*ranks_for(tests), *ARGUMENTS, str(tests.relative_to(copy))) for stage, tests in found.items()}
+    given = {
+        stage: (*ranks_for(tests), "-x", SHARES[stage], str(tests.relative_to(copy))) for stage, tests in found.items()
+    }
     if ">>>" in (copy / path).read_text():
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         name = module if module.startswith("distconv") else f"distconv.{module}"
-        given = {"doctests": ("--ranks", "serial", *ARGUMENTS, f"{DOCTESTS}[{name}]"), **given}
+        given = {"doctests": ("--ranks", "serial", "-x", SHARES["doctests"], f"{DOCTESTS}[{name}]"), **given}
     return given
 
 

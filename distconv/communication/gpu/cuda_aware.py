@@ -68,8 +68,8 @@ def probe_mpi_support(comm: MPI.Intracomm, device: torch.device) -> MpiSupport:
             lost = not arrive(comm, device)
         if allreduce_max(comm, int(lost), "agreement on what arrived from GPUs"):
             raise CommunicatorError(
-                f"MPI does not carry device memory, though {TRANSPORT.name if forced else 'it'} says so; set "
-                f"{TRANSPORT.name}=host"
+                f"MPI does not transfer device memory correctly, although {TRANSPORT.name if forced else 'it'} claims "
+                f"support. Set {TRANSPORT.name}=host"
             )
     return MpiSupport(True, sums)
 

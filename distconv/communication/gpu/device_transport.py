@@ -184,7 +184,7 @@ def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: MpiSupport) -> C
         if forced:
             raise CommunicatorError(f"{asked}: {error}; set {TRANSPORT.name}=host") from None
         if comm.rank == 0:
-            warnings.warn(f"messages between GPUs go through MPI, as NCCL says: {error}", stacklevel=2)
+            warnings.warn(f"messages between GPUs use MPI, because NCCL failed: {error}", stacklevel=2)
         return None
     return channel if forced or _is_faster(channel, comm, device, by_mpi) else None
 

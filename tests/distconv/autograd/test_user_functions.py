@@ -47,7 +47,7 @@ def reentrant_sine(x):
         (lambda x, f: closing_over(x).apply(f), "Scale.apply .* returns a DistTensor"),
         (lambda x, f: checkpoint(lambda d: x * d, f, use_reentrant=True), "use_reentrant=False"),
         (lambda x, f: checkpoint(lambda d: (d, x * d), f, use_reentrant=True), "use_reentrant=False"),
-        (lambda x, f: checkpoint(reentrant_sine, x, use_reentrant=False), "pass use_reentrant=False to both"),
+        (lambda x, f: checkpoint(reentrant_sine, x, use_reentrant=False), "Pass use_reentrant=False to both"),
     ],
 )
 @pytest.mark.ranks(1, 2, 3)

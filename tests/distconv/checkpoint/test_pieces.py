@@ -59,7 +59,7 @@ def test_a_piece_outside_its_tensor_is_refused(box: Any) -> None:
 def test_a_tensor_of_any_size_in_pieces_that_form_no_grid_is_refused_at_once() -> None:
     shape = [2**20] * 3
     boxes = [[[number, number + 1]] * 3 for number in range(1000)]
-    with pytest.raises(CheckpointError, match="'x' lies in 1000 pieces that form no grid"):
+    with pytest.raises(CheckpointError, match="'x' lies in 1000 blocks that do not form a grid"):
         check_cover("x", entry(shape, boxes))
     check_cover("x", entry(shape, [[[0, 2**20]] * 3]))
 

@@ -43,7 +43,9 @@ def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp
     manifest = (first / MANIFEST).read_bytes()
     comm.Barrier()
     on_rank_0(comm, lambda: (second / MANIFEST).write_bytes(manifest))
-    assert "holds step 1: its files come from elsewhere" in refused(comm, lambda: checkpoint.load(second, comm))
+    assert "holds step 1. Its files were copied from another checkpoint." in refused(
+        comm, lambda: checkpoint.load(second, comm)
+    )
     on_rank_0(comm, lambda: only_file(first).unlink())
     assert "is incomplete: [Errno 2]" in refused(comm, lambda: checkpoint.load(first, comm))
 

@@ -90,7 +90,7 @@ def test_a_tensor_that_claims_more_than_its_file_has_is_refused_before_there_is_
     assert "the pieces of 'x' cover 3 of" in refused(comm, lambda: checkpoint.load(folder, comm))
     on_rank_0(comm, lambda: forged(folder, ("tensors", "x", "pieces", 0, "box"), [[0, 2**40]]))
     text = refused(comm, lambda: checkpoint.load(folder, comm))
-    assert f"bytes, but what it is to hold takes {2**42}" in text
+    assert f"bytes, but its tensors take {2**42}" in text
 
 
 @pytest.mark.fault(80)
@@ -103,6 +103,6 @@ def test_a_file_that_is_larger_than_what_it_holds_is_not_read(
     name = next(folder.glob("*.h5")).name
     monkeypatch.setattr(reading, "read_bytes", None)
     on_rank_0(comm, lambda: (os.truncate(folder / name, 2**40), forged(folder, ("files", name, "bytes"), 2**40)))
-    assert f"{name} has {2**40} bytes, but what it is to hold takes 12, and" in refused(
+    assert f"{name} has {2**40} bytes, but its tensors take 12, and" in refused(
         comm, lambda: checkpoint.load(folder, comm)
     )

@@ -281,7 +281,7 @@ def test_a_checkpoint_that_was_damaged_since_it_was_written_does_not_count(comm:
 @pytest.mark.parametrize("step", [-1, 1.5, "7"])
 def test_a_step_that_is_none_is_refused(comm: Any, shared_tmp_path: Path, step: Any) -> None:
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm))
-    assert f"a checkpoint cannot be of step {step!r}; count steps by whole numbers from 0 on" in text
+    assert f"a checkpoint cannot be of step {step!r}. Pass a whole number from 0 on." in text
 
 
 def test_what_is_not_ours_in_the_folder_of_a_step_stays_and_stops_nothing(comm: Any, shared_tmp_path: Path) -> None:

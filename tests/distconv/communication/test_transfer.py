@@ -192,5 +192,5 @@ def test_the_way_back_between_two_groups_is_its_adjoint(comm):
 
 def test_a_plan_without_a_communicator_is_refused():
     dist = dc.Distribution(Arrangement(n=2), ("n",))
-    with pytest.raises(dc.DistributionError, match="needs comm="):
+    with pytest.raises(dc.DistributionError, match="Pass comm="):
         dc.TransferPlan(dist, dist, (4,))

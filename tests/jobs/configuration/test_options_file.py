@@ -57,7 +57,7 @@ def test_options_about_one_call_are_not_printed() -> None:
         ("drop_last: 3", "drop_last is true or false, not 3"),
         ("- lr", "found a list; write options by their names"),
         ("lr: [", "argument --config: "),
-        ("lr: 0.1\nlr: 0.2", "line 2: key 'lr' is there twice"),
+        ("lr: 0.1\nlr: 0.2", "line 2: key 'lr' occurs twice"),
         ("!!python/object/apply:os.mkdir [exploded]", "argument --config: "),
     ],
 )

@@ -71,5 +71,5 @@ def test_an_axis_that_cuts_nothing_is_refused(comm):
 
 @pytest.mark.ranks(2)
 def test_cuts_that_do_not_fit_are_refused(comm):
-    with pytest.raises(dc.DistributionError, match="2 parts need 1 rising numbers"):
+    with pytest.raises(dc.DistributionError, match="2 parts need 1 increasing numbers"):
         Partition(grid_over(comm, w=2), ((), (3, 4)))

@@ -138,7 +138,7 @@ WRONG_SHAPES = [
     ("latency: 1.5 us", "latency: 1.5 us, loss: 3", "links.node.loss: found an unknown key", "latency, bandwidth"),
     ("kernel: 10 us, ", "kernal: 10 us, ", "compute[0].roofline.kernal: found an unknown key", "perhaps small"),
     ("memory: 16 GiB\n", "", "memory: found nothing", "name, ranks_per_node, memory"),
-    ("name: box\n", "name: box\nname: box\n", "line 3: key 'name' is there twice"),
+    ("name: box\n", "name: box\nname: box\n", "line 3: key 'name' occurs twice"),
     ("- busy: 1", "-", "compute[0].busy: found nothing", "perhaps table_s"),
     ("- busy: 4", "- busy: 1", "busy=[1, 1]", "increasing"),
     ("- busy: 1", "- busy: 2", "busy=[2, 4]", "expected 1 and then"),

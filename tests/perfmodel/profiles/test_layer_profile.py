@@ -119,8 +119,8 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
         (TEXT.replace("\tnode2 -- node3", "\tnode2 -- node33"), ("no layer 'node33'",)),
         (TEXT + "\tnode10 -- node2\n", ("cycle", "'node2' -> ")),
         (TEXT + "\tnode3 -- node3\n", ("cycle", "'node3'")),
-        (TEXT + "\tnode2 -- node3\n", ("edge ('node2', 'node3') is there twice",)),
-        (TEXT.replace("node10 -- Add", "node3 -- Add"), ("layer 'node3' is there twice",)),
+        (TEXT + "\tnode2 -- node3\n", ("edge ('node2', 'node3') occurs twice",)),
+        (TEXT.replace("node10 -- Add", "node3 -- Add"), ("layer 'node3' occurs twice",)),
         (TEXT.replace("\tnode3 -- node10\n\tnode2 -- node10\n", ""), ("2 unconnected parts", "'node10'", "cut off?")),
         (TEXT[: TEXT.index("\t")], ("4 unconnected parts", "cut off?")),
         ("", ("no layer",)),
@@ -154,7 +154,7 @@ def test_malformed_json_is_refused_with_its_key(tmp_path, wrong, parts):
 
 
 def test_what_is_no_json_is_refused(tmp_path):
-    refused(tmp_path, '{"edges": [], "edges": []}', "key 'edges' is there twice")
+    refused(tmp_path, '{"edges": [], "edges": []}', "key 'edges' occurs twice")
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])

@@ -19,7 +19,7 @@ from tests.distconv.layouts import raises_everywhere
 from tests.harness.late_gpu import DEVICE
 from tests.harness.late_libraries import late_gpu
 
-REFUSED = "MPI does not carry device memory, though {} says so; set DISTCONV_TRANSPORT=host"
+REFUSED = "MPI does not transfer device memory correctly, although {} claims support. Set DISTCONV_TRANSPORT=host"
 
 
 @pytest.fixture
