@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,19 @@ def test_a_job_that_lies_or_hangs_is_found(
     training._command = [sys.executable, "-c", program]
     with pytest.raises(soak._Wrong, match=message):
         soak._disturb(training, 1, soak.random.Random(0))
+
+
+def test_processes_that_others_started_are_found_and_killed() -> None:
+    inner = f"{sys.executable} -c 'import time; time.sleep(99)'"
+    job = soak._Job(["bash", "-c", f'bash -c "{inner} & wait" & wait'], 2)
+    try:
+        until = time.monotonic() + 60
+        while not (found := job.ranks()) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(found) == 1
+    finally:
+        job.end()
+    until = time.monotonic() + 60
+    while Path(f"/proc/{found[0]}/cmdline").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not soak._program(found[0])
