@@ -1,4 +1,4 @@
-"""Gratings of eight directions in noise, classified by a network that trains with DistributedDataParallel.
+"""Classify noisy gratings of eight directions, trained with DistributedDataParallel.
 
 torchrun --nproc-per-node 2 examples/classify_ddp.py
 """

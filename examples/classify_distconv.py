@@ -1,4 +1,4 @@
-"""Gratings of eight directions in noise, classified by a network that distconv splits.
+"""Classify noisy gratings of eight directions with a network that distconv splits.
 
 mpiexec -n 2 distconv run examples/classify_distconv.py --grid h=2
 """

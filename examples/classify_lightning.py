@@ -1,4 +1,4 @@
-"""Gratings of eight directions in noise, classified by a network that Lightning's Trainer trains and distconv splits.
+"""Classify noisy gratings of eight directions with Lightning's Trainer and a network that distconv splits.
 
 mpiexec -n 2 distconv run examples/classify_lightning.py --grid h=2
 """
@@ -31,7 +31,7 @@ grid = dc.ProcessGrid(MPI.COMM_WORLD, **options.grid)
 
 
 class OverGrid(SingleDeviceStrategy):
-    """To Lightning each rank is a process that trains alone, and the first of them is the one that writes."""
+    """Run one process per rank without communication by Lightning; rank 0 logs and saves."""
 
     def __init__(self) -> None:
         super().__init__(device=dc.device())
@@ -39,20 +39,20 @@ class OverGrid(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Who logs and saves."""
+        """True on rank 0, which logs and saves. Otherwise False."""
         return self.global_rank == 0
 
     def barrier(self, *_, **__):
-        """Wait for all ranks: a checkpoint is there for all of them."""
+        """Wait for all ranks, so that all of them see a checkpoint."""
         MPI.COMM_WORLD.Barrier()
 
     def broadcast(self, obj, src=0):
-        """What one rank has, such as the folder of this run."""
+        """Return the value of rank ``src``, such as the folder of this run."""
         return MPI.COMM_WORLD.bcast(obj, root=src)
 
 
 class Classifier(lightning.LightningModule):
-    """As anywhere, but that the model is parallelized, and batches are scattered."""
+    """An ordinary LightningModule, except that the model is parallelized and batches are scattered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,15 +62,15 @@ class Classifier(lightning.LightningModule):
         self.losses = []
 
     def configure_model(self) -> None:
-        """Split the model, once the Trainer has it."""
+        """Parallelize the model after the Trainer has moved it to its device."""
         self.model = dc.parallelize(self.model, grid)
 
     def configure_optimizers(self):
-        """Any of torch's."""
+        """Return any optimizer of torch."""
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
     def training_step(self, batch, _):
-        """The loss, of the whole batch."""
+        """Return the loss of the full batch."""
         images, targets = batch
         loss = F.cross_entropy(self.model(dc.scatter(images, grid)), dc.scatter(targets, grid))
         self.losses.append(loss.item())
@@ -78,7 +78,7 @@ class Classifier(lightning.LightningModule):
         return loss
 
 
-lightning.seed_everything(0)  # on all ranks alike: initial weights, and the order of the samples
+lightning.seed_everything(0)  # the same initial weights and sample order on all ranks
 labels = torch.arange(options.samples) % 8
 y, x = torch.meshgrid(torch.arange(options.size), torch.arange(options.size), indexing="ij")
 angles = (labels * math.pi / 8).view(-1, 1, 1)

@@ -1,8 +1,8 @@
-"""A finite-difference stencil with a rule: conductivities of a plate are found from how its heat spreads.
+"""A finite-difference stencil with a rule: find the conductivities of a plate from the heat after some steps.
 
     mpiexec -n 2 distconv run examples/finite_differences.py --grid h=2
 
-The stencil needs the neighbours of each point; distconv exchanges the rows at borders of blocks, and their gradients.
+The stencil needs the neighbours of each point. distconv exchanges the halo rows of the blocks and their gradients.
 """
 
 import argparse
@@ -24,7 +24,7 @@ point, neighbours = dc.Window(), dc.Window(3, padding=1)
 
 @dc.rule(u={0: point, 1: point, 2: neighbours, 3: neighbours})  # outside the plate u is 0
 def spread(u, conductivity):
-    """Heat that flows into each point from above and below, left and right; ``u`` has one more point at each side."""
+    """Return the heat that flows into each point from its four neighbours; ``u`` has one more point at each side."""
     inner = u[..., 1:-1, 1:-1]
     vertical = u[..., :-2, 1:-1] - 2 * inner + u[..., 2:, 1:-1]
     horizontal = u[..., 1:-1, :-2] - 2 * inner + u[..., 1:-1, 2:]
@@ -32,14 +32,14 @@ def spread(u, conductivity):
 
 
 class Plate(nn.Module):
-    """Heat after eight steps."""
+    """A plate whose heat diffuses for eight time steps."""
 
     def __init__(self, *conductivity):
         super().__init__()
         self.conductivity = nn.Parameter(torch.tensor(conductivity))
 
     def forward(self, u):
-        """From (N, 1, H, W)."""
+        """Return the heat (N, 1, H, W) after the steps."""
         for _ in range(8):
             u = u + spread(u, self.conductivity)
         return u

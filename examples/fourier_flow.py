@@ -1,4 +1,4 @@
-"""A Fourier neural operator learns to advance a two-dimensional turbulent flow, whose rows are split over ranks.
+"""Advance a two-dimensional turbulent flow with a Fourier neural operator; the rows are split over ranks.
 
     mpiexec -n 2 distconv run examples/fourier_flow.py --grid h=2
 
@@ -23,7 +23,7 @@ options = parser.parse_args()
 
 
 def advance(vorticity, time, dt=0.005, nu=2e-3):
-    """The vorticity (samples, 1, size, size) after ``time``, by the midpoint rule on two thirds of the wave numbers."""
+    """Return the vorticity (samples, 1, size, size) after ``time``: midpoint rule, dealiased by the two-thirds rule."""
     size = vorticity.shape[-1]
     k = torch.fft.fftfreq(size, 1 / size).view(-1, 1)
     l = torch.fft.rfftfreq(size, 1 / size).view(1, -1)  # noqa: E741
@@ -42,7 +42,7 @@ def advance(vorticity, time, dt=0.005, nu=2e-3):
 
 
 class FourierLayer(nn.Module):
-    """The lowest ``modes`` frequencies times weights, and a convolution of a single point beside it."""
+    """The lowest ``modes`` frequencies times weights, plus a 1 x 1 convolution."""
 
     def __init__(self, channels, modes):
         super().__init__()
@@ -51,7 +51,7 @@ class FourierLayer(nn.Module):
         self.local = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x):
-        """Frequencies that are not among the lowest become 0."""
+        """Return the layer's output; frequencies above the lowest become 0."""
         m = self.modes
         spectrum = torch.fft.rfft2(x)
         low, high = (
@@ -68,7 +68,7 @@ smooth = F.interpolate(torch.randn(options.flows, 1, 8, 8), size=options.size, m
 states = [advance(3 * (smooth - smooth.mean((2, 3), keepdim=True)), 0.5)]
 for _ in range(4):
     states.append(advance(states[-1], 0.25))
-# Of each flow four pairs; flow by flow, so that held-out pairs are of other flows.
+# Four pairs of each flow, flow by flow, so that held-out pairs come from other flows.
 start, later = (torch.stack(part, 1).flatten(0, 1) for part in (states[:-1], states[1:]))
 held_out = len(start) // 4
 
@@ -81,7 +81,7 @@ scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=opt
 
 
 def error(predicted, wanted):
-    """Of the field, relative to its size."""
+    """Return the error of the field relative to its norm."""
     return ((predicted - wanted).square().mean() / wanted.square().mean()).sqrt()
 
 

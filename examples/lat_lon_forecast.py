@@ -1,9 +1,9 @@
-"""A network forecasts a tracer in winds on a latitude-longitude grid: around the globe its padding is circular.
+"""Forecast a tracer in winds on a latitude-longitude grid, with circular padding along the longitude.
 
     mpiexec -n 2 distconv run examples/lat_lon_forecast.py --grid w=2
 
-Longitudes are split over ranks, and the first rank's western neighbour is the last one. Winds blow along the parallels,
-so that the exact solution is known: each parallel turns at its own speed, and the tracer fades.
+The longitudes are split over ranks, and the last rank is the western neighbour of the first. Winds blow along parallels,
+so the exact solution is known: each parallel turns at its own speed, and the tracer decays.
 """
 
 import argparse
@@ -24,11 +24,11 @@ options = parser.parse_args()
 
 longitudes = 2 * math.pi * torch.arange(options.longitudes) / options.longitudes
 latitudes = math.pi * ((torch.arange(options.longitudes // 2) + 0.5) / (options.longitudes // 2) - 0.5)
-speed = 0.2 * torch.sin(3 * latitudes).view(-1, 1)  # of each parallel, radians a day
+speed = 0.2 * torch.sin(3 * latitudes).view(-1, 1)  # radians per day, for each parallel
 
 
 def tracer(count, day, seed):
-    """``count`` fields on a day: waves that move with the winds, which have a phase each and fade at their own rate."""
+    """Return ``count`` fields on a day: waves that move with the winds, each with its own phase and decay rate."""
     random = torch.Generator().manual_seed(seed)
     waves = torch.arange(1, 7).view(6, 1, 1)
     phases = 6.3 * torch.rand(count, 6, 1, 1, generator=random)
@@ -37,27 +37,27 @@ def tracer(count, day, seed):
 
 
 class Convolution(nn.Module):
-    """Circular in longitude; beyond the poles the last parallel again."""
+    """A convolution with circular padding in longitude and replicated padding at the poles."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
         self.inside = nn.Conv2d(inputs, outputs, 5)
 
     def forward(self, x):
-        """As many cells as x has."""
+        """Return a field with as many cells as ``x``."""
         x = F.pad(x, (2, 2, 0, 0), mode="circular")
         return self.inside(F.pad(x, (0, 0, 2, 2), mode="replicate"))
 
 
 class Forecast(nn.Module):
-    """The tracer a day later; it is told the latitude."""
+    """A network that maps the tracer and the latitude to the tracer a day later."""
 
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(Convolution(2, 24), nn.GELU(), Convolution(24, 24), nn.GELU(), Convolution(24, 1))
 
     def forward(self, x, latitude):
-        """What changes is learned."""
+        """Return ``x`` plus the learned change."""
         return x + self.layers(torch.cat([x, latitude], 1))
 
 

@@ -1,8 +1,8 @@
-"""A convolutional network finds events in long recordings, whose time is split over ranks.
+"""Find events in long recordings with a convolutional network; the time axis is split over ranks.
 
     mpiexec -n 2 distconv run examples/long_sequence.py --grid w=2
 
-An event is a chirp that starts with a click long before it: what counts is a reach of thousands of samples.
+An event is a chirp after a click thousands of samples earlier, so the network needs a large receptive field.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DELAY, CHIRP = 1500, 256
 
 
 def recordings(count, seed):
-    """Signals (count, 1, length) and where chirps have had their click; half of the chirps have none."""
+    """Return signals (count, 1, length) and labels: 1 at chirps after a click, which half of the chirps have."""
     random = torch.Generator().manual_seed(seed)
     signal = 0.3 * torch.randn(count, 1, options.length, generator=random)
     labels = torch.zeros(count, options.length)
@@ -42,7 +42,7 @@ def recordings(count, seed):
 
 
 class Block(nn.Module):
-    """Three taps far apart, and a way around them: each block doubles the reach."""
+    """A residual block with a dilated convolution; each block doubles the receptive field."""
 
     def __init__(self, channels, dilation):
         super().__init__()
@@ -51,7 +51,7 @@ class Block(nn.Module):
         self.norm = nn.BatchNorm1d(channels)
 
     def forward(self, x):
-        """As long as x."""
+        """Return a sequence of the length of ``x``."""
         return x + self.mix(F.gelu(self.norm(self.wide(x))))
 
 

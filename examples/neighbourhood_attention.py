@@ -1,8 +1,8 @@
-"""Neighbourhood attention with a rule: each pixel attends to the 5 x 5 around it; a network learns which are like it.
+"""Neighbourhood attention with a rule: each pixel attends to the 5 x 5 pixels around it.
 
     mpiexec -n 2 distconv run examples/neighbourhood_attention.py --grid h=2
 
-Queries are needed at their own place, keys and values around it. ``inside`` is 1, and 0 where padding is.
+A pixel needs its own query, and the keys and values around it. ``inside`` is 1 in the image and 0 in the padding.
 """
 
 import argparse
@@ -19,13 +19,13 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--size", type=int, default=32)
 options = parser.parse_args()
 
-here = {0: dc.Window(), 2: dc.Window(), 3: dc.Window()}  # of the channels, 1, all are needed
+here = {0: dc.Window(), 2: dc.Window(), 3: dc.Window()}  # all channels (dimension 1) are needed
 around = {0: dc.Window(), 2: dc.Window(5, padding=2), 3: dc.Window(5, padding=2)}
 
 
 @dc.rule(q=here, k=around, v=around, inside=around)
 def attention(q, k, v, inside):
-    """Softmax over the neighbours that are inside, for each pixel: (N, C, H, W) of q, with 2 more around of k and v."""
+    """Return attention (N, C, H, W) of q over neighbours inside the image; k and v have 2 more pixels at each side."""
     k, v, inside = (t.unfold(2, 5, 1).unfold(3, 5, 1) for t in (k, v, inside))
     scores = torch.einsum("nchw,nchwij->nhwij", q, k) / q.shape[1] ** 0.5
     weights = scores.masked_fill(inside[:, 0] == 0, -torch.inf).flatten(-2).softmax(-1)
@@ -33,7 +33,7 @@ def attention(q, k, v, inside):
 
 
 class Attention(nn.Module):
-    """Each pixel of the values that it is like."""
+    """A network that averages pixels with similar neighbours."""
 
     def __init__(self, channels=3, width=8):
         super().__init__()
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.v = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x):
-        """Of images (N, C, H, W)."""
+        """Return the result for images (N, C, H, W)."""
         return attention(self.q(x), self.k(x), self.v(x), torch.ones_like(x[:, :1]))
 
 

@@ -1,4 +1,4 @@
-"""A sparse network labels the points of scanned rooms: floor, walls and furniture; the space is split over ranks.
+"""Label the points of scanned rooms (floor, walls, furniture) with a sparse network; space is split over ranks.
 
 mpiexec -n 2 distconv run examples/point_cloud.py --grid d=2
 """
@@ -22,7 +22,7 @@ options = parser.parse_args()
 
 
 def rooms(count, seed):
-    """Voxels (N, 1 + 3) in which rooms have points, sorted; how many points they have; what most of these are."""
+    """Return the sorted voxels (N, 1 + 3) that contain points, the number of points in each, and their commonest label."""
     random = torch.Generator().manual_seed(seed)
     coordinates, labels = [], []
     for room in range(count):

@@ -1,4 +1,4 @@
-"""MONAI's 3-D U-Net finds ellipsoids in noisy volumes that are split over ranks; sliding windows over a larger one.
+"""Find ellipsoids in noisy volumes with MONAI's 3-D U-Net, split over ranks, and in a larger one by sliding windows.
 
 mpiexec -n 2 distconv run examples/segment_3d.py --grid d=2
 """
@@ -21,7 +21,7 @@ options = parser.parse_args()
 
 
 def volumes(count, size, seed):
-    """Volumes of (count, 1, size, size, size) with four ellipsoids each in noise, and where these are."""
+    """Return noisy volumes (count, 1, size, size, size) with four ellipsoids each, and the masks of the ellipsoids."""
     random = torch.Generator().manual_seed(seed)
     axes = torch.stack(torch.meshgrid(*[torch.linspace(0, 1, size)] * 3, indexing="ij"))
     centres = 0.2 + 0.6 * torch.rand(count, 4, 3, 1, 1, 1, generator=random)
@@ -54,7 +54,7 @@ image, label = volumes(1, 2 * options.size, seed=-1)
 
 
 def predict(windows):
-    """What the inferer asks for: whole windows in, whole logits out, each computed by all ranks."""
+    """Return the full logits of full windows; all ranks compute each window together."""
     return dc.gather(model(dc.scatter(windows, grid)))
 
 

@@ -1,4 +1,4 @@
-"""A training loop of one's own that a batch system may stop, and the same command goes on with.
+"""A training loop that a batch system may stop; the same command resumes it.
 
     mpiexec -n 4 distconv run examples/stop_and_go.py --grid n=2,h=2 --out runs/own
     sbatch jobs/train_own.sbatch examples/stop_and_go.py --grid n=2,h=2 --out runs/own
@@ -29,7 +29,7 @@ stop = False
 
 
 def ask_to_stop(number, frame):
-    """Only remember it: a step that has begun is finished."""
+    """Set a flag: a step that has begun is finished."""
     global stop
     stop = True
 
@@ -53,7 +53,7 @@ if saved:
 
 losses = []
 for step in range(begin + 1, options.steps + 1):
-    # What a step trains on follows from its number, so that it is the same after a stop.
+    # The step number determines the samples of a step, so that they are the same after a stop.
     images = torch.randn(4, 3, options.size, options.size, generator=torch.Generator().manual_seed(step)).to(device)
     x = dc.scatter(images, grid)
     target = dc.scatter(F.avg_pool2d(images.prod(1, keepdim=True), 3, 1, 1), grid)

@@ -19,7 +19,7 @@ class Commands(SphinxDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        """A section for each command."""
+        """Return a section for each command."""
         groups = self.arguments[0].split()
         sections = [
             described(" ".join(words), command) for words, command in cli.COMMANDS.items() if words[0] in groups
@@ -34,7 +34,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def described(words: str, command: cli.Command) -> str:
-    """The section of a command as reStructuredText: what it does, its options, and examples."""
+    """Return the section of a command as reStructuredText: its description, options and examples."""
     parser = cli.make_parser(f"distconv {words}", importlib.import_module(command.module))
     title, label = f"distconv {words}", f".. _command-{words.replace(' ', '-')}:"
     lines = [label, "", title, "~" * len(title), "", f".. program:: {title}", ""]
