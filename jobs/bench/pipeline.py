@@ -1,10 +1,11 @@
-"""``distconv bench pipeline``: pipelined steps against one process and torch's pipelines, interleaved in one run.
+"""Compare pipelined training steps with one process and with torch's pipelines, interleaved in one run.
 
-All ranks run one thread. References: the whole model on one rank while the others rest; PyTorch's 1F1B
-(torch.distributed.pipelining) and DistributedDataParallel over gloo, on the same ranks. The ideal of a schedule is its
-simulation with the times that its passes took, so what lies between is messages, waiting and bookkeeping.
+All ranks run one thread. References are the full model on one rank while the others sleep, PyTorch's 1F1B
+(torch.distributed.pipelining) and DistributedDataParallel, both over gloo on the same ranks. The ideal time of a
+schedule is its simulation with the measured times of its passes. The difference is spent in messages, waiting and
+bookkeeping.
 
-Source of hybrid training's speed-up: stale weights, 6.5, tables 5 and 6, where half of the epochs are pipelined.
+Source of the speed-up of hybrid training: stale weights, 6.5, tables 5 and 6, where half of the epochs are pipelined.
 """
 
 from __future__ import annotations
@@ -43,21 +44,37 @@ NETWORKS = tuple(name for name, model in MODELS.items() if model.sample == SAMPL
 WARM_UP, ITERATIONS = 5, 20
 """Numbers of steps of the measurement that balances the stages."""
 
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench pipeline
+  mpiexec -n 4 distconv bench pipeline --model resnet20 --batch 128 --microbatches 16
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench pipeline``."""
-    parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="default: %(default)s")
-    parser.add_argument("--width", type=positive, help="channels of its first layer (default: the model's own)")
+    parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="network (default: %(default)s)")
+    parser.add_argument("--width", type=positive, help="channels of the first layer (default: the model's own)")
     parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
-    parser.add_argument("--microbatches", type=positive, default=8, help="per mini-batch (default: %(default)s)")
+    parser.add_argument(
+        "--microbatches", type=positive, default=8, help="micro-batches per mini-batch (default: %(default)s)"
+    )
     parser.add_argument(
         "--ppv",
         type=counts,
         metavar="K,K",
-        help="cut after these layers (default: as balanced as measured)",
+        help="split points: split the model after these convolution and linear layers, counted from 1 (default: "
+        "balanced by measured times)",
     )
-    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant; their medians are compared")
-    parser.add_argument("--steps", type=positive, default=4, help="steps per turn (default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=5,
+        help="interleaved repetitions of each variant, whose medians are compared (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=4, help="training steps per repetition (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 

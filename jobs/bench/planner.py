@@ -1,6 +1,6 @@
-"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, search time.
+"""Compare the planner's exact search with the paper's selector: predicted times, optimality bound, and search time.
 
-Nothing is run but the planner, so any number of ranks will do.
+Only the planner runs, so any number of ranks is possible.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench planner``."""
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
-    parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
-    parser.add_argument("--to", dest="most", type=positive, default=1024, help="most ranks (default: %(default)s)")
-    parser.add_argument("--memory", type=quantity(Memory), help=f"limit per rank: {Memory.kind} (default: none)")
+    parser.add_argument(
+        "--from", dest="least", type=positive, default=4, help="smallest number of ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--to", dest="most", type=positive, default=1024, help="largest number of ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory", type=quantity(Memory), help=f"memory limit of each rank: {Memory.kind} (default: none)"
+    )
     report.add_json_argument(parser)
 
 

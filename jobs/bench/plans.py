@@ -1,7 +1,7 @@
-"""``distconv bench plans``: steps of pipeline plan files, interleaved in one run; the first is the reference.
+"""Compare the training steps of pipeline plan files, interleaved in one run; the first file is the reference.
 
-Steps are of random samples, of an asynchronous schedule in the full pipeline. With ``--devices`` the ranks take the
-stages that are for their kinds of devices.
+Steps train on random samples. Those of an asynchronous schedule are measured while the pipeline is full. With
+``--devices``, the ranks run the stages that are for their device types.
 """
 
 from __future__ import annotations
@@ -31,12 +31,24 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench plans``."""
-    parser.add_argument("plans", nargs="+", type=Path, metavar="PLAN.json", help="of distconv explore, of one model")
-    parser.add_argument("--input", type=extents, required=True, metavar="C,H,W", help="extents of one sample")
-    parser.add_argument("--classes", type=positive, default=10, help="that the model predicts (default: %(default)s)")
+    parser.add_argument(
+        "plans",
+        nargs="+",
+        type=Path,
+        metavar="PLAN.json",
+        help="plan files that distconv explore has written for one model",
+    )
+    parser.add_argument(
+        "--input", type=extents, required=True, metavar="C,H,W", help="shape of one sample, channels first"
+    )
+    parser.add_argument(
+        "--classes", type=positive, default=10, help="classes that the model predicts (default: %(default)s)"
+    )
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
-    add_devices_argument(parser, "for plans of several kinds of devices: ")
-    parser.add_argument("--rounds", type=positive, default=9, help="turns of each plan (default: %(default)s)")
+    add_devices_argument(parser, "device type of each rank, for plans with several")
+    parser.add_argument(
+        "--rounds", type=positive, default=9, help="interleaved repetitions of each plan (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 

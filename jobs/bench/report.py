@@ -108,7 +108,7 @@ def comparison_row(comparison: TimeComparison) -> str:
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
-    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write the figures to this file too")
+    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write the results to this JSON file, too")
 
 
 def _new_file(text: str) -> Path:

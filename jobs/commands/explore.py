@@ -1,14 +1,14 @@
-"""Choose how to train a network on some ranks: as stages of a pipeline or without, and how each layer is distributed.
+"""Choose the stages, replicas, distributions and schedule of a pipeline, for the shortest predicted training step.
 
-Looks at data parallelism and pipelines: cuts where the model can be cut, replicas, stages of several ranks with a
-distribution of each layer, numbers of micro-batches and schedules. Prints what was looked at, fastest first, with
-predicted time and memory, and writes the choice to a file that ``distconv train classify --pipeline-plan`` and
-``distconv.pipeline.Pipeline.from_plan`` run. ``--machine here`` measures this machine, its layers and overheads, with
-as many ranks as shall train.
+Compares data parallelism with pipelines: split points of the model, replicas, stages of several ranks with a
+distribution of each layer, numbers of micro-batches, and schedules. Prints the candidates, fastest first, with
+predicted time and memory, and writes the fastest to a file that ``distconv train classify --pipeline-plan`` and
+``distconv.pipeline.Pipeline.from_plan`` run. ``--machine here`` measures this machine, its layers and overheads, on as
+many ranks as will train.
 
-``--devices`` is for ranks with several kinds of devices: SparsePipe's Algorithms 1 and 2 choose stages of PipeDream's
-schedule and the devices of each, from the network's layers as they were timed on each kind (``--profiles``, a folder
-of ``distconv profile --layers --devices``) or as the machine's file describes its kinds.
+``--devices`` is for ranks with several device types. SparsePipe's Algorithms 1 and 2 choose the stages of PipeDream's
+schedule and the devices of each. Layer times come from profiles of each device type (``--profiles``, a folder that
+``distconv profile --layers --devices`` has written) or from the device types of the machine file.
 """
 
 from __future__ import annotations
@@ -79,26 +79,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     ranks = parser.add_mutually_exclusive_group(required=True)
     add_ranks_argument(ranks, required=False)
-    add_devices_argument(ranks, "ranks that will train, of several kinds of devices: ")
-    add_machine_argument(parser, required=True, more=f"{HERE}: measure it now; ")
-    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
+    add_devices_argument(ranks, "ranks that will train, by device type")
+    add_machine_argument(parser, required=True, more=f"{HERE} (measure this machine now), ")
+    parser.add_argument(
+        "--memory",
+        type=quantity(Memory),
+        metavar="16GB",
+        help="memory limit of each rank, with its unit (default: the machine's)",
+    )
     parser.add_argument(
         "--schedules",
         type=lambda text: text.split(","),
         metavar="NAME,NAME",
-        help=f"some of {', '.join(RUNNABLE)} (default: {','.join(DEFAULT)})",
+        help=f"schedules to compare, some of {', '.join(RUNNABLE)} (default: {','.join(DEFAULT)})",
     )
     parser.add_argument(
-        "--profiles", type=Path, metavar="FOLDER", help="with --devices: layer profiles KIND.json (default: predicted)"
+        "--profiles",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of layer profiles KIND.json, one for each device type; goes with --devices (default: times "
+        "predicted from the machine file)",
     )
     parser.add_argument(
         "--method",
         choices=mixed_devices.METHODS,
-        help="with --devices: who cuts (default: sparsepipe; pipedream takes all devices for equal)",
+        help="algorithm that chooses the stages; pipedream ignores differences between devices; goes with "
+        "--devices (default: sparsepipe)",
     )
-    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the choice to this file")
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the chosen plan to this file")
     parser.add_argument(
-        "--plot", type=Path, metavar="PICTURE", help="draw what was looked at, and when the passes of the choice run"
+        "--plot",
+        type=Path,
+        metavar="PICTURE",
+        help="draw the compared candidates and the timeline of the chosen plan into this file (.png, .pdf, .svg)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Print what distconv runs on: versions, the MPI library, ranks, threads, devices, environment variables."""
+"""Print the environment of distconv: versions, MPI library, ranks, threads, devices, environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Make mesh-tangling samples with the Lagrangian hydrodynamics code, on all ranks; can be interrupted and resumed."""
+"""Make mesh-tangling samples with the Lagrangian hydrodynamics code.
+
+All ranks share the simulations. An interrupted run resumes if the same command is started again.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +33,27 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv data mesh``."""
-    parser.add_argument("--size", type=int, default=128, help="cells along each side (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=48, help="training samples (default: %(default)s)")
-    parser.add_argument("--heldout", type=int, help="more samples, from other runs (default: a third as many)")
+    parser.add_argument("--size", type=int, default=128, help="mesh cells along each side (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=48, help="number of training samples (default: %(default)s)")
+    parser.add_argument(
+        "--heldout", type=int, help="number of held-out samples, from other simulations (default: a third of --samples)"
+    )
     parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--tau", type=float, default=TAU, help="time that labels look ahead (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial conditions (default: %(default)s)")
+    parser.add_argument(
+        "--tau",
+        type=float,
+        default=TAU,
+        help="simulated time after a sample within which its labels look for tangled cells (default: %(default)s)",
+    )
     parser.add_argument(
         "--threshold",
         type=float,
         default=0.4,
-        help="scaled Jacobian below which a cell is positive (default: %(default)s)",
+        help="scaled Jacobian below which a cell is labelled positive (default: %(default)s)",
     )
     parser.add_argument(
-        "--measure-steps", type=int, metavar="N", help="only time N steps at this size and print their cost"
+        "--measure-steps", type=int, metavar="N", help="only time N simulation steps at this size, and print their cost"
     )
 
 

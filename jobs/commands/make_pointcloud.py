@@ -1,4 +1,7 @@
-"""Make a file of labelled point clouds on all ranks: the embedded shapes, or points sampled on OFF meshes."""
+"""Make a file of labelled point clouds: embedded shapes, or points sampled on OFF meshes.
+
+All ranks share the clouds.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,16 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv data pointcloud``."""
-    parser.add_argument("--samples", type=int, default=1000, help="training shapes (default: %(default)s)")
-    parser.add_argument("--heldout", type=int, help="more shapes, to test on (default: a fifth as many)")
-    parser.add_argument("--seed", type=int, default=0, help="of the shapes (default: %(default)s)")
-    parser.add_argument("--off", type=Path, metavar="FOLDER", help="sample the meshes CLASS/train|test/*.off instead")
-    parser.add_argument("--points", type=int, default=CACHED_POINTS, help="of each cloud (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=1000, help="number of training clouds (default: %(default)s)")
+    parser.add_argument("--heldout", type=int, help="number of held-out clouds (default: a fifth of --samples)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the embedded shapes (default: %(default)s)")
+    parser.add_argument(
+        "--off",
+        type=Path,
+        metavar="FOLDER",
+        help="sample the OFF meshes CLASS/train/*.off and CLASS/test/*.off of this folder, instead of embedded shapes",
+    )
+    parser.add_argument("--points", type=int, default=CACHED_POINTS, help="points of each cloud (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")
 
 

@@ -1,8 +1,8 @@
-"""Choose each layer's distribution: predict a training step on a machine, and write the fastest plan that fits.
+"""Choose the distribution of each layer of a network, for the shortest predicted training step that fits into memory.
 
-Prints the distribution of the layers, predicted times (FP, BPx, BPw: compute; BPa: allreduce of gradients; halo: halos
-and channels; sync: reductions that compute waits for; shuffle: between distributions), memory, and how close to the
-best the plan is proven to be, beside pure sample and pure spatial parallelism. Needs no ranks but the one it runs on.
+Prints the distribution of the layers, predicted times (FP, BPx, BPw: compute; BPa: all-reduce of gradients; halo: halos
+and channels; sync: reductions that compute waits for; shuffle: redistributions), memory, and a bound on the distance to
+the optimum. Compares the plan with data parallelism and spatial parallelism alone. Runs on one rank.
 """
 
 from __future__ import annotations
@@ -48,44 +48,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add_ranks_argument(parser)
     add_machine_argument(parser, required=True)
-    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
-        "--method", choices=METHODS, default=METHODS[0], help="exact, or as the paper does it (default: %(default)s)"
+        "--memory",
+        type=quantity(Memory),
+        metavar="16GB",
+        help="memory limit of each rank, with its unit (default: the machine's)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="search: exact, or the longest-path heuristic of the paper (default: %(default)s)",
     )
     parser.add_argument(
         "--optimizer-slots",
         type=int,
         default=defaults.optimizer_slots,
         metavar="N",
-        help="tensors of state per parameter: SGD 0, with momentum 1, Adam 2 (default: %(default)s)",
+        help="optimizer state tensors per parameter: SGD 0, with momentum 1, Adam 2 (default: %(default)s)",
     )
     parser.add_argument(
         "--shard-optimizer",
         action="store_true",
-        help="that state is split over the ranks that hold the same weights, as training does with this option",
+        help="count the optimizer state as split over the ranks with the same weights, as distconv train "
+        "--shard-optimizer does",
     )
     parser.add_argument(
         "--memory-model",
         choices=MEMORY_MODELS,
         default=defaults.memory_model,
-        help="what autograd saves, or every output and error signal (default: %(default)s)",
+        help="activations that are kept until backward: those that autograd saves, or all outputs and activation "
+        "gradients (default: %(default)s)",
     )
     parser.add_argument(
         "--workspace",
         type=quantity(Memory),
         default=defaults.workspace,
         metavar="1GB",
-        help="of convolutions (default: none)",
+        help="memory of each rank for the workspace of convolutions, with its unit (default: none)",
     )
     parser.add_argument(
         "--batch-norm",
         choices=BATCH_NORM,
         default=defaults.batch_norm,
-        help="its statistics; the plan says so to training (default: %(default)s)",
+        help="ranks that share the statistics of batch norm; stored in the plan, and training follows it "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--layers", action="store_true", help="print each layer's times as well")
+    parser.add_argument("--layers", action="store_true", help="print the times of each layer, too")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan to this file")
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the plan, and its scaling up to --ranks")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PICTURE",
+        help="draw the plan, and its scaling up to --ranks, into this file (.png, .pdf, .svg)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

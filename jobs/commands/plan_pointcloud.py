@@ -1,9 +1,9 @@
-"""Choose how ranks split the clouds and the space of a sparse network: predict a training step on a machine.
+"""Choose how ranks split the clouds and the space of a sparse network, for the shortest predicted training step.
 
-The first mini-batch of the training clouds is the example: its voxels are counted layer by layer under every grid of
-samples (n) and space (d, h, w). Printed are the grids, fastest first: time of a step in ms (compute; maps: the search
-for pairs; halo: features of other ranks' sites; sync: what batch norm waits for; BPa: allreduce of gradients), GB on
-the fullest rank, and how many times its even share of all pairs the busiest rank has. Needs no ranks but one.
+Counts the voxels of the first mini-batch of training clouds, layer by layer, under every grid of samples (n) and space
+(d, h, w). Prints the grids, fastest first: time of a step in ms (compute; maps: search for pairs of voxels; halo:
+features of other ranks' sites; sync: reductions of batch norm; BPa: all-reduce of gradients), peak memory in GB on the
+rank with the most, and load imbalance (pairs on the busiest rank divided by the mean over ranks). Runs on one rank.
 """
 
 from __future__ import annotations
@@ -43,11 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv plan pointcloud``."""
     defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
-    parser.add_argument("--width", type=positive, default=defaults.width, help="of the network (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=defaults.batch, help="clouds per step (default: %(default)s)")
-    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    parser.add_argument(
+        "--width", type=positive, default=defaults.width, help="channels of the first layer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=defaults.batch, help="point clouds per step (default: %(default)s)"
+    )
+    parser.add_argument("--ranks", type=positive, required=True, help="number of ranks that will train")
     add_machine_argument(parser, required=True)
-    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument(
+        "--memory",
+        type=quantity(Memory),
+        metavar="16GB",
+        help="memory limit of each rank, with its unit (default: the machine's)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
-"""Predict with a trained network, over any grid: a run of ``distconv train``, or a file of weights.
+"""Predict with a trained network: a run of ``distconv train``, or a file of weights.
 
 Writes to the folder --out: prediction.zarr (or .h5) with the dataset ``prediction`` (N, C, ...) of probabilities,
-summary.json with scores if there are labels, and result.png. A job that was killed leaves an output that says so; the
-same command goes on with it. Large samples are predicted window by window (--window), and no rank has one whole.
+summary.json with scores if there are labels, and result.png. The output of an interrupted job is marked as incomplete,
+and the same command resumes it. With --window, large samples are predicted window by window, and no rank holds a full
+sample.
 """
 
 from __future__ import annotations
@@ -49,30 +50,77 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv predict``."""
     parser.add_argument(
-        "weights", type=Path, metavar="RUN|WEIGHTS", help="--out of a training, checkpoints, .pt or .safetensors"
+        "weights",
+        type=Path,
+        metavar="RUN|WEIGHTS",
+        help="output folder or checkpoint of distconv train, or a file of weights (.pt or .safetensors)",
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help="samples, as for training")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--image-name", metavar="NAME", help="dataset of samples (default: held-out ones, or image)")
-    parser.add_argument("--label-name", metavar="NAME", help="dataset of labels (default: beside the samples)")
-    parser.add_argument("--model", metavar="NAME", help="of weights in a file: a reference model or module:factory")
-    parser.add_argument("--classes", type=positive, help="of weights in a file, if the model is asked for them")
-    parser.add_argument("--width", type=positive, help="of weights in a file, if the model is asked for it")
     parser.add_argument(
-        "--normalise-as", type=Path, metavar="PATH", help="scale values as those of these samples (default: the run's)"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="samples, in a format that distconv train reads (docs/data.md)",
     )
-    parser.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: all ranks along h (or w)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples or windows at a time (default: 1)")
-    parser.add_argument("--window", type=grid_extents, metavar="h=256,w=256", help="predict window by window")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument(
-        "--overlap", type=below_one, default=0.25, metavar="SHARE", help="of windows (default: %(default)s)"
+        "--image-name", metavar="NAME", help="dataset of the samples (default: the run's held-out samples, or image)"
     )
-    parser.add_argument("--raw", action="store_true", help="write what the network gives, not probabilities")
+    parser.add_argument(
+        "--label-name", metavar="NAME", help="dataset of the labels (default: the one next to the samples)"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model of a file of weights: a reference model, or your own as package.module:factory",
+    )
+    parser.add_argument(
+        "--classes", type=positive, help="classes of the model of a file of weights (default: the model's own)"
+    )
+    parser.add_argument(
+        "--width", type=positive, help="channels of the model of a file of weights (default: the model's own)"
+    )
+    parser.add_argument(
+        "--normalise-as",
+        type=Path,
+        metavar="PATH",
+        help="normalise values with the statistics of these samples (default: those of the training run)",
+    )
+    parser.add_argument(
+        "--grid",
+        type=grid_extents,
+        metavar="n=2,h=2",
+        help="process grid (default: all ranks along h, or along w for sequences)",
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="samples or windows per forward pass (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window",
+        type=grid_extents,
+        metavar="h=256,w=256",
+        help="predict large samples window by window, with windows of this size (default: full samples)",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=below_one,
+        default=0.25,
+        metavar="SHARE",
+        help="fraction of a window that overlaps with the next one (default: %(default)s)",
+    )
+    parser.add_argument("--raw", action="store_true", help="write the outputs of the network instead of probabilities")
     zarr = importlib.util.find_spec("zarr") is not None
     parser.add_argument(
-        "--format", choices=("zarr", "h5"), default="zarr" if zarr else "h5", help="default: zarr, if it is installed"
+        "--format",
+        choices=("zarr", "h5"),
+        default="zarr" if zarr else "h5",
+        help="file format of the predictions (default: zarr if it is installed, else h5)",
     )
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="default: that of the training, or float32")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float64"),
+        help="floating-point type (default: that of the training run, or float32)",
+    )
     add_reading_arguments(parser)
     add_device_argument(parser)
 

@@ -1,13 +1,13 @@
-"""``distconv profile``: measure this machine for the planner: links, allreduces, and each layer's compute.
+"""Measure this machine for the planner: links, all-reduces, and the compute time of each layer.
 
-Start it on as many ranks as a node has (on two nodes to measure the network too). Layers are measured at the extents
-that their blocks have on ``--ranks`` ranks, which need not be there: warm-up runs, then the mean of ten (V-A). What the
-file already has is not measured again.
+Start it on as many ranks as a node has, or on two nodes to measure the network, too. Layers are measured with the
+shapes of their blocks on ``--ranks`` ranks, which need not exist: warm-up runs, then the mean of ten (V-A). What the
+file already holds is not measured again.
 
-With ``--layers`` it is a profile of the network's layers instead, measured in training steps of one process: what
-pipeline stages are cut by (``distconv.perfmodel.partition``). With ``--devices`` all ranks do so, and the folder
-``--out`` gets a profile of each kind of device. A sparse network is measured on embedded shapes of 4,096 points each,
-voxelised.
+With ``--layers``, writes a profile of the network's layers instead, measured in training steps of one process. Pipeline
+stages are chosen from it (``distconv.perfmodel.partition``). With ``--devices``, all ranks measure, and the folder
+``--out`` gets a profile for each device type. A sparse network is measured on voxelised embedded shapes of 4,096 points
+each.
 """
 
 from __future__ import annotations
@@ -80,7 +80,13 @@ BATCH = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv profile``."""
-    parser.add_argument("--out", type=Path, metavar="FILE", help="machine file to write, or to add to")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file to write, or to extend: a machine file, or with --layers a layer profile (default: "
+        "MODEL-layers.json)",
+    )
     parser.add_argument("--name", default=platform.node() or "here", help="name of the machine (default: %(default)s)")
     add_device_argument(parser)
     add_network_arguments(parser, required=False)
@@ -88,16 +94,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=lambda text: [positive(word) for word in text.split(",")],
         metavar="P,P",
-        help="rank counts to measure layers for (default: 1 and those of this run)",
+        help="numbers of ranks whose block shapes are measured (default: 1 and the number of this job)",
     )
     parser.add_argument(
         "--layers",
         action="store_true",
-        help="time each layer in training steps of one process; --out (default: MODEL-layers.json): layer profile",
+        help="write a profile of the network's layers, timed in training steps of one process, instead of a "
+        "machine file",
     )
-    add_devices_argument(parser, "with --layers, on ranks of several kinds of devices: ")
-    parser.add_argument("--warmup", type=natural, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
-    parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
+    add_devices_argument(parser, "device type of each rank; --layers writes one profile per type")
+    parser.add_argument(
+        "--warmup",
+        type=natural,
+        metavar="N",
+        help=f"training steps before the measurement; goes with --layers (default: {WARM_UP})",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=positive,
+        metavar="N",
+        help=f"training steps measured; goes with --layers (default: {ITERATIONS})",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

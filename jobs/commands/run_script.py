@@ -1,7 +1,7 @@
-"""``distconv run``: a script of the user's own, with what commands have: memory that is kept from step to step.
+"""Run your own Python script with the allocator that distconv's commands use.
 
-Python starts once more with an allocator that keeps freed blocks (``distconv info`` names it), which a script that
-imports distconv by itself cannot have. All else is as ``python train.py`` has it.
+The allocator keeps freed memory for the next step (``distconv info`` names it). A script that imports distconv itself
+cannot select it any more, so Python is started again. Everything else is as with ``python train.py``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv run``."""
-    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module, as for python -m")
-    parser.add_argument("script", metavar="SCRIPT", help="a file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="all that follows is its own")
+    parser.add_argument("-m", action="store_true", dest="module", help="run SCRIPT as a module, as python -m does")
+    parser.add_argument("script", metavar="SCRIPT", help="Python file to run, or the name of a module with -m")
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENTS",
+        help="arguments of the script: everything after its name",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

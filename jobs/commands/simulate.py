@@ -1,6 +1,6 @@
-"""``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory, and a picture of it.
+"""Compute when the passes of a pipeline schedule run and how much memory they keep, and draw the timeline.
 
-Times are in whatever unit the costs are given in. A cost is one number for all stages or one per stage, with commas.
+All times have the unit of the given costs. A cost is one number for all stages, or one per stage separated by commas.
 """
 
 from __future__ import annotations
@@ -35,22 +35,64 @@ MOST_PASSES = 1_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv simulate``."""
-    parser.add_argument("--schedule", required=True, metavar="NAME", help=", ".join(FAMILIES))
-    parser.add_argument("--stages", type=int, required=True, metavar="N")
-    parser.add_argument("--microbatches", type=int, required=True, metavar="M", help="mini-batches if asynchronous")
+    parser.add_argument("--schedule", required=True, metavar="NAME", help=f"schedule: {', '.join(FAMILIES)}")
+    parser.add_argument("--stages", type=int, required=True, metavar="N", help="number of pipeline stages")
     parser.add_argument(
-        "--forward", type=cost, default=1.0, help="of one micro-batch on a stage (default: %(default)s)"
+        "--microbatches",
+        type=int,
+        required=True,
+        metavar="M",
+        help="number of micro-batches, or of mini-batches of an asynchronous schedule",
     )
-    parser.add_argument("--backward", type=cost, default=2.0, help="with --weight: dL/dx alone (default: %(default)s)")
-    parser.add_argument("--weight", type=cost, help="dL/dw apart (default: within --backward)")
-    parser.add_argument("--transfer", type=cost, default=0.0, help="latency after each stage (default: %(default)s)")
-    parser.add_argument("--update", type=cost, default=0.0, help="of a stage's weights (default: %(default)s)")
-    parser.add_argument("--activation", type=cost, default=1.0, help="memory of a micro-batch (default: %(default)s)")
+    parser.add_argument(
+        "--forward",
+        type=cost,
+        default=1.0,
+        help="time of a forward pass of one micro-batch on a stage (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backward",
+        type=cost,
+        default=2.0,
+        help="time of a backward pass of one micro-batch on a stage; with --weight, of its dL/dx alone (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--weight",
+        type=cost,
+        help="time of a backward pass's dL/dw, as a pass of its own (default: part of --backward)",
+    )
+    parser.add_argument(
+        "--transfer", type=cost, default=0.0, help="latency of a message after each stage (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--update", type=cost, default=0.0, help="time of a stage's weight update (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--activation",
+        type=cost,
+        default=1.0,
+        help="memory of the activations of one micro-batch (default: %(default)s)",
+    )
     parser.add_argument("--replicas", type=counts, help="ranks of each stage (default: 1)")
-    parser.add_argument("--chunks", type=int, help="parts of the model on each stage (interleaved)")
-    parser.add_argument("--weights", metavar="POLICY", help="stash, predict, newest or recompute (default: its own)")
-    parser.add_argument("--vertical-sync", action="store_true", default=None, help="one version throughout (pipedream)")
-    parser.add_argument("--switch-after", type=int, metavar="M", help="mini-batches until it is sequential (stale)")
+    parser.add_argument("--chunks", type=int, help="model chunks on each stage; goes with the schedule interleaved")
+    parser.add_argument(
+        "--weights",
+        metavar="POLICY",
+        help="weight policy: stash, predict, newest or recompute (default: the schedule's own)",
+    )
+    parser.add_argument(
+        "--vertical-sync",
+        action="store_true",
+        default=None,
+        help="use one weight version of a micro-batch in all stages; goes with the schedule pipedream",
+    )
+    parser.add_argument(
+        "--switch-after",
+        type=int,
+        metavar="M",
+        help="number of mini-batches after which training is sequential; goes with the schedule stale",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a Gantt chart (.png, .pdf, .svg)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
 

@@ -1,7 +1,7 @@
-"""Train a network to classify images: embedded digits, MNIST, CIFAR-10, or HDF5 files of your own.
+"""Train a network to classify images: embedded digits, MNIST, CIFAR-10, or your own files.
 
 Writes to the folder --out: metrics.jsonl (a line per step and per evaluation), checkpoints, summary.json, and
-result.png. Initial weights, the order of the samples and their augmentation follow from --seed alone: the grid changes
+result.png. Initial weights, the order of the samples and their augmentation depend on --seed only. The grid changes
 nothing but the order of floating-point sums.
 """
 
@@ -46,22 +46,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="PATH",
-        help="folder of MNIST or CIFAR-10 as downloaded, a CIFAR-10 batch, an HDF5 file or what else docs/data.md "
-        "names, or digits: embedded images",
+        help="MNIST or CIFAR-10 folder as downloaded, CIFAR-10 batch, HDF5 file or another format of "
+        "docs/data.md, or the word digits for embedded images",
     )
     add_reading_arguments(parser)
-    parser.add_argument("--test-data", type=Path, metavar="PATH", help="test images, where --data has none")
+    parser.add_argument("--test-data", type=Path, metavar="PATH", help="test images, if --data has none")
     parser.add_argument(
-        "--image-name", default="image", metavar="NAME", help="HDF5 dataset of images (N, C, H, W) (default: image)"
+        "--image-name",
+        default="image",
+        metavar="NAME",
+        help="name of the HDF5 dataset of images (N, C, H, W) (default: %(default)s)",
     )
-    parser.add_argument("--label-name", default="label", metavar="NAME", help="HDF5 dataset (N) (default: label)")
-    parser.add_argument("--classes", type=positive, help="default: 10, or the largest label in HDF5 plus 1")
+    parser.add_argument(
+        "--label-name",
+        default="label",
+        metavar="NAME",
+        help="name of the HDF5 dataset of labels (N) (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--classes", type=positive, help="number of classes (default: 10, or for HDF5 files the largest label plus 1)"
+    )
     parser.add_argument("--max-train-samples", type=positive, metavar="N", help="train on the first N images only")
     parser.add_argument(
         "--model",
         default=defaults.model,
         metavar="NAME",
-        help=f"{', '.join(CLASSIFIERS)}; or your own as package.module:factory (default: %(default)s)",
+        help=f"network: {', '.join(CLASSIFIERS)}, or your own as package.module:factory (default: %(default)s)",
     )
     parser.add_argument(
         "--augment",
@@ -70,10 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=",".join(AUGMENTATIONS),
         default=defaults.augment,
         metavar="crop,flip",
-        help="crop: images move by up to 4 pixels; flip: left and right change sides at random (alone: both)",
+        help="random augmentation: crop shifts images by up to 4 pixels, flip mirrors left and right; without a "
+        "value: both (default: no augmentation)",
     )
     parser.add_argument(
-        "--evaluate-every", type=positive, default=1, metavar="EPOCHS", help="on the test images (default: %(default)s)"
+        "--evaluate-every",
+        type=positive,
+        default=1,
+        metavar="EPOCHS",
+        help="evaluate on the test images every EPOCHS epochs (default: %(default)s)",
     )
     add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/classify"))
 

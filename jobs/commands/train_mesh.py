@@ -1,6 +1,6 @@
 """Train a network to find the cells of a mesh that are about to tangle.
 
-Writes to the folder --out: metrics.jsonl (one line per step), checkpoints, summary.json, and result.png.
+Writes to the folder --out: metrics.jsonl (a line per step), checkpoints, summary.json, and result.png.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train mesh``."""
     defaults = MeshSettings()
     parser.add_argument(
-        "--data", metavar="PATH", help="HDF5 file that `distconv data mesh` has made, or its like in zarr, ..."
+        "--data",
+        metavar="PATH",
+        help="HDF5 file that distconv data mesh has written, or the same datasets in another format of docs/data.md",
     )
     add_reading_arguments(parser)
-    parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="default: %(default)s")
+    parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="network (default: %(default)s)")
     add_training_arguments(parser, defaults, out="runs/mesh")
-    parser.add_argument("--baselines", action="store_true", help="judge simple predictors on the same samples too")
+    parser.add_argument("--baselines", action="store_true", help="score simple predictors on the same samples, too")
     parser.add_argument(
-        "--no-augment", dest="augment", action="store_false", help="do not mirror and transpose samples at random"
+        "--no-augment", dest="augment", action="store_false", help="do not flip and transpose samples at random"
     )
 
 

@@ -1,9 +1,9 @@
-"""Train a sparse network to tell the classes of point clouds: of a file, a folder of OFF meshes, or embedded shapes.
+"""Train a sparse network to classify point clouds: from a file, a folder of OFF meshes, or embedded shapes.
 
-Writes to the folder --out: metrics.jsonl (a line per step and per epoch's accuracy on held-out clouds), checkpoints,
-summary.json, and result.png. At the end a majority vote and a perceptron on single points are judged on the same
-held-out clouds. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of sums; --pipeline
-splits the layers (docs/pipelines.md).
+Writes to the folder --out: metrics.jsonl (a line per step and per evaluation of the held-out clouds after an epoch),
+checkpoints, summary.json, and result.png. At the end, the accuracy is compared with that of a majority vote and of a
+perceptron on single points. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of
+floating-point sums. --pipeline splits the layers (docs/pipelines.md).
 """
 
 from __future__ import annotations
@@ -48,18 +48,24 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
     )
-    parser.add_argument("--model", choices=NETWORKS, default=defaults.model, help="default: %(default)s")
+    parser.add_argument("--model", choices=NETWORKS, default=defaults.model, help="network (default: %(default)s)")
     parser.add_argument(
         "--resolution", type=positive, default=defaults.resolution, help="voxels along each side (default: %(default)s)"
     )
     parser.add_argument(
-        "--points", type=positive, default=defaults.points, help="drawn of a cloud in each epoch (default: %(default)s)"
+        "--points",
+        type=positive,
+        default=defaults.points,
+        help="points drawn from each cloud in each epoch (default: %(default)s)",
     )
     parser.add_argument(
-        "--keep", type=share, default=defaults.keep, help="share of them that is trained on (default: %(default)s)"
+        "--keep",
+        type=share,
+        default=defaults.keep,
+        help="fraction of the drawn points that is kept in training (default: %(default)s)",
     )
     parser.add_argument(
-        "--varied", action="store_true", help="draw each cloud's share from 0 to --keep, in each epoch anew"
+        "--varied", action="store_true", help="draw the kept fraction between 0 and --keep for each cloud in each epoch"
     )
 
 

@@ -1,8 +1,8 @@
-"""Train a network to tell the class of each place of images or volumes of your own.
+"""Train a network to segment images or volumes: it predicts the class of each pixel or voxel.
 
 Writes to the folder --out: metrics.jsonl (a line per step and per evaluation), checkpoints, summary.json, and
-result.png. Initial weights, the order of the samples, their crops and mirrors follow from --seed alone: the grid
-changes nothing but the order of floating-point sums. ``distconv predict`` predicts with it.
+result.png. Initial weights, the order of the samples, their crops and flips depend on --seed only. The grid changes
+nothing but the order of floating-point sums. ``distconv predict`` predicts with the trained network.
 """
 
 from __future__ import annotations
@@ -54,47 +54,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="PATH",
-        help="HDF5, netCDF or zarr, a folder of .npy files or of HDF5 files (docs/data.md): datasets of images and "
-        "labels, in groups train and test, or at its top",
+        help="HDF5, netCDF or zarr file, or folder of .npy or HDF5 files (docs/data.md), with datasets of images "
+        "and labels at its top or in groups train and test",
     )
     add_reading_arguments(parser)
-    parser.add_argument("--test-data", type=Path, metavar="PATH", help="held-out samples, where --data has none")
+    parser.add_argument("--test-data", type=Path, metavar="PATH", help="held-out samples, if --data has none")
     parser.add_argument(
-        "--image-name", default="image", metavar="NAME", help="dataset (N, C, [D,] H, W) (default: image)"
+        "--image-name",
+        default="image",
+        metavar="NAME",
+        help="name of the dataset of images (N, C, [D,] H, W) (default: %(default)s)",
     )
-    parser.add_argument("--label-name", default="label", metavar="NAME", help="dataset (N, [D,] H, W) (default: label)")
+    parser.add_argument(
+        "--label-name",
+        default="label",
+        metavar="NAME",
+        help="name of the dataset of labels (N, [D,] H, W) (default: %(default)s)",
+    )
     parser.add_argument(
         "--classes",
         type=positive,
-        help="channels that the network gives; 1: the logit of label 1 (default: the largest label plus 1)",
+        help="output channels of the network; 1: a single logit, of label 1 (default: the largest label plus 1)",
     )
-    parser.add_argument("--ignore-label", type=int, metavar="LABEL", help="of places that count nowhere")
+    parser.add_argument(
+        "--ignore-label",
+        type=int,
+        metavar="LABEL",
+        help="label value that is excluded from loss and metrics (default: none)",
+    )
     parser.add_argument(
         "--model",
         default=defaults.model,
         metavar="NAME",
-        help=f"{', '.join(SEGMENTERS)}; or your own as package.module:factory (default: unet or unet3d)",
+        help=f"network: {', '.join(SEGMENTERS)}, or your own as package.module:factory (default: unet or unet3d)",
     )
-    parser.add_argument("--loss", choices=LOSSES, default=defaults.loss, help="default: %(default)s")
+    parser.add_argument("--loss", choices=LOSSES, default=defaults.loss, help="loss function (default: %(default)s)")
     parser.add_argument(
         "--class-weights",
         type=weights,
         default=defaults.class_weights,
         metavar=f"W,W,...|{BALANCED}",
-        help="of the classes in the cross entropy (default: 1 each)",
+        help="weight of each class in the cross entropy, or balanced: inversely proportional to its frequency "
+        "(default: 1 each)",
     )
     parser.add_argument(
-        "--crop", type=crop, default=defaults.crop, metavar="h=256,w=256", help="train on parts of samples, drawn anew"
+        "--crop",
+        type=crop,
+        default=defaults.crop,
+        metavar="h=256,w=256",
+        help="train on random crops of this size (default: full samples)",
     )
     parser.add_argument(
-        "--mirror", type=mirror, default=defaults.mirror, metavar="dhw", help="axes along which to mirror at random"
+        "--mirror",
+        type=mirror,
+        default=defaults.mirror,
+        metavar="dhw",
+        help="axes along which samples are flipped at random (default: no flips)",
     )
     parser.add_argument(
         "--evaluate-every",
         type=positive,
         default=1,
         metavar="EPOCHS",
-        help="on held-out ones (default: %(default)s)",
+        help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",
     )
     add_training_arguments(parser, defaults, out="runs/segmentation")
 

@@ -1,9 +1,9 @@
-"""Train a recurrent network to tell the classes of sequences: spoken words and other sounds, or embedded bitstreams.
+"""Train a recurrent network to classify sequences: spoken words and other sounds, or embedded bitstreams.
 
-Sounds come from an HDF5 file (audio, offset, label) or a folder (train/CLASS/*.wav, test/CLASS/*.wav) and are turned
-into mel-frequency cepstral coefficients. Writes to the folder --out: metrics.jsonl (a line per step and per epoch's
-accuracy on held-out sequences), checkpoints, summary.json, and result.png. The grid splits samples (n) and time (w);
-neither it nor --method, the way back through time, changes more than the order of sums.
+Sounds come from an HDF5 file (audio, offset, label) or a folder (train/CLASS/*.wav, test/CLASS/*.wav). distconv
+computes their mel-frequency cepstral coefficients. Writes to the folder --out: metrics.jsonl (a line per step and per
+evaluation of the held-out sequences after an epoch), checkpoints, summary.json, and result.png. The grid splits samples
+(n) and time (w). The grid and the backward algorithm (--method) change nothing but the order of floating-point sums.
 """
 
 from __future__ import annotations
@@ -40,27 +40,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of sounds (default: embedded bitstreams)"
     )
-    parser.add_argument("--model", choices=LAYERS, default=defaults.model, help="default: %(default)s")
+    parser.add_argument(
+        "--model", choices=LAYERS, default=defaults.model, help="recurrent layer (default: %(default)s)"
+    )
     parser.add_argument(
         "--method",
         choices=[method.value for method in Method],
         default=Method.AUTO.value,
-        help="the way back through time (default: %(default)s)",
+        help="backward algorithm of the recurrent layer (default: %(default)s)",
     )
     parser.add_argument(
-        "--length", type=positive, default=defaults.length, help="bits of a bitstream (default: %(default)s)"
+        "--length",
+        type=positive,
+        default=defaults.length,
+        help="bits of each embedded bitstream (default: %(default)s)",
     )
     parser.add_argument(
-        "--coefficients", type=positive, default=defaults.coefficients, help="of a sound (default: %(default)s)"
+        "--coefficients",
+        type=positive,
+        default=defaults.coefficients,
+        help="mel-frequency cepstral coefficients of each frame of a sound (default: %(default)s)",
     )
     parser.add_argument(
-        "--window-ms", type=positive_float, default=defaults.window_ms, help="of its frames (default: %(default)s)"
+        "--window-ms",
+        type=positive_float,
+        default=defaults.window_ms,
+        help="length of a frame of a sound, in ms (default: %(default)s)",
     )
     parser.add_argument(
-        "--hop-ms", type=positive_float, default=defaults.hop_ms, help="between its frames (default: %(default)s)"
+        "--hop-ms",
+        type=positive_float,
+        default=defaults.hop_ms,
+        help="distance between the frames of a sound, in ms (default: %(default)s)",
     )
     parser.add_argument(
-        "--stereo", action="store_true", help="coefficients of each of its channels (default: of their mean)"
+        "--stereo", action="store_true", help="compute coefficients of each audio channel (default: of their mean)"
     )
     add_training_arguments(parser, defaults, out="runs/sequence")
 

@@ -28,10 +28,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         action=_Config,
         type=Path,
         metavar="FILE",
-        help="YAML file of options by their names (lr: 0.1); options behind it count more",
+        help="YAML file of options by name, such as lr: 0.1; options after --config override it",
     )
     parser.add_argument(
-        "--print-config", "--print_config", action="store_true", help="print all options as such a file, and end"
+        "--print-config", "--print_config", action="store_true", help="print all options as a YAML file, and exit"
     )
 
 

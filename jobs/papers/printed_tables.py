@@ -18,7 +18,7 @@ Rows = list[dict[str, object]]
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """``--json PATH``."""
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this JSON file, too")
 
 
 def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) -> None:

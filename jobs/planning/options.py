@@ -42,12 +42,14 @@ def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = T
         "--model",
         required=required,
         metavar="NAME",
-        help=f"{', '.join(MODELS)}; or your own as package.module:factory",
+        help=f"network: {', '.join(MODELS)}, or your own as package.module:factory",
     )
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
-    parser.add_argument("--classes", type=positive, help="what the model predicts (default: the model's own)")
     parser.add_argument(
-        "--input", type=extents, required=required, metavar="C,H,W", help="extents of one sample, channels first"
+        "--classes", type=positive, help="classes or output channels of the model (default: the model's own)"
+    )
+    parser.add_argument(
+        "--input", type=extents, required=required, metavar="C,H,W", help="shape of one sample, channels first"
     )
     parser.add_argument("--batch", type=positive, required=required, metavar="N", help="samples per step")
 
@@ -58,7 +60,7 @@ def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, mor
         "--machine",
         required=required,
         metavar="NAME|FILE",
-        help=f"{more}{', '.join(built_in())}, or a file such as ./mine.yaml",
+        help=f"machine: {more}{', '.join(built_in())}, or a file such as ./mine.yaml",
     )
 
 
@@ -104,7 +106,7 @@ def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = Tr
         type=ranks,
         required=required,
         metavar="64|at-most:64",
-        help="ranks that will train; at-most: as many of them as are fastest",
+        help="number of ranks that will train; at-most:N chooses the fastest number up to N",
     )
 
 

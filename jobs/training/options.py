@@ -56,18 +56,34 @@ def add_training_arguments(
         "--width", type=positive, default=defaults.width, help=f"channels of the model (default: {width})"
     )
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: ranks along n, the rest along h")
-    place.add_argument("--plan", metavar="PLAN.json", help="a file that says which layer is on which grid")
+    place.add_argument(
+        "--grid",
+        type=grid_extents,
+        metavar="n=2,h=2",
+        help="process grid (default: along n as many ranks as divide the batch, the others along h)",
+    )
+    place.add_argument(
+        "--plan", metavar="PLAN.json", help="plan file with the distribution of each layer, as distconv plan writes it"
+    )
     parser.add_argument(
         "--batch", type=positive, default=defaults.batch, help="samples per step (default: %(default)s)"
     )
-    parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
-    parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
+    parser.add_argument(
+        "--epochs", type=positive, default=defaults.epochs, help="number of training epochs (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=positive, help="number of training steps, instead of --epochs")
     _add_optimisation(parser, defaults)
     _add_numerics(parser, defaults)
     add_device_argument(parser)
-    parser.add_argument("--seed", type=natural, default=defaults.seed, help="default: %(default)s")
-    parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        default=defaults.seed,
+        help="seed of the weights, the order of samples and the augmentation (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drop-last", action="store_true", help="skip the last batch of an epoch if it is smaller than the others"
+    )
     _add_run(parser, out)
     return place
 
@@ -75,7 +91,11 @@ def add_training_arguments(
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--readers``, the number of reading processes per rank."""
     parser.add_argument(
-        "--readers", type=positive, default=1, metavar="N", help="processes that read on each rank (default: a thread)"
+        "--readers",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that read samples on each rank (default: one thread)",
     )
 
 
@@ -86,40 +106,50 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
         type=optimizer_name,
         default=defaults.optimizer,
         metavar="NAME",
-        help="sgd, adam, adamw or another class of torch.optim (default: %(default)s)",
+        help="optimizer: sgd, adam, adamw or another class of torch.optim (default: %(default)s)",
     )
     parser.add_argument(
-        "--optimizer-args", type=mapping, default={}, metavar="{NAME: VALUE}", help="its arguments besides the others"
+        "--optimizer-args",
+        type=mapping,
+        default={},
+        metavar="{NAME: VALUE}",
+        help="further arguments of the optimizer, as YAML",
     )
     parser.add_argument(
         "--scheduler",
         type=scheduler_name,
         default=defaults.scheduler,
         metavar="NAME",
-        help="class of torch.optim.lr_scheduler (default: a linear rise, then half a cosine)",
+        help="learning rate scheduler: a class of torch.optim.lr_scheduler (default: a linear warm-up, then half "
+        "a cosine)",
     )
     parser.add_argument(
         "--scheduler-args",
         type=mapping,
         default={},
         metavar="{NAME: VALUE}",
-        help="its arguments; the steps of the run and --lr, as the largest rate, it gets without",
+        help="arguments of the scheduler, as YAML; the number of steps and the maximum learning rate (--lr) are "
+        "passed without them",
     )
     parser.add_argument(
-        "--clip-norm", type=positive_float, metavar="NORM", help="the largest norm of all gradients (default: any)"
+        "--clip-norm",
+        type=positive_float,
+        metavar="NORM",
+        help="clip the norm of all gradients at NORM (default: no clipping)",
     )
     parser.add_argument(
         "--accumulate",
         type=positive,
         default=1,
         metavar="N",
-        help="take each mini-batch in N equal parts and add up their gradients (default: %(default)s)",
+        help="split each mini-batch into N equal parts and add up their gradients (default: %(default)s)",
     )
     parser.add_argument(
         "--ema",
         type=below_one,
         metavar="DECAY",
-        help="keep an exponential moving average of the weights, and evaluate, predict and export with it",
+        help="keep an exponential moving average of the weights with this decay; evaluation, prediction and "
+        "export use it (default: none)",
     )
     parser.add_argument(
         "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
@@ -129,34 +159,47 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
         type=share,
         default=defaults.warm_up,
         metavar="SHARE",
-        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
+        help="fraction of the steps over which the learning rate rises to its peak (default: %(default)s)",
     )
     parser.add_argument(
-        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
+        "--momentum",
+        type=not_negative,
+        default=defaults.momentum,
+        help="momentum of the optimizer sgd (default: %(default)s)",
     )
-    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
+    parser.add_argument(
+        "--weight-decay",
+        type=not_negative,
+        default=defaults.weight_decay,
+        help="weight decay of the optimizer (default: %(default)s)",
+    )
 
 
 def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
     """Add the options of dtype, precision, batch-norm scope and sharding of the optimizer."""
-    parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float64"),
+        default=defaults.dtype,
+        help="floating-point type of weights and computation (default: %(default)s)",
+    )
     parser.add_argument(
         "--precision",
         choices=("full", "bf16"),
         default=defaults.precision,
-        help="bf16: convolutions and products in bfloat16 (torch.autocast), weights, gradients and the loss in float32 "
-        "(default: %(default)s)",
+        help="bf16: convolutions and matrix products in bfloat16 (torch.autocast); weights, gradients and the "
+        "loss stay in float32 (default: %(default)s)",
     )
     parser.add_argument(
         "--batch-norm",
         choices=BATCH_NORM,
-        help="statistics over the mini-batch, the samples that a rank shares, or what it has (default: the plan's, or "
-        "global)",
+        help="batch-norm statistics: over the mini-batch, over the ranks that share the same samples, or over "
+        "each rank's block (default: the plan's, or global)",
     )
     parser.add_argument(
         "--shard-optimizer",
         action="store_true",
-        help="split the optimizer's state over the ranks that hold the same weights",
+        help="split the optimizer state over the ranks with the same weights",
     )
 
 
@@ -164,10 +207,12 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     """Add the options of the run: folder, start, tracking, checkpoints, capture, checks and traces."""
     add_config_arguments(parser)
     parser.add_argument(
-        "--init-from", type=Path, metavar="FILE", help="begin with the weights of a .pt or .safetensors"
+        "--init-from", type=Path, metavar="FILE", help="initialize the weights from a file (.pt or .safetensors)"
     )
-    parser.add_argument("--track", choices=TRACKERS, help="write the scalars of metrics.jsonl for it, too")
-    parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--track", choices=TRACKERS, help="log the numbers of metrics.jsonl to this tracker, too")
+    parser.add_argument(
+        "--out", type=Path, default=Path(out), metavar="DIR", help="output folder (default: %(default)s)"
+    )
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument(
         "--resume",
@@ -175,30 +220,36 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
         choices=("newest", "whole"),
         const="newest",
         metavar="whole",
-        help="go on from the newest checkpoint in --out; with more --epochs or --steps, beyond where it ended; whole: "
-        "from the newest that is not damaged",
+        help="resume from the newest checkpoint in --out, possibly with more --epochs or --steps; whole: from the "
+        "newest checkpoint that is not damaged",
     )
-    earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
+    earlier.add_argument("--overwrite", action="store_true", help="delete the run in --out, if there is one")
     parser.add_argument(
-        "--checkpoint-every", type=natural, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
+        "--checkpoint-every",
+        type=natural,
+        default=200,
+        metavar="STEPS",
+        help="save a checkpoint every STEPS steps; 0: never (default: %(default)s)",
     )
     parser.add_argument(
         "--capture",
         choices=CHOICES,
-        help="replay steps that were recorded once, bit for bit (docs/capture.md); auto: where that is faster than the "
-        "first steps were (default: auto for reference models, off for other models and with --trace)",
+        help="record training steps once and replay them, with bit-identical results (docs/capture.md); auto: if "
+        "a replay is faster (default: auto for reference models, off for other models and with --trace)",
     )
     parser.add_argument(
         "--check-replicas-every",
         type=positive,
         metavar="STEPS",
-        help="end the job when ranks no longer have the same weights (default: never look)",
+        help="compare the weights of replicas every STEPS steps, and exit with an error if they differ (default: "
+        "never)",
     )
     parser.add_argument(
         "--trace",
         type=step_range,
         metavar="FIRST:END",
-        help="trace these steps, END not among them: OUT/trace, and a table of where their time went",
+        help="trace the steps from FIRST up to, but not including, END into --out/trace, and print where their "
+        "time went",
     )
 
 
@@ -387,14 +438,14 @@ def default_grid(ranks: int, batch: int, rest_along: str = "h") -> dict[str, int
     return {"n": along_n, rest_along: ranks // along_n}
 
 
-def add_device_argument(parser: argparse.ArgumentParser, what: str = "") -> None:
+def add_device_argument(parser: argparse.ArgumentParser, what: str = "device") -> None:
     """Add ``--device``; its help begins with ``what``."""
     parser.add_argument(
         "--device",
         type=device_name,
         metavar="cpu|cuda|cuda:N",
-        help=f"{what}cuda: each rank has a GPU of its node in turn; cuda:N: all have that one (default: cuda if there "
-        "is a GPU, else cpu)",
+        help=f"{what}: cpu, cuda (each rank uses a GPU of its node, assigned round-robin) or cuda:N (all ranks use "
+        "this GPU) (default: cuda if there is a GPU, else cpu)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Captured steps against eager steps, bit for bit, on the random networks of ``verify differential``.
+"""Compare captured training steps with eager ones, bit for bit, on the random networks of ``verify differential``.
 
 A network is trained twice over the same grid from the same weights, once with ``dc.capture`` and once without. Losses,
 outputs, gradients, weights and buffers of all steps and the state of the random generator must be identical bit for
@@ -213,9 +213,15 @@ def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify capture``."""
-    parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
-    parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
+    parser.add_argument(
+        "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="seed from which the cases are drawn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--first", type=natural, default=0, metavar="NUMBER", help="index of the first case (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -218,15 +218,28 @@ def extents(text: str) -> tuple[int, ...]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify exactness``."""
-    parser.add_argument("--grid", type=grid_extents, default={"n": 1}, metavar="n=2,h=2", help="default: n=1")
-    parser.add_argument("--model", default="unet", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}")
     parser.add_argument(
-        "--size", type=extents, metavar="64x48", help="default: 64x64 for mesh tangling, else the model's own"
+        "--grid", type=grid_extents, default={"n": 1}, metavar="n=2,h=2", help="process grid (default: n=1)"
     )
-    parser.add_argument("--width", type=positive, help="default: 8 for mesh tangling, else the published one")
-    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"), help="default: %(default)s")
-    parser.add_argument("--lr", type=positive_float, default=RATE, help="default: %(default)s")
-    parser.add_argument("--steps", type=positive, default=20, help="default: %(default)s")
+    parser.add_argument(
+        "--model",
+        default="unet",
+        choices=MODELS,
+        metavar="NAME",
+        help=f"network: {', '.join(MODELS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--size",
+        type=extents,
+        metavar="64x48",
+        help="height and width of the samples (default: 64x64 for mesh tangling, else the model's own)",
+    )
+    parser.add_argument(
+        "--width", type=positive, help="channels of the model (default: 8 for mesh tangling, else the model's own)"
+    )
+    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"), help="optimizer (default: %(default)s)")
+    parser.add_argument("--lr", type=positive_float, default=RATE, help="learning rate (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, default=20, help="number of training steps (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,10 +1,9 @@
-"""Errors of predicted pipeline step times on this machine: ``mpiexec -n 2 distconv verify pipelines``.
+"""Compare predicted with measured step times of pipelines on this machine.
 
 Some networks are profiled. After each profile, the choices of ``distconv explore`` and other pipelines and
 distributions are measured, interleaved in one run. The command prints predicted and measured times, the rank
 correlation, and the distance of the choice from the best measured time. Nothing is fitted to the measured steps:
-layers, links, passes that compute nothing, the optimizer and the synchronization of replicas are measured one by
-one.
+layers, links, passes without compute, the optimizer and the synchronization of replicas are measured one by one.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions and measurements).
 """
@@ -65,8 +64,12 @@ class PipelineVariant:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify pipelines``."""
-    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
+    parser.add_argument(
+        "--rounds", type=positive, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models", default=",".join(CASES), help="networks, separated by commas (default: %(default)s)"
+    )
     parser.add_argument("--batch", type=positive, help="samples per step (default: the model's in the table)")
 
 

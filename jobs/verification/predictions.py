@@ -1,6 +1,6 @@
-"""Errors of predicted training step times on this machine.
+"""Compare predicted with measured training step times on this machine.
 
-Some networks are profiled, predicted and measured under several grids on one rank and on all, interleaved in one run.
+Some networks are profiled, predicted, and measured under several grids on one rank and on all, interleaved in one run.
 Then the planner's choice and the best of these grids are measured. The command prints the median error, the rank
 correlation, and the distance of the chosen plan from the best grid.
 
@@ -61,8 +61,12 @@ changes within minutes, and is to change for both."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify predictions``."""
-    parser.add_argument("--rounds", type=positive, default=15, help="steps of each variant (default: %(default)s)")
-    parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
+    parser.add_argument(
+        "--rounds", type=positive, default=15, help="interleaved training steps of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models", default=",".join(CASES), help="networks, separated by commas (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Disturb a training at random, and compare it with an undisturbed run.
+"""Inject random faults into a training run, and compare its result with an undisturbed run.
 
 A network learns the embedded digits. Its job is killed, stopped, paused and deprived of disk space, and its newest
 checkpoint is damaged; each time it resumes with --resume whole. At the end all losses, the weights, the optimizer's
@@ -46,10 +46,16 @@ LIMIT_S = 300.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify soak``."""
-    parser.add_argument("--faults", type=positive, default=20, help="how often to disturb it (default: %(default)s)")
-    parser.add_argument("--ranks", type=positive, default=2, help="default: %(default)s")
-    parser.add_argument("--seed", type=natural, default=0, help="of the faults (default: %(default)s)")
-    parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
+    parser.add_argument("--faults", type=positive, default=20, help="number of faults to inject (default: %(default)s)")
+    parser.add_argument(
+        "--ranks", type=positive, default=2, help="number of ranks of the training job (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="seed from which the faults are drawn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mpiexec", default=launch.mpiexec(), help="command that starts an MPI job (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

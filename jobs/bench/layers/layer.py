@@ -1,10 +1,10 @@
-"""``distconv bench layer``: a stack of equal convolutions over a grid: memory of the weights, traffic and time.
+"""Measure memory, traffic and time of a stack of equal convolutions over a grid.
 
-Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
-that rank 0 hands to MPI. Times are against one rank with all channels, interleaved in the same run.
+The memory is that of the weights, gradients and optimizer state that a rank holds. The traffic is the number of bytes
+that rank 0 passes to MPI. Times are compared with one rank that has all channels, interleaved in the same run.
 
-With --layer it is a single convolution of the paper instead: FP and BP, and what is predicted for them: for --machine,
-or for this machine, which is profiled first.
+With --layer, measures forward and backward of a single convolution of the paper, and compares them with predictions:
+for --machine, or for this machine, which is profiled first.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         choices=LAYERS,
-        help="this layer, float32 (with --grid, --batch, --device and --machine)",
+        help="measure this single layer of the paper in float32, not a stack; goes with --grid, --batch, --device "
+        "and --machine",
     )
-    add_device_argument(parser, "of --layer: ")
+    add_device_argument(parser, "device of --layer")
     add_machine_argument(parser, required=False)
     parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
     for name, text in (
-        ("channels", "channels and filters"),
+        ("channels", "input and output channels of each convolution"),
         ("groups", "groups of each convolution"),
-        ("kernel", "odd extent of the kernels"),
-        ("layers", "convolutions with ReLU"),
+        ("kernel", "odd kernel size"),
+        ("layers", "number of convolutions, each with ReLU"),
         ("size", "height and width of the sample"),
-        ("rounds", "turns of each variant"),
+        ("rounds", "interleaved repetitions of each variant"),
     ):
-        parser.add_argument(f"--{name}", type=positive, help=f"{text} (without --layer; default: {STACK[name]})")
+        parser.add_argument(f"--{name}", type=positive, help=f"{text}; without --layer (default: {STACK[name]})")
     report.add_json_argument(parser)
 
 

@@ -1,10 +1,10 @@
-"""``distconv bench pointcloud``: a sparse network on point clouds against its dense twin on all voxels.
+"""Compare a sparse network on point clouds with its dense equivalent on all voxels.
 
 A step is forward, cross entropy, backward and SGD on one mini-batch of embedded shapes: 4,096 of 16,384 points are
-drawn, and a fraction p of these is kept (point dropout). Kernel maps are built in each step, as clouds change. D is the
-dense network, S-p the sparse one. Each first takes a step in a process of its own that may not hold more than --cap:
-a variant that exceeds it is not timed. The rest are interleaved in one run: on one rank while others rest, and on all,
-which share the clouds.
+drawn, and a fraction p of these is kept (point dropout). Kernel maps are built in each step, since clouds change. D is
+the dense network, S-p the sparse one. Each variant first takes a step in a process of its own with a memory limit of
+--cap, and is not timed if it exceeds this limit. The others are interleaved in one run, on one rank while the others
+sleep, and on all ranks, which share the clouds.
 
 Source: Zhai et al., "SparsePipe", Table II (speed-ups against point dropout), Fig. 8 (memory against resolution).
 """
@@ -57,15 +57,33 @@ DENSE, OUT_OF_MEMORY = "D-1", "out of memory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench pointcloud``."""
-    parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="default: %(default)s")
+    parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="network (default: %(default)s)")
     parser.add_argument("--width", type=positive, default=8, help="channels of the first layer (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=8, help="clouds (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=8, help="point clouds per step (default: %(default)s)")
     parser.add_argument(
-        "--resolution", type=positive, nargs="+", default=[32, 50], help="voxels along a side (default: 32 50)"
+        "--resolution",
+        type=positive,
+        nargs="+",
+        default=[32, 50],
+        help="voxels along each side of a cloud, one or more values (default: 32 50)",
     )
-    parser.add_argument("--keep", type=share, nargs="+", default=[1.0, 0.5, 0.25], help="p (default: 1 0.5 0.25)")
-    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--cap", type=positive, default=16, metavar="GIB", help="memory of one (default: %(default)s)")
+    parser.add_argument(
+        "--keep",
+        type=share,
+        nargs="+",
+        default=[1.0, 0.5, 0.25],
+        help="fraction p of the points that is kept, one or more values (default: 1 0.5 0.25)",
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cap",
+        type=positive,
+        default=16,
+        metavar="GIB",
+        help="memory limit of one variant, in GiB; a variant that exceeds it is not timed (default: %(default)s)",
+    )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     report.add_json_argument(parser)
 

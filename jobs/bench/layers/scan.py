@@ -1,9 +1,10 @@
-"""``distconv bench scan``: a training step of a recurrent layer by each way back through time.
+"""Compare backward algorithms of a recurrent layer: the time of a training step.
 
-Torch's autograd, step after step (compiled by numba where it is installed), Algorithm 1 complete and truncated, in
-turns in one run, for numbers of steps T and batches B. The fastest turn of each counts, since others share the machine.
-A gradient comes from the last state alone, as in the paper. Over several ranks, which share the steps, the first figure
-is that of one rank with all of them. What would take longer than --limit by its arithmetic is left out.
+The algorithms are torch's autograd, the sequential one (compiled by numba if it is installed), and Algorithm 1,
+complete and truncated. They are interleaved in one run, for numbers of time steps T and mini-batch sizes B. The minimum
+over the repetitions counts, since others may use the machine. As in the paper, only the last state has a gradient.
+Several ranks share the time steps; the first number is then the time of one rank with all of them. Variants whose
+estimated time is above --limit are left out.
 
 Source: BPPSA, 4.1 and Figure 9: T = 10..30,000, B = 2..256, 20 hidden values.
 """
@@ -44,15 +45,30 @@ RATE = 5e9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench scan``."""
-    parser.add_argument("--model", choices=LAYERS, default="rnn", help="default: %(default)s")
+    parser.add_argument("--model", choices=LAYERS, default="rnn", help="recurrent layer (default: %(default)s)")
     parser.add_argument(
-        "--steps", type=positive, nargs="+", default=[10, 100, 1000, 10_000, 30_000], help="T (default: 10 to 30000)"
+        "--steps",
+        type=positive,
+        nargs="+",
+        default=[10, 100, 1000, 10_000, 30_000],
+        help="numbers of time steps T (default: 10 100 1000 10000 30000)",
     )
-    parser.add_argument("--batch", type=positive, nargs="+", default=[2, 16, 256], help="B (default: 2 16 256)")
-    parser.add_argument("--hidden", type=positive, default=20, help="values of a state (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=5, help="turns of each way (default: %(default)s)")
     parser.add_argument(
-        "--limit", type=positive_float, default=2.0, metavar="S", help="of a step (default: %(default)s)"
+        "--batch", type=positive, nargs="+", default=[2, 16, 256], help="mini-batch sizes B (default: 2 16 256)"
+    )
+    parser.add_argument("--hidden", type=positive, default=20, help="size of the hidden state (default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=5,
+        help="interleaved repetitions of each backward algorithm (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive_float,
+        default=2.0,
+        metavar="S",
+        help="leave out variants whose training step is estimated to take longer, in s (default: %(default)s)",
     )
     add_device_argument(parser)
     report.add_json_argument(parser)

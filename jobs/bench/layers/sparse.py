@@ -1,8 +1,8 @@
-"""``distconv bench sparse``: a 3^3 submanifold convolution on a surface against dense convolution of its volume.
+"""Compare a 3^3 submanifold convolution on a surface with a dense convolution of its volume.
 
-Forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a first
-layer. Variants take turns in one run, so that a drift of the machine's speed meets all of them; a step of each in a
-process of its own says what memory it takes, with its inputs. Above the cap on memory the dense one is not run.
+A step is forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a
+first layer. Variants are interleaved in one run, so that a drift of the machine's speed affects all of them. The peak
+memory of each comes from one step in a process of its own. The dense convolution is left out above --cap.
 
 Source: SparsePipe, Fig. 8: time and memory against resolution.
 """
@@ -44,12 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         nargs="+",
         default=[50],
-        help="voxels along a side (default: 50; several allowed)",
+        help="voxels along each side, one or more values (default: 50)",
     )
-    parser.add_argument("--channels", type=positive, default=32, help="in and out (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument(
-        "--cap", type=positive, default=16, metavar="GIB", help="memory the dense one may take (default: %(default)s)"
+        "--channels", type=positive, default=32, help="input and output channels (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cap",
+        type=positive,
+        default=16,
+        metavar="GIB",
+        help="memory limit of the dense convolution, in GiB; it is left out above this limit (default: %(default)s)",
     )
     parser.add_argument("--alone", choices=(SPARSE, DENSE), help=argparse.SUPPRESS)
     report.add_json_argument(parser)

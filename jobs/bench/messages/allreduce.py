@@ -1,7 +1,7 @@
-"""``distconv bench allreduce``: the sum of a network's gradients behind a backward pass, against one raw allreduce.
+"""Time the all-reduce of a network's gradients during backward, and compare it with a single raw allreduce.
 
-The backward pass is one that only hands out each parameter's share, last layer first; what it takes beyond one in-place
-allreduce of all bytes is packing, latency of its messages and bookkeeping.
+The backward pass only returns each parameter's gradient, last layer first. The time above that of one in-place
+allreduce of all bytes is spent in packing, in the latency of the messages and in bookkeeping.
 
 Source: Dryden et al. 2019, III-A.
 """
@@ -31,8 +31,10 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench allreduce``."""
-    parser.add_argument("--width", type=positive, default=64, help="of ResNet-50's first layer (default: %(default)s)")
-    parser.add_argument("--repeats", type=positive, default=20, help="sums per figure (default: %(default)s)")
+    parser.add_argument(
+        "--width", type=positive, default=64, help="channels of ResNet-50's first layer (default: %(default)s)"
+    )
+    parser.add_argument("--repeats", type=positive, default=20, help="all-reduces per result (default: %(default)s)")
     report.add_json_argument(parser)
 
 

@@ -1,7 +1,7 @@
-"""``distconv bench halo``: a halo exchange and its adjoint, against raw MPI with the copies that it takes.
+"""Time a halo exchange and its adjoint, and compare them with raw MPI.
 
-"bare messages" are the same messages from and into ready buffers; "raw" packs them from the tensor first and unpacks
-them into the ghosts.
+"bare messages" are the same messages from and into contiguous buffers. "raw" also packs them from the tensor and
+unpacks them into the halo.
 """
 
 from __future__ import annotations
@@ -26,17 +26,32 @@ from distconv.layers.common.input_windows import window_needs
 
 RAW = "raw"
 
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench halo
+  mpiexec -n 4 distconv bench halo --size 1024 --kernel 5 --grid h=2,w=2
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench halo``."""
     parser.add_argument(
-        "--size", type=positive, nargs="+", default=[256, 512, 1024], help="height and width of the tensor"
+        "--size",
+        type=positive,
+        nargs="+",
+        default=[256, 512, 1024],
+        help="height and width of the tensor, one or more values (default: 256 512 1024)",
     )
-    parser.add_argument("--channels", type=positive, default=16, help="channels")
-    parser.add_argument("--batch", type=positive, default=1, help="samples")
-    parser.add_argument("--kernel", type=positive, default=3, help="odd kernel size; the halo is kernel // 2 wide")
+    parser.add_argument("--channels", type=positive, default=16, help="channels of the tensor (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, help="samples of the tensor (default: %(default)s)")
+    parser.add_argument(
+        "--kernel",
+        type=positive,
+        default=3,
+        help="odd kernel size; the halo is kernel // 2 wide (default: %(default)s)",
+    )
     parser.add_argument("--grid", type=grid_extents, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
-    parser.add_argument("--repeats", type=positive, default=50, help="exchanges per figure")
+    parser.add_argument("--repeats", type=positive, default=50, help="exchanges per result (default: %(default)s)")
     report.add_json_argument(parser)
 
 

@@ -1,7 +1,7 @@
-"""``distconv bench redistribute``: a tensor from one grid of the ranks to another, against raw MPI.
+"""Time the redistribution of a tensor between two grids of the ranks, and compare it with raw MPI.
 
-"Alltoallv" packs what goes to each rank, exchanges all with one call and unpacks it; "messages" does the same with a
-message for each pair of ranks.
+"Alltoallv" packs the data for each rank, exchanges all of them with one call and unpacks them. "messages" does the same
+with one message for each pair of ranks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,30 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench redistribute``."""
-    parser.add_argument("--size", type=positive, nargs="+", default=[128, 512, 1024], help="height and width")
-    parser.add_argument("--channels", type=positive, default=16, help="channels")
-    parser.add_argument("--batch", type=positive, default=1, help="samples")
-    parser.add_argument("--source", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
-    parser.add_argument("--target", type=grid_extents, metavar="w=2", help="process grid (default: w over all ranks)")
-    parser.add_argument("--repeats", type=positive, default=50, help="transfers per figure")
+    parser.add_argument(
+        "--size",
+        type=positive,
+        nargs="+",
+        default=[128, 512, 1024],
+        help="height and width of the tensor, one or more values (default: 128 512 1024)",
+    )
+    parser.add_argument("--channels", type=positive, default=16, help="channels of the tensor (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, help="samples of the tensor (default: %(default)s)")
+    parser.add_argument(
+        "--source",
+        type=grid_extents,
+        metavar="h=2",
+        help="process grid before the redistribution (default: h over all ranks)",
+    )
+    parser.add_argument(
+        "--target",
+        type=grid_extents,
+        metavar="w=2",
+        help="process grid after the redistribution (default: w over all ranks)",
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=50, help="redistributions per result (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 

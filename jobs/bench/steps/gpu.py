@@ -1,9 +1,9 @@
-"""``distconv bench gpu``: a training step on one GPU against plain torch, and the hidden part of an exchange.
+"""Compare a training step on a GPU with plain torch, and measure the overlap of a halo exchange.
 
-Rank 0 trains the model alone: plain, parallelized, and parallelized with capture, interleaved. Then all ranks run one
-convolution of the given input, split over the height: with its halo exchange, without it (the same local work on halos
-that were received before), and the exchange by itself; by MPI, and by NCCL if that is chosen. The hidden time is the
-sum of the latter two minus the first, as a fraction of the exchange.
+Rank 0 trains the model by itself: plain, parallelized, and parallelized with capture, interleaved. Then all ranks run
+one convolution of the given input, split over its height: with its halo exchange, without it (the same local work on
+halos received before), and the exchange by itself, by MPI, or by NCCL if that is selected. The hidden time is the sum
+of the last two minus the first, as a fraction of the exchange.
 """
 
 from __future__ import annotations
@@ -48,8 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench gpu``."""
     add_network_arguments(parser)
     add_device_argument(parser)
-    parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=11, help="turns of each variant (default: %(default)s)")
+    parser.add_argument(
+        "--channels",
+        type=positive,
+        default=64,
+        help="channels of the convolution whose overlap is measured (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=11, help="interleaved repetitions of each variant (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 

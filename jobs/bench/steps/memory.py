@@ -1,8 +1,8 @@
-"""Peak resident memory of one training step: per rank of a grid, and of one rank by itself, in the same run.
+"""Compare the peak resident memory of a training step per rank of a grid with that of one rank by itself.
 
-With ``--shard-optimizer`` the ranks do it with the optimizer's state split, and then again with whole state.
-The peaks are the operating system's (ru_maxrss). What the process held before the model was built, the interpreter and
-its libraries, is shown apart: no grid can split it. Each run has the allocator settings that it has by default.
+With ``--shard-optimizer``, the ranks run with a split optimizer state first, and then with a full one on each rank.
+Peaks are those of the operating system (ru_maxrss). The memory of the interpreter and its libraries, before the model
+is built, is shown separately, since no grid can split it. Each run has the default allocator settings.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         choices=OPTIMIZERS,
         default="sgd",
-        help="with state: two steps, the second with it (default: sgd)",
+        help="optimizer; those with state take two steps, since the first creates the state (default: %(default)s)",
     )
     parser.add_argument(
         "--shard-optimizer",
         action="store_true",
-        help="measure with the optimizer's state split over ranks, and without",
+        help="measure with and without an optimizer state that is split over the ranks",
     )
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     report.add_json_argument(parser)

@@ -30,17 +30,27 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
     ``own``: with any model, as package.module:factory, too, and with ``--input`` and ``--classes``.
     """
     if own:
-        parser.add_argument("--model", default=model, help=f"{', '.join(MODELS)}; or package.module:factory")
-        parser.add_argument("--input", type=extents, metavar="C,H,W", help="extents of one sample, instead of --size")
-        parser.add_argument("--classes", type=positive, help="what the model predicts (default: the model's own)")
+        parser.add_argument(
+            "--model",
+            default=model,
+            help=f"network: {', '.join(MODELS)}, or your own as package.module:factory (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--input", type=extents, metavar="C,H,W", help="shape of one sample, channels first, instead of --size"
+        )
+        parser.add_argument(
+            "--classes", type=positive, help="classes or output channels of the model (default: the model's own)"
+        )
     else:
-        parser.add_argument("--model", choices=(*MESH_MODELS, *CLASSIFIED), default=model, help="default: %(default)s")
+        parser.add_argument(
+            "--model", choices=(*MESH_MODELS, *CLASSIFIED), default=model, help="network (default: %(default)s)"
+        )
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     parser.add_argument(
         "--size", type=positive, default=size, help="height and width of the samples (default: %(default)s)"
     )
-    parser.add_argument("--batch", type=positive, default=batch, help="samples (default: %(default)s)")
-    parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
+    parser.add_argument("--batch", type=positive, default=batch, help="samples per step (default: %(default)s)")
+    parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="process grid (default: h over all ranks)")
 
 
 def model_of(options: argparse.Namespace) -> torch.nn.Module:

@@ -1,6 +1,6 @@
-"""``distconv bench safeguards``: cost of comparing ranks and writing checkpoints, relative to a training step.
+"""Measure the cost of checks between ranks and of checkpoints, relative to a training step.
 
-A checkpoint is compared with raw files of the same size, written and flushed to the disk in the same interleaved run.
+A checkpoint is compared with raw files of the same size, written and flushed to the disk, interleaved in the same run.
 """
 
 from __future__ import annotations
@@ -48,9 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench safeguards``."""
     model_options.add_arguments(parser, model="vgg16_bn", size=32, batch=16)
     parser.add_argument(
-        "--directory", type=Path, default=Path(tempfile.gettempdir()), help="where to write (default: %(default)s)"
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for the checkpoints (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=positive, default=11, help="turns of each (default: %(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=11,
+        help="interleaved repetitions of each measurement (default: %(default)s)",
+    )
     report.add_json_argument(parser)
 
 

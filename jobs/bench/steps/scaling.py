@@ -1,4 +1,4 @@
-"""``distconv bench scaling``: measured and predicted step times on 1, 2, 4, ... ranks, and predictions beyond.
+"""Compare measured and predicted step times on 1, 2, 4, ... ranks, and predict those on more.
 
 A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks, data parallelism, spatial
 parallelism and the planned parallelism are interleaved, while the other ranks sleep.
@@ -49,11 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument(
-        "--predict-to", type=positive, default=2048, metavar="RANKS", help="on up to so many (default: %(default)s)"
+        "--predict-to",
+        type=positive,
+        default=2048,
+        metavar="RANKS",
+        help="largest number of ranks to predict step times for (default: %(default)s)",
     )
     add_device_argument(parser)
-    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw all of it")
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PICTURE",
+        help="draw measured and predicted times into this file (.png, .pdf, .svg)",
+    )
     report.add_json_argument(parser)
 
 

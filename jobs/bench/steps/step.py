@@ -1,8 +1,8 @@
-"""``distconv bench step``: one training step split over ranks against plain torch, interleaved in one run.
+"""Compare the time of a training step over a grid with plain torch.
 
-Variants take turns on an otherwise idle machine, a few steps each, so that a drift of its speed meets all of them.
-Plain torch runs in child processes that never load distconv: as shipped, with glibc told to keep what is freed, and
-with each allocator that is installed. The fastest of them is the reference.
+Variants are interleaved, a few steps each, so that a drift of the machine's speed affects all of them. The machine
+should be idle otherwise. Plain torch runs in child processes that never load distconv: with default settings, with
+glibc set to keep freed memory, and with each installed allocator. The fastest of them is the reference.
 """
 
 from __future__ import annotations
@@ -28,19 +28,38 @@ from distconv.jobs.training.options import grid_extents, positive
 from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
+  mpiexec -n 4 distconv bench step --size 256 512 --batch 4 --grid n=2,h=2
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench step``."""
     parser.add_argument(
-        "--size", type=positive, nargs="+", default=[512], help="height and width of the sample (several allowed)"
+        "--size",
+        type=positive,
+        nargs="+",
+        default=[512],
+        help="height and width of the sample, one or more values (default: 512)",
     )
-    parser.add_argument("--layer", choices=torch_step.KINDS, default="convolution", help="what each layer is")
-    parser.add_argument("--channels", type=positive, default=16, help="channels of every layer")
-    parser.add_argument("--layers", type=positive, default=4, help="layers")
-    parser.add_argument("--batch", type=positive, default=1, help="samples per step")
+    parser.add_argument(
+        "--layer", choices=torch_step.KINDS, default="convolution", help="type of the layers (default: %(default)s)"
+    )
+    parser.add_argument("--channels", type=positive, default=16, help="channels of every layer (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, default=4, help="number of layers (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
     parser.add_argument("--grid", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
-    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant; their medians are compared")
-    parser.add_argument("--steps", type=positive, default=2, help="steps per turn")
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=9,
+        help="interleaved repetitions of each variant, whose medians are compared (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=2, help="training steps per repetition (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 

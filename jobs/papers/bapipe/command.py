@@ -1,9 +1,9 @@
-"""BaPipe's evaluation by its own closed forms: Tables I to IV (schedules, throughput, largest model), VI (FPGAs), cuts.
+"""Reproduce BaPipe's evaluation with its closed forms: schedules, throughput, largest model, FPGA boards.
 
-Layer times follow from a roofline of data sheets, so only directions and ratios are comparable with the paper's. The
-paper's GPUs communicate through Gloo. Its bandwidth on their PCIe is not printed, but follows from Table III's own two
-results for data parallelism of VGG-16 on 4 GPUs (32 and 64 samples each): that one bandwidth is fitted unless --link is
-given, with an allreduce that nothing hides. The results of the pipelines are not used for it.
+Layer times follow from a roofline of data sheets, so only directions and ratios can be compared with the paper. The
+paper's GPUs communicate through Gloo. Its bandwidth over their PCIe is not published, but follows from Table III's two
+results for data parallelism of VGG-16 on 4 GPUs (32 and 64 samples each), with an all-reduce that nothing hides. Unless
+--link is given, this one bandwidth is fitted to them. The pipelines' results are not used for it.
 """
 
 from __future__ import annotations
@@ -74,14 +74,25 @@ TABLE_III = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv reproduce bapipe``."""
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
-    parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="tables to print (default: all)")
+    parser.add_argument(
+        "--machine",
+        default="v100-pcie",
+        metavar="NAME|FILE",
+        help="machine of Table III, a built-in name or a file (default: %(default)s)",
+    )
     bandwidth = quantity(Bandwidth)
     parser.add_argument(
-        "--link", type=bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
+        "--link",
+        type=bandwidth,
+        metavar="16GB/s",
+        help="bandwidth between GPUs (default: fitted to Table III's rows for data parallelism)",
     )
     parser.add_argument(
-        "--neighbours", type=bandwidth, metavar="16GB/s", help="between a pipeline's stages (default: as the link)"
+        "--neighbours",
+        type=bandwidth,
+        metavar="16GB/s",
+        help="bandwidth between consecutive stages of a pipeline (default: --link)",
     )
     add_json_argument(parser)
 

@@ -1,6 +1,6 @@
-"""BPPSA's tables and figures: sparsity and generation of Jacobians, FLOP over a pruned VGG-11, ranks to win, training.
+"""Reproduce BPPSA's tables and figures: sparse Jacobians, FLOP of a pruned VGG-11, ranks to win, training.
 
-Steps of recurrent networks of other shapes: ``distconv bench scan``.
+For steps of recurrent networks with other shapes, see ``distconv bench scan``.
 
 Source: "BPPSA: Scaling back-propagation by parallel scan algorithm", tables 1 and 4 to 6, figures 6, 10, 12, 13, 3.6.
 """
@@ -52,25 +52,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_part,
         nargs="*",
         metavar="PART",
-        help=f"of {', '.join(PARTS)} (default: all whose data are given)",
-    )
-    parser.add_argument("--columns", type=positive, default=64, help="autograd is timed on (default: %(default)s)")
-    parser.add_argument("--prune", type=_share, default=0.97, metavar="SHARE", help="of weights (default: %(default)s)")
-    parser.add_argument("--width", type=positive, default=64, help="of VGG (default: %(default)s)")
-    parser.add_argument(
-        "--machines", nargs="+", default=["localhost", "lassen", "h200-node"], help="names or files (default: built in)"
+        help=f"tables and figures: {', '.join(PARTS)} (default: all whose data are given)",
     )
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="CIFAR-10 or the like, for figures 6, 12 and training before 10"
+        "--columns",
+        type=positive,
+        default=64,
+        help="Jacobian columns that autograd is timed on, in table-1 (default: %(default)s)",
     )
-    parser.add_argument("--sounds", type=Path, metavar="PATH", help="HDF5 file or folder of sounds, for figure-13")
-    parser.add_argument("--epochs", type=positive, default=5, help="of figure-13 (default: %(default)s)")
-    parser.add_argument("--iterations", type=positive, default=40, help="of training (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=256, help="of training (default: %(default)s)")
     parser.add_argument(
-        "--rate", type=positive_float, help=f"of SGD (default: {training.RATE}, figure-10 {pruned_vgg.RATE})"
+        "--prune",
+        type=_share,
+        default=0.97,
+        metavar="SHARE",
+        help="pruned fraction of the weights, in figure-10 (default: %(default)s)",
     )
-    add_device_argument(parser, "of tables 4 to 6: ")
+    parser.add_argument(
+        "--width",
+        type=positive,
+        default=64,
+        help="channels of VGG's first layer, in figures 10 and 12 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--machines",
+        nargs="+",
+        default=["localhost", "lassen", "h200-node"],
+        help="machines, built-in names or files (default: localhost lassen h200-node)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of CIFAR-10 or a similar data set, for figures 6 and 12 and for training before figure 10",
+    )
+    parser.add_argument("--sounds", type=Path, metavar="PATH", help="HDF5 file or folder of sounds, for figure 13")
+    parser.add_argument(
+        "--epochs", type=positive, default=5, help="training epochs of figure 13 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=positive,
+        default=40,
+        help="training iterations of figures 6, 10 and 12 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=positive,
+        default=256,
+        help="samples per training iteration of figures 6, 10 and 12 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive_float,
+        help=f"learning rate of SGD (default: {training.RATE}, in figure 10 {pruned_vgg.RATE})",
+    )
+    add_device_argument(parser, "device of tables 4 to 6")
     add_json_argument(parser)
 
 

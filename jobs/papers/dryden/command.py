@@ -1,7 +1,7 @@
-"""The page of the strong-scaling tables and single layers of Dryden et al. 2019, predicted and published.
+"""Predict the strong-scaling tables and single layers of Dryden et al. 2019, next to the published values.
 
-For the page, five constants of the machine ``lassen`` are fitted to two rows of Table I; everything else is predicted.
-Single tables are printed within seconds, with the constants in the machine's file.
+For the full page, five constants of the machine ``lassen`` are fitted to two rows of Table I; everything else is
+predicted. Single tables are printed within seconds, with the constants of the machine file.
 
 Source: Dryden et al. 2019, VI-A, and VI-B, Tables I, II and III.
 """
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tables",
         nargs="+",
         choices=[*(table.name for table in TABLES), LAYERS],
-        help="print these alone, without fitting anything (default: the whole page)",
+        help="print only these tables, without fitting constants (default: all)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here instead of printing it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page to this file instead of printing it")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""How well the sparse VGG16-BN and its dense twin tell clouds apart after the same short training, for several seeds.
+"""Compare the accuracy of SparsePipe's sparse VGG16-BN with its dense equivalent after a short training.
 
-Both begin with the same weights and see the same voxels in the same order, with the same optimizer and rates; the dense
-one also computes where there is no voxel. At several resolutions it is Figure 8's accuracy. It runs in one process.
+Both are trained with several seeds. They start from the same weights and train on the same voxels in the same order,
+with the same optimizer and learning rates. The dense network also computes where there is no voxel. Several resolutions
+reproduce the accuracies of Figure 8. Runs in one process.
 """
 
 from __future__ import annotations
@@ -46,24 +47,42 @@ EVALUATED = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv reproduce sparsepipe-accuracy``."""
-    parser.add_argument("--data", type=Path, metavar="PATH", help="clouds (default: embedded shapes)")
-    parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="HDF5 file or folder of point clouds (default: embedded shapes)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=natural,
+        nargs="+",
+        default=[0, 1, 2],
+        metavar="N",
+        help="random seeds, one run for each (default: 0 1 2)",
+    )
     for name, value, text in (
-        ("train", 600, "clouds to train on"),
-        ("test", 300, "clouds to test on"),
-        ("epochs", 4, "epochs"),
-        ("batch", 16, "clouds of a batch"),
-        ("points", 1024, "points drawn of a cloud"),
-        ("width", 8, "filters of the first layer; 64 in the paper"),
+        ("train", 600, "number of training clouds"),
+        ("test", 300, "number of test clouds"),
+        ("epochs", 4, "number of training epochs"),
+        ("batch", 16, "clouds per step"),
+        ("points", 1024, "points drawn from each cloud"),
+        ("width", 8, "filters of the first layer, 64 in the paper"),
     ):
         parser.add_argument(
             f"--{name}", type=positive, default=value, metavar="N", help=f"{text} (default: %(default)s)"
         )
     parser.add_argument(
-        "--resolution", type=positive, nargs="+", default=[32], metavar="N", help="voxels along a side (default: 32)"
+        "--resolution",
+        type=positive,
+        nargs="+",
+        default=[32],
+        metavar="N",
+        help="voxels along each side, one or more values (default: 32)",
     )
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
-    parser.add_argument("--lr", type=positive_float, default=2e-3, help="Adam's peak (default: %(default)s)")
+    parser.add_argument(
+        "--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="networks to train (default: both)"
+    )
+    parser.add_argument(
+        "--lr", type=positive_float, default=2e-3, help="peak learning rate of Adam (default: %(default)s)"
+    )
     add_json_argument(parser)
 
 

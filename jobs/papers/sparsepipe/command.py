@@ -1,4 +1,4 @@
-"""Pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs.
+"""Reproduce pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs.
 
 The first table requires profiles (PipeDream's text format or distconv's). The second takes its layer times from a
 roofline, or from a measured profile of the sparse network. It also shows data parallelism (DP), as in Figure 9.
@@ -38,10 +38,25 @@ SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv reproduce sparsepipe``."""
-    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
-    parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
     parser.add_argument(
-        "--bandwidth", type=positive_float, default=1e9, help="bytes/s between them (default: %(default)g)"
+        "profiles",
+        nargs="*",
+        metavar="PROFILE",
+        help="layer profiles to partition, written by PipeDream or distconv profile --layers (default: none)",
+    )
+    parser.add_argument(
+        "--devices",
+        type=positive,
+        nargs="+",
+        default=[4, 8],
+        metavar="N",
+        help="numbers of devices to partition the profiles for (default: 4 8)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=positive_float,
+        default=1e9,
+        help="bandwidth between devices for the profiles, in bytes/s (default: %(default)g)",
     )
     parser.add_argument(
         "--gigabits",
@@ -49,28 +64,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[1, 2.5, 5, 10],
         metavar="G",
-        help="between the mixed GPUs (default: 1 2.5 5 10)",
+        help="bandwidths between the mixed GPUs, in Gbit/s (default: 1 2.5 5 10)",
     )
     parser.add_argument(
         "--messages",
         type=positive_float,
         default=1.0,
         metavar="X",
-        help="messages between layers are so many times as large (default: 1)",
+        help="factor on the size of the messages between layers (default: 1)",
     )
     parser.add_argument(
         "--measured",
         type=Path,
         default=published.MEASURED,
         metavar="PROFILE",
-        help="layer profile of the sparse network (default: ours, of 16 shapes at 50^3)",
+        help="measured layer profile of the sparse network (default: a stored one, with 16 shapes at 50^3 voxels)",
     )
     parser.add_argument(
         "--measured-batch",
         type=positive,
         default=published.MEASURED_BATCH,
         metavar="N",
-        help="its samples (default: %(default)s)",
+        help="samples of the measured layer profile (default: %(default)s)",
     )
     add_json_argument(parser)
 

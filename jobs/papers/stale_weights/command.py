@@ -1,10 +1,10 @@
-"""Trains a network with stale weights and without a pipeline, from several seeds, and compares the test accuracies.
+"""Measure the accuracy of training with stale weights and without a pipeline, for several seeds.
 
-One process, one thread. A variant is ``nonpipelined``, the layers that pipeline registers come after (``7,13``),
-``hybrid:7,13``, pipelined for two thirds of the iterations, or ``stash:7,13``, where backward passes have the weights
-of their forward passes; ``@RATE`` sets another learning rate. Each finished run is a line of the results file and is
-not made again: stop the experiment at any time, and start it again to go on. Initial weights, the order of the samples
-and their augmentation follow from the seed and are the same in all variants.
+One process simulates the pipeline, with one thread. A variant is ``nonpipelined``, the layers that pipeline registers
+follow (``7,13``), ``hybrid:7,13``, pipelined for two thirds of the iterations, or ``stash:7,13``, whose backward passes
+use the weights of their forward passes; ``@RATE`` sets another learning rate. Each finished run is a line of the
+results file and is not repeated: an interrupted experiment resumes if it is started again. Initial weights, the order
+of the samples and their augmentation depend on the seed only and are the same in all variants.
 
 Source: stale weights (Zhang, Abdelrahman 2021), 5 (simulated implementation), 6.2 to 6.4, appendix A.
 """
@@ -43,21 +43,46 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv reproduce stale-weights``."""
-    parser.add_argument("network", choices=RECIPES)
+    parser.add_argument("network", choices=RECIPES, help="network to train")
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="folder of MNIST or CIFAR-10, or an HDF5 file of images",
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="default: runs/staleness/NETWORK.jsonl")
-    parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
-    parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
-    parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
     parser.add_argument(
-        "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="file that results are appended to (default: runs/staleness/NETWORK.jsonl)",
     )
-    parser.add_argument("--batch", type=positive, metavar="N", help="default: the recipe's")
-    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: its own)")
     parser.add_argument(
-        "--evaluations", type=positive, default=6, metavar="N", help="on the test images in a run (default: 6)"
+        "--variants", nargs="+", metavar="VARIANT", help="variants to train, as described above (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=natural,
+        nargs="+",
+        default=[0, 1, 2],
+        metavar="N",
+        help="random seeds, one run for each (default: 0 1 2)",
+    )
+    parser.add_argument("--iterations", type=positive, metavar="N", help="training iterations (default: the recipe's)")
+    parser.add_argument(
+        "--schedule",
+        type=positive,
+        metavar="N",
+        help="iterations over which the learning rate decays (default: --iterations)",
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="samples per iteration (default: the recipe's)")
+    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: the model's own)")
+    parser.add_argument(
+        "--evaluations",
+        type=positive,
+        default=6,
+        metavar="N",
+        help="evaluations on the test images in each run (default: %(default)s)",
     )
 
 

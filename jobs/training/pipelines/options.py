@@ -110,41 +110,63 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
         Group of ``--grid`` and ``--plan``.
     """
     place.add_argument(
-        "--pipeline", metavar="SCHEDULE", help=f"train as a pipeline: {', '.join(_runnable())} (docs/pipelines.md)"
+        "--pipeline",
+        metavar="SCHEDULE",
+        help=f"train as a pipeline with this schedule: {', '.join(_runnable())} (docs/pipelines.md)",
     )
     place.add_argument(
-        "--pipeline-plan", metavar="PLAN.json", help="train as a pipeline that distconv explore chose, in this file"
+        "--pipeline-plan",
+        metavar="PLAN.json",
+        help="train as a pipeline that distconv explore has chosen and written to this file",
     )
-    add_devices_argument(parser, "for a plan of several kinds of devices, which ranks have which: ")
-    group = parser.add_argument_group("pipeline", "what goes with --pipeline")
+    add_devices_argument(parser, "device type of each rank, for a plan with several")
+    group = parser.add_argument_group("pipeline", "options of --pipeline")
     group.add_argument(
-        "--stages", type=positive, metavar="N", help="stages of about equal time (default: as many as ranks allow)"
+        "--stages",
+        type=positive,
+        metavar="N",
+        help="number of stages, of about equal time (default: as many as the ranks allow)",
     )
     group.add_argument(
-        "--ppv", type=counts, metavar="3,5,7", help="cut behind these convolution and linear layers, counted from 1"
+        "--ppv",
+        type=counts,
+        metavar="3,5,7",
+        help="split points: split the model after these convolution and linear layers, counted from 1",
     )
     group.add_argument(
         "--microbatches",
         type=positive,
         metavar="M",
-        help="parts of a mini-batch (default: as many as stages; 1 where each mini-batch updates)",
+        help="micro-batches per mini-batch (default: as many as stages; 1 for asynchronous schedules)",
     )
-    group.add_argument("--replicas", type=counts, metavar="2,1", help="ranks of each stage (default: 1)")
+    group.add_argument(
+        "--replicas",
+        type=counts,
+        metavar="2,1",
+        help="ranks of each stage: one number for all stages, or one per stage (default: 1)",
+    )
     group.add_argument(
         "--weights",
         choices=WEIGHTS,
-        help="what backward passes use (default: the schedule's own)",
+        help="weight version that backward passes use (default: the schedule's own)",
     )
     group.add_argument(
-        "--vertical-sync", action="store_true", default=None, help="one version of the weights in all stages (stash)"
+        "--vertical-sync",
+        action="store_true",
+        default=None,
+        help="use one weight version of a micro-batch in all stages; goes with --weights stash",
     )
     group.add_argument(
         "--running-statistics",
         choices=BATCH_NORM,
-        help="of batch norm: per micro-batch, or per mini-batch (default: micro)",
+        help="update the running statistics of batch norm per micro-batch (micro) or per mini-batch (deferred) "
+        "(default: micro)",
     )
     group.add_argument(
-        "--switch-after", type=positive, metavar="STEP", help="from then on one mini-batch after the other (hybrid)"
+        "--switch-after",
+        type=positive,
+        metavar="STEP",
+        help="train without overlap of mini-batches after STEP steps (hybrid training)",
     )
 
 
@@ -154,7 +176,7 @@ def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
         "--devices",
         type=device_kinds,
         metavar="OLD:2,NEW:2",
-        help=f"{what}so many of each kind in the order of ranks, or gpu or host: kinds are named by those",
+        help=f"{what}: NAME:RANKS,... in rank order, or gpu or host to name each rank's type after its GPU or host",
     )
 
 

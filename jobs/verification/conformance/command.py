@@ -1,4 +1,4 @@
-"""Every operator and option on every kind of grid against one process (plain torch, float64).
+"""Compare every operator and option on every kind of grid with one process of plain torch in float64.
 
 Results, the gradients of all inputs and parameters, and buffers are compared. Each line has one verdict: exact,
 redistributes (with the bytes that redistributions moved, forward and backward, on all ranks), replicates (exact, but
@@ -52,11 +52,18 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify conformance``."""
     names = [*FAMILIES, EMPTY, *SAMPLES]
-    parser.add_argument("--family", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
-    parser.add_argument("--samples", type=natural, metavar="N", help="of torch-samples: the first N of each operator")
+    parser.add_argument(
+        "--family", nargs="+", choices=names, metavar="NAME", help=f"only these families of cases: {', '.join(names)}"
+    )
+    parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators with these names")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables to this file as a Markdown page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
+    parser.add_argument(
+        "--samples",
+        type=natural,
+        metavar="N",
+        help="only the first N samples of each operator of the family torch-samples (default: all)",
+    )
     launch.add_arguments(parser)
 
 

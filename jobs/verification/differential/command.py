@@ -1,7 +1,7 @@
-"""Random differential runs: the distributed operators and whole small networks against one-process torch.
+"""Compare random operators and small networks over grids with plain torch on one process.
 
-Each case follows from two numbers, the seed and its index. A wrong case is printed with the command that repeats it.
-The exit code is 1 if any case is wrong.
+Each case is determined by the seed and its index. A wrong case is printed with the command that repeats it. The exit
+code is 1 if any case is wrong.
 """
 
 from __future__ import annotations
@@ -29,11 +29,19 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify differential``."""
-    parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
-    parser.add_argument("--only", choices=KINDS, default="all", help="what is drawn (default: %(default)s)")
-    parser.add_argument("--case", type=natural, metavar="NUMBER", help="run this one and say what came of it")
-    parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
+    parser.add_argument(
+        "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="seed from which the cases are drawn (default: %(default)s)"
+    )
+    parser.add_argument("--only", choices=KINDS, default="all", help="kind of the cases (default: %(default)s)")
+    parser.add_argument(
+        "--case", type=natural, metavar="NUMBER", help="run only the case with this index, and print its outcome"
+    )
+    parser.add_argument(
+        "--first", type=natural, default=0, metavar="NUMBER", help="index of the first case (default: %(default)s)"
+    )
     launch.add_arguments(parser)
 
 

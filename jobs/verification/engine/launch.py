@@ -20,9 +20,19 @@ from distconv.jobs.verification.engine.runner import Case, CaseRun
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``--ranks``, ``--mpiexec`` and ``--journal``."""
-    parser.add_argument("--ranks", type=counts, metavar="2,3,4", help="start mpiexec itself for each of these counts")
-    parser.add_argument("--mpiexec", default=mpiexec(), help="how to start a job (default: %(default)s)")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="note lines as they come; go on behind them")
+    parser.add_argument(
+        "--ranks",
+        type=counts,
+        metavar="2,3,4",
+        help="start one MPI job for each of these numbers of ranks (default: use the ranks of this job)",
+    )
+    parser.add_argument("--mpiexec", default=mpiexec(), help="command that starts an MPI job (default: %(default)s)")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="append results to this file as they arrive, and resume after the results that it holds",
+    )
 
 
 def mpiexec() -> str:
