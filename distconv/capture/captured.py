@@ -17,13 +17,20 @@ from mpi4py import MPI
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from distconv import recording
-from distconv.capture.gradients import gradient, set_gradient
-from distconv.capture.graph import Graph, on_gpu, unfit
-from distconv.capture.guards import Arguments, Modules, Tensors, block_of, mode_difference, modes
-from distconv.capture.outcome import Outcome, Snapshot
-from distconv.capture.placement import below_autograd
-from distconv.capture.program import Program
-from distconv.capture.run import CaptureRun, Result, filled, recorded
+from distconv.capture.buffer_plan import below_autograd
+from distconv.capture.gradients import get_gradient, set_gradient
+from distconv.capture.graph import CudaGraphReplay, find_unsupported, fold_host_constants
+from distconv.capture.guards import (
+    ArgumentGuard,
+    ModuleGuard,
+    TensorGuard,
+    block_of,
+    current_modes,
+    describe_mode_change,
+)
+from distconv.capture.outcome import StepOutcome, StepSnapshot
+from distconv.capture.replay_code import ReplayCode
+from distconv.capture.run import CaptureRun, StepResult, rebuild_results, record_run
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
 from distconv.process import watchdog
@@ -31,24 +38,24 @@ from distconv.tensor import DistTensor
 
 ON_CHANGE = ("raise", "record")
 
-_WARM_UP = 2
+_WARM_UP_RUNS = 2
 """Runs before the recorded one. They fill caches and determine the order of gradient reductions."""
 
-_KEPT = 8
+_MAX_RECORDINGS = 8
 """Maximum number of recordings of a step. Earlier ones are replayed if their arguments, modules and modes return."""
 
-_OFTEN = (
-    "dc.capture: this is recording number {} of a step, since {}. Only the last {} are kept, and a step that is "
-    "recorded often is slower than an eager one"
+_RECORDED_OFTEN = (
+    "dc.capture: this is recording number {} of a step, since {}. Only the last {} recordings are kept, and a step "
+    "that is recorded often is slower than an eager one. Call it with fewer shapes and modes, or do not capture it"
 )
 
-_NO_ORDER = (
-    "dc.capture: {} has other bits after a replay than after the step. On a GPU that may be so after each run of the "
-    "step, since some kernels add in no fixed order: only half of the digits are compared. "
-    "torch.use_deterministic_algorithms(True) makes all of them comparable"
+_NOT_BITWISE = (
+    "dc.capture: {} is not bitwise identical after a replay and after the eager step. Some GPU kernels add in no fixed "
+    "order, so two eager steps may differ, too: only half of the digits are compared. Call "
+    "torch.use_deterministic_algorithms(True) to compare all bits"
 )
 
-_abandoned: list[_Replay] = []
+_failed_replays: list[CaptureReplay] = []
 """Replays that failed. They are kept alive, since their messages may be in flight and use their memory."""
 
 
@@ -66,14 +73,14 @@ class Captured:
     def __init__(self, function: Callable[..., Any], example: Sequence[Any], check_every: int, on_change: str) -> None:
         self.__wrapped__ = function
         self._check_every, self._on_change = check_every, on_change
-        self._replays: dict[int, _Replay] = {}
+        self._replays: dict[int, CaptureReplay] = {}
         """Replays by number. Numbers are the same on all ranks."""
-        self._recorded = 0
+        self._recording_count = 0
         self._pool: Any = None
         """Memory pool that all CUDA graphs share, since only one of them runs at a time."""
         distributed = [leaf for leaf in tree_leaves(tuple(example)) if isinstance(leaf, DistTensor)]
         self._world: Any = distributed[0].grid.world if distributed else None
-        self._add(example)
+        self._add_recording(example)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Replay the step, with the results and side effects on tensors of ``function(*args, **named)``.
@@ -87,38 +94,38 @@ class Captured:
         """
         if recording.active is not None:  # This step is part of another one, which is being recorded.
             return self.__wrapped__(*args, **named)
-        args = self._positional(args, named) if named else args
+        args = self._bind_positional(args, named) if named else args
         leaves, spec = tree_flatten(args)
-        number, change, may_record = self._fitting(args, leaves, spec)
-        if not self._is_everywhere(number):
+        number, change, may_record = self._select_recording(args, leaves, spec)
+        if not self._is_same_on_all_ranks(number):
             self._check_recording_allowed(change, may_record)
-            if self._recorded == _KEPT:
-                reason = change or "other ranks need it"
-                warnings.warn(_OFTEN.format(_KEPT + 1, reason, _KEPT), stacklevel=2)
-            number = self._add(args)
+            if self._recording_count == _MAX_RECORDINGS:
+                reason = change or "another rank needs it"
+                warnings.warn(_RECORDED_OFTEN.format(_MAX_RECORDINGS + 1, reason, _MAX_RECORDINGS), stacklevel=2)
+            number = self._add_recording(args)
         replay = self._replays[number]
         replay.calls += 1
         if self._check_every and (replay.calls == 1 or replay.calls % self._check_every == 0):
-            return self._checked(number, args, leaves)
-        return self._replayed(number, leaves)
+            return self._replay_and_compare(number, args, leaves)
+        return self._replay(number, leaves)
 
-    def _positional(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _bind_positional(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         bound = inspect.signature(self.__wrapped__).bind(*args, **named)
         if bound.kwargs:
             raise CaptureError(
-                f"a captured step: {', '.join(bound.kwargs)} can only be passed by name, and the example of dc.capture "
+                f"a captured step: {', '.join(bound.kwargs)} can only be passed by name, but the example of dc.capture "
                 "is positional. Make it a positional parameter of the function"
             )
         return bound.args
 
-    def _replayed(self, number: int, leaves: Sequence[Any]) -> Any:
+    def _replay(self, number: int, leaves: Sequence[Any]) -> Any:
         try:
             return self._replays[number](leaves)
         except BaseException:
-            _abandoned.append(self._replays.pop(number))
+            _failed_replays.append(self._replays.pop(number))
             raise
 
-    def _fitting(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[int, str, bool]:
+    def _select_recording(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[int, str, bool]:
         """Return the recording to replay, the guard failure, and True if a new recording is always allowed.
 
         It is the newest recording whose guards pass, or -1 if all of them fail. The guard failure is that of the newest
@@ -126,53 +133,53 @@ class Captured:
         """
         first: tuple[str, bool] | None = None
         for number in sorted(self._replays, reverse=True):
-            change = self._replays[number].change(args, leaves, spec)
+            change = self._replays[number].describe_change(args, leaves, spec)
             if change is None:
                 return number, "", True
             first = first or change
         return -1, *(first or ("", True))
 
-    def _is_everywhere(self, number: int) -> bool:
+    def _is_same_on_all_ranks(self, number: int) -> bool:
         """Return True if all ranks replay the same recording. One allreduce of 16 bytes."""
         if self._world.size == 1:
             return number >= 0
         # Even with DISTCONV_CHECK=off: ranks that record again send other messages than ranks that replay, and would
         # deadlock.
         agreement.check_communicator(self._world, "a captured step")
-        apart = agreement.find_mismatches(self._world, np.array([number]), lambda: "agreement on a captured step")
-        return number >= 0 and not apart[0]
+        mismatches = agreement.find_mismatches(self._world, np.array([number]), lambda: "agreement on a captured step")
+        return number >= 0 and not mismatches[0]
 
     def _check_recording_allowed(self, change: str, may_record: bool) -> None:
         with watchdog.waiting(lambda: "what has changed for a captured step"):
             changes = self._world.allgather((change, may_record))
-        refused = [(rank, text) for rank, (text, allowed) in enumerate(changes) if text and not allowed]
-        if refused and self._on_change == "raise":
-            ranks = ", ".join(str(rank) for rank, text in refused if text == refused[0][1])
+        failures = [(rank, text) for rank, (text, allowed) in enumerate(changes) if text and not allowed]
+        if failures and self._on_change == "raise":
+            ranks = ", ".join(str(rank) for rank, text in failures if text == failures[0][1])
             raise CaptureError(
-                f"a captured step differs from its recording: {refused[0][1]} (rank {ranks}). Capture it again, or "
+                f"a captured step differs from its recording: {failures[0][1]} (rank {ranks}). Capture it again, or "
                 'pass on_change="record" to dc.capture'
             )
 
-    def _add(self, args: Sequence[Any]) -> int:
+    def _add_recording(self, args: Sequence[Any]) -> int:
         """Record the step for ``args`` and return the number of the recording, the same on all ranks. Collective."""
-        replay = _Replay(self._record(args), args)
-        agreement.try_on_all_ranks(self._world, lambda: self._on_gpu(replay, args), CaptureError)
-        if len(self._replays) >= _KEPT:
+        replay = CaptureReplay(self._record(args), args)
+        agreement.try_on_all_ranks(self._world, lambda: self._capture_graph(replay, args), CaptureError)
+        if len(self._replays) >= _MAX_RECORDINGS:
             del self._replays[min(self._replays)]
-        self._recorded += 1
-        self._replays[self._recorded] = replay
-        return self._recorded
+        self._recording_count += 1
+        self._replays[self._recording_count] = replay
+        return self._recording_count
 
-    def _on_gpu(self, replay: _Replay, args: Sequence[Any]) -> None:
+    def _capture_graph(self, replay: CaptureReplay, args: Sequence[Any]) -> None:
         if replay.run.recording.gpu is not None:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            replay.become_graph(args, self._pool)
+            replay.capture_graph(args, self._pool)
 
     def _record(self, args: Sequence[Any]) -> CaptureRun:
-        for _ in range(1 + _WARM_UP):
-            run = recorded(self.__wrapped__, args)
+        for _ in range(1 + _WARM_UP_RUNS):
+            run = record_run(self.__wrapped__, args)
         self._world = self._world or max(run.recording.comms(), key=lambda comm: comm.size, default=MPI.COMM_SELF)
-        reasons = [*run.recording.refusals, *(unfit(run.recording) if run.recording.gpu else ())]
+        reasons = [*run.recording.unsupported, *(find_unsupported(run.recording) if run.recording.gpu else ())]
 
         def check() -> None:
             if reasons:
@@ -181,96 +188,97 @@ class Captured:
         agreement.try_on_all_ranks(self._world, check, CaptureError)
         return run
 
-    def _checked(self, number: int, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def _replay_and_compare(self, number: int, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Run the eager step, undo it, replay it, and compare. Collective."""
         replay, blocks = self._replays[number], _blocks(leaves)
-        before = Snapshot(replay.run, blocks)
-        expected = Outcome(replay.run, blocks, self.__wrapped__(*args))
-        before.put_back()
-        result = self._replayed(number, leaves)
-        outcome = Outcome(replay.run, blocks, result)
-        wrong = outcome.difference(expected)
+        before = StepSnapshot(replay.run, blocks)
+        expected = StepOutcome(replay.run, blocks, self.__wrapped__(*args))
+        before.restore()
+        result = self._replay(number, leaves)
+        outcome = StepOutcome(replay.run, blocks, result)
+        wrong = outcome.first_difference(expected)
         varies = replay.run.recording.gpu is not None and not torch.are_deterministic_algorithms_enabled()
         if agreement.allreduce_max(self._world, int(varies and bool(wrong)), "check of a captured step"):
-            before.put_back()
-            again = Outcome(replay.run, blocks, self.__wrapped__(*args))
-            before.put_back()
-            result = self._replayed(number, leaves)
+            before.restore()
+            again = StepOutcome(replay.run, blocks, self.__wrapped__(*args))
+            before.restore()
+            result = self._replay(number, leaves)
             if varies and wrong:
-                warnings.warn(_NO_ORDER.format(wrong), stacklevel=3)
-                wrong = outcome.far_from(expected, again)
+                warnings.warn(_NOT_BITWISE.format(wrong), stacklevel=3)
+                wrong = outcome.first_significant_difference(expected, again)
 
         def check() -> None:
             if wrong:
                 raise CaptureError(
-                    f"replay {replay.calls} of a captured step gives other numbers than the step: {wrong} differs. "
-                    "Something that is a constant of the recording has changed, such as a learning rate, a counter or "
-                    "a global variable: pass it as an argument"
+                    f"replay {replay.calls} of a captured step differs from the eager step: {wrong} is not the same. A "
+                    "Python value that is a constant of the recording has changed, such as a learning rate, a counter "
+                    "or a global variable. Pass it as an argument"
                 )
 
         try:
             agreement.try_on_all_ranks(self._world, check, CaptureError)
         except CaptureError:
-            before.put_back()  # The caller may take the step eagerly.
+            before.restore()  # The caller may take the step eagerly.
             raise
         return result
 
 
-class _Replay:
+class CaptureReplay:
     """A recording, its guards, and the generated code or CUDA graph that replays it."""
 
     def __init__(self, run: CaptureRun, args: Sequence[Any]) -> None:
         self.run, self.calls = run, 0
         leaves, spec = tree_flatten(tuple(args))
-        self._modes, self._arguments = modes(), Arguments(leaves, spec)
-        own = [leaf for number, leaf in enumerate(run.before.leaves) if number not in run.arguments]
-        self._guards = (Modules(run.modules), Tensors([*run.held(), *own]), run.optimizers)
-        self._gradients = self._present_gradients(_blocks(leaves))
+        self._modes, self._arguments = current_modes(), ArgumentGuard(leaves, spec)
+        other_leaves = [leaf for number, leaf in enumerate(run.before.leaves) if number not in run.arguments]
+        self._guards = (ModuleGuard(run.modules), TensorGuard([*run.existing_tensors(), *other_leaves]), run.optimizers)
+        self._gradients = self._gradient_kinds(_blocks(leaves))
         self._comms = run.recording.comms()
-        self._count = sum(isinstance(each, Result) for each in run.results)
-        self._recording = run.recording if run.recording.gpu is None else on_gpu(run.recording)
-        self._program = Program(self._recording, run.outputs(), run.gradient_slots(), len(run.before.values))
-        self._take: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Sequence[torch.Tensor]]
-        self._take = self._program.replay
+        self._result_count = sum(isinstance(each, StepResult) for each in run.results)
+        self._recording = run.recording if run.recording.gpu is None else fold_host_constants(run.recording)
+        self._program = ReplayCode(self._recording, run.outputs(), run.gradient_slots(), len(run.before.values))
+        self._run_recording: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Sequence[torch.Tensor]]
+        self._run_recording = self._program.replay
 
-    def become_graph(self, args: Sequence[Any], pool: Any) -> None:
+    def capture_graph(self, args: Sequence[Any], pool: Any) -> None:
         """Capture the generated code as a CUDA graph, which later calls replay."""
         blocks = _blocks(tree_leaves(tuple(args)))
-        given = blocks, self._given_gradients(blocks)
-        self._take = Graph(self._program, self._recording, given, self.run.generators, pool).replay
+        example = blocks, self._gradients_before(blocks)
+        self._run_recording = CudaGraphReplay(self._program, self._recording, example, self.run.generators, pool).replay
 
-    def change(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[str, bool] | None:
+    def describe_change(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[str, bool] | None:
         """Return the guard failure, and True if a new recording is always allowed; None if all guards pass."""
-        text = mode_difference(self._modes) or self._arguments.difference(args, leaves, spec)
-        text = text or next(filter(None, (guard.difference() for guard in self._guards)), "")
+        text = describe_mode_change(self._modes) or self._arguments.describe_change(args, leaves, spec)
+        text = text or next(filter(None, (guard.describe_change() for guard in self._guards)), "")
         if text:
             return text, False
-        if self._present_gradients(_blocks(leaves)) != self._gradients:
-            return "other gradients are None than when it was recorded", True
+        if self._gradient_kinds(_blocks(leaves)) != self._gradients:
+            return "the gradients that are None are not those of the recording", True
         return None
 
-    def _present_gradients(self, blocks: Sequence[Any]) -> Any:
-        grads = map(gradient, self.run.leaves(blocks))
+    def _gradient_kinds(self, blocks: Sequence[Any]) -> Any:
+        grads = map(get_gradient, self.run.leaves(blocks))
         kept = [(id(leaf), comm.handle) for leaf, _, comm in gradient_reduction.unsynced_grads()]
         return [None if grad is None else (grad.dtype, grad.layout) for grad in grads], kept
 
-    def _given_gradients(self, blocks: Sequence[Any]) -> list[torch.Tensor | None]:
+    def _gradients_before(self, blocks: Sequence[Any]) -> list[torch.Tensor | None]:
         kept = gradient_reduction.unsynced_grads()
-        return [*map(gradient, self.run.leaves(blocks)), *(share for _, share, _ in kept)]
+        return [*map(get_gradient, self.run.leaves(blocks)), *(grad for _, grad, _ in kept)]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Replay the step for these leaves of the arguments, and return its results. Collective."""
         for comm in self._comms:
             agreement.check_communicator(comm, "the replay of a step")
         blocks, run = _blocks(leaves), self.run
         with torch.no_grad(), below_autograd():
-            tensors = [tensor.detach() for tensor in self._take(blocks, self._given_gradients(blocks))]
-        rest = iter(tensors[self._count :])
-        own = run.leaves(blocks)
+            tensors = [tensor.detach() for tensor in self._run_recording(blocks, self._gradients_before(blocks))]
+        rest = iter(tensors[self._result_count :])
+        grad_leaves = run.leaves(blocks)
         for number, slot in run.gradients:
-            set_gradient(own[number], None if slot is None else next(rest))
-        if run.kept or run.before.kept:
-            gradient_reduction.set_unsynced_grads([(leaf, next(rest), comm) for leaf, _, comm in run.kept])
-        return filled(run, tensors[: self._count])
+            set_gradient(grad_leaves[number], None if slot is None else next(rest))
+        if run.unsynced or run.before.unsynced:
+            gradient_reduction.set_unsynced_grads([(leaf, next(rest), comm) for leaf, _, comm in run.unsynced])
+        return rebuild_results(run, tensors[: self._result_count])
 
 
 def _blocks(leaves: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ _GRAD: Any = torch.Tensor.grad
 """The attribute as autograd defines it. Reading it does not finish pending reductions."""
 
 
-def gradient(leaf: torch.Tensor) -> torch.Tensor | None:
+def get_gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     """Return ``leaf.grad`` without finishing pending reductions."""
     value: torch.Tensor | None = _GRAD.__get__(leaf)
     return value
@@ -35,17 +35,17 @@ def set_gradient(leaf: torch.Tensor, value: torch.Tensor | None) -> None:
     _GRAD.__set__(leaf, value)
 
 
-class Gradients:
+class SavedGradients:
     """Gradients of leaves at the time when each leaf was added, and contributions kept by ``no_sync`` at the start."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self.kept = gradient_reduction.unsynced_grads()
+        self.unsynced = gradient_reduction.unsynced_grads()
 
     def add(self, leaf: torch.Tensor) -> None:
         """Save the gradient of ``leaf``. Call it before the gradient changes; later calls have no effect."""
         if id(leaf) not in self._before:
-            self._before[id(leaf)] = leaf, gradient(leaf)
+            self._before[id(leaf)] = leaf, get_gradient(leaf)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -55,14 +55,14 @@ class Gradients:
     @property
     def values(self) -> list[torch.Tensor | None]:
         """The gradients of :attr:`leaves`, followed by the kept contributions."""
-        return [*(grad for _, grad in self._before.values()), *(share for _, share, _ in self.kept)]
+        return [*(grad for _, grad in self._before.values()), *(grad for _, grad, _ in self.unsynced)]
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return True if ``tensor`` is one of :attr:`values`."""
         return any(value is tensor for value in self.values)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the gradient and contribution tensors themselves, but not the values in their memory."""
         for leaf, grad in self._before.values():
             set_gradient(leaf, grad)
-        gradient_reduction.set_unsynced_grads(self.kept)
+        gradient_reduction.set_unsynced_grads(self.unsynced)

@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
-from distconv.capture.entries import (
-    Call,
-    Entry,
-    Operator,
-    Post,
+from distconv.capture.buffer_plan import below_autograd
+from distconv.capture.operations import (
+    AllReduce,
+    FunctionCall,
+    Op,
+    OperatorCall,
     Recording,
     Ref,
+    SendReceive,
     Slot,
     SlotOrigin,
-    Sum,
-    Together,
-    makes,
-    reads,
+    TryOnAllRanks,
+    slots_made,
+    slots_read,
 )
-from distconv.capture.placement import below_autograd
-from distconv.capture.program import Program
+from distconv.capture.replay_code import ReplayCode
 from distconv.communication.gpu.nccl import Channel
 
 _aten = torch.ops.aten
@@ -45,103 +45,108 @@ Eagerly the state is on the host; while a graph is captured it is on the GPU.
 """
 
 
-def unfit(recording: Recording) -> Iterator[str]:
+def find_unsupported(recording: Recording) -> Iterator[str]:
     """Yield the reasons, each with its line, why a recording that uses a GPU cannot become a CUDA graph."""
-    constants = _numbers(recording) | _places_of_generators(recording)
+    constants = _python_number_slots(recording) | _generator_state_slots(recording)
     inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
-    for entry in recording.entries:
-        reason = _by_host(entry)
-        if not reason and isinstance(entry, Operator):
-            reason = _of_operator(recording, entry, constants, inputs)
+    for op in recording.operations:
+        reason = _host_work_reason(op)
+        if not reason and isinstance(op, OperatorCall):
+            reason = _operator_reason(recording, op, constants, inputs)
         if reason:
-            yield f"{entry.line}: on a GPU {reason}"
+            yield f"{op.line}: on a GPU {reason}"
 
 
-def _by_host(entry: Entry) -> str:
-    if isinstance(entry, (Post, Sum)) and entry.channel is None and reads(entry):
+def _host_work_reason(op: Op) -> str:
+    if isinstance(op, (SendReceive, AllReduce)) and op.channel is None and slots_read(op):
         return (
-            f"steps are replayed as one CUDA graph, in which there are no messages of MPI ({entry.what}): set "
-            "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or leave the step as it is"
+            f"the step is replayed as one CUDA graph, which cannot contain MPI messages ({op.what}). Set "
+            "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or do not capture the step"
         )
-    if isinstance(entry, Together) or (isinstance(entry, Call) and not entry.launches):
+    if isinstance(op, TryOnAllRanks) or (isinstance(op, FunctionCall) and not op.launches):
         return (
-            "the host has no part in a replay, but here it looks at values or at the random generator (checkpointed "
-            "blocks: preserve_rng_state=False)"
+            "the host takes no part in a replay, but this line reads values or the state of a random generator. Move "
+            "it out of the step (in checkpointed blocks, pass preserve_rng_state=False)"
         )
     return ""
 
 
-def _of_operator(recording: Recording, entry: Operator, constants: set[int], inputs: set[int]) -> str:
+def _operator_reason(recording: Recording, op: OperatorCall, constants: set[int], inputs: set[int]) -> str:
     slots = recording.slots
-    if any(_on_host(slots[slot]) and slot not in constants for slot in reads(entry)):
-        return "a tensor of the CPU is used: make it on the GPU"
-    if any(_on_host(slots[slot]) and slot not in constants for slot in makes(entry)):
-        return "a tensor goes to the CPU, or is computed there"
-    devices = {slots[slot].geometry[-1] for slot in (*reads(entry), *makes(entry)) if not _on_host(slots[slot])}
+    if any(_is_on_host(slots[slot]) and slot not in constants for slot in slots_read(op)):
+        return "a CPU tensor is used. Create it on the GPU"
+    if any(_is_on_host(slots[slot]) and slot not in constants for slot in slots_made(op)):
+        return "a tensor is copied to the CPU or computed there. Keep it on the GPU"
+    devices = {slots[slot].geometry[-1] for slot in (*slots_read(op), *slots_made(op)) if not _is_on_host(slots[slot])}
     if devices - {recording.gpu}:
-        return f"a graph is of one, {recording.gpu}; here are tensors on {', '.join(sorted(map(str, devices)))}"
-    if any(slots[slot].storage in inputs for slot in entry.writes):
-        return "the step writes to an argument, of which a graph has a copy: clone it"
+        names = ", ".join(sorted(map(str, devices)))
+        return (
+            f"a CUDA graph has one device ({recording.gpu}), but the step has tensors on {names}. Use one GPU per rank"
+        )
+    if any(slots[slot].storage in inputs for slot in op.writes):
+        return "the step changes an argument in place, of which a CUDA graph has only a copy. Clone it first"
     return ""
 
 
-def _on_host(slot: Slot) -> bool:
+def _is_on_host(slot: Slot) -> bool:
     return bool(slot.geometry[-1].type == "cpu")
 
 
-def _numbers(recording: Recording) -> set[int]:
+def _python_number_slots(recording: Recording) -> set[int]:
     """Return the slots on the host that depend only on numbers of Python, and to which no operator writes."""
     slots = recording.slots
-    operators = [entry for entry in recording.entries if isinstance(entry, Operator)]
-    written = {slots[slot].storage for entry in operators for slot in entry.writes}
-    fixed = {n for n, slot in enumerate(slots) if slot.kind is SlotOrigin.CONSTANT and _on_host(slot)}
-    for entry in operators:
-        if not entry.writes and not entry.draws and fixed.issuperset(reads(entry)):
-            fixed.update(slot for slot in makes(entry) if _on_host(slots[slot]) and slots[slot].storage not in written)
+    operators = [op for op in recording.operations if isinstance(op, OperatorCall)]
+    written = {slots[slot].storage for op in operators for slot in op.writes}
+    fixed = {n for n, slot in enumerate(slots) if slot.origin is SlotOrigin.CONSTANT and _is_on_host(slot)}
+    for op in operators:
+        if not op.writes and not op.draws and fixed.issuperset(slots_read(op)):
+            fixed.update(
+                slot for slot in slots_made(op) if _is_on_host(slots[slot]) and slots[slot].storage not in written
+            )
     return fixed
 
 
-def _places_of_generators(recording: Recording) -> set[int]:
-    operators = (entry for entry in recording.entries if isinstance(entry, Operator) and entry.function in _ATTENTION)
-    return {slot for entry in operators for slot in makes(entry) if _on_host(recording.slots[slot])}
+def _generator_state_slots(recording: Recording) -> set[int]:
+    operators = (op for op in recording.operations if isinstance(op, OperatorCall) and op.function in _ATTENTION)
+    return {slot for op in operators for slot in slots_made(op) if _is_on_host(recording.slots[slot])}
 
 
-def on_gpu(recording: Recording) -> Recording:
+def fold_host_constants(recording: Recording) -> Recording:
     """Return the recording with constants in place of tensors that the host computes; :func:`unfit` must be empty."""
-    slots, entries = [*recording.slots], []
-    values = {slot: slots[slot].value for slot in _numbers(recording)}
+    slots, operations = [*recording.slots], []
+    values = {slot: slots[slot].tensor for slot in _python_number_slots(recording)}
 
-    def now(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         if isinstance(value, Ref):
             return values[value.slot]
         if isinstance(value, (list, tuple)):
-            return type(value)(map(now, value))
+            return type(value)(map(resolve, value))
         return value
 
-    for entry in recording.entries:
-        if not isinstance(entry, Operator) or not _of_host(recording, entry):
-            entries.append(entry)
+    for op in recording.operations:
+        if not isinstance(op, OperatorCall) or not _runs_on_host(recording, op):
+            operations.append(op)
             continue
         with torch.no_grad(), below_autograd():
-            result = entry.function(*now(entry.args), **{key: now(value) for key, value in entry.kwargs.items()})
-        for slot, value in zip(makes(entry), [result] if entry.one else result, strict=True):
-            if _on_host(slots[slot]):
+            result = op.function(*resolve(op.args), **{key: resolve(value) for key, value in op.kwargs.items()})
+        for slot, value in zip(slots_made(op), [result] if op.returns_one else result, strict=True):
+            if _is_on_host(slots[slot]):
                 values[slot] = value
-                slots[slot] = replace(slots[slot], kind=SlotOrigin.CONSTANT, value=value)
+                slots[slot] = replace(slots[slot], origin=SlotOrigin.CONSTANT, tensor=value)
             else:  # cloned in each replay, since the step may write to it
                 slots.append(Slot(SlotOrigin.CONSTANT, -1, slots[slot].geometry, value))
-                entries.append(Operator(entry.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
-    return replace(recording, slots=slots, entries=entries)
+                operations.append(OperatorCall(op.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
+    return replace(recording, slots=slots, operations=operations)
 
 
-def _of_host(recording: Recording, entry: Operator) -> bool:
-    """Return True if ``entry`` computes on the host, or only copies from the host."""
-    touched = [*reads(entry), *makes(entry)]
-    sources = [*reads(entry)] or touched
-    return bool(sources) and all(_on_host(recording.slots[slot]) for slot in sources)
+def _runs_on_host(recording: Recording, op: OperatorCall) -> bool:
+    """Return True if ``op`` computes on the host, or only copies from the host."""
+    touched = [*slots_read(op), *slots_made(op)]
+    sources = [*slots_read(op)] or touched
+    return bool(sources) and all(_is_on_host(recording.slots[slot]) for slot in sources)
 
 
-class Graph:
+class CudaGraphReplay:
     """A CUDA graph of the generated code.
 
     Parameters
@@ -150,7 +155,7 @@ class Graph:
         The generated code.
     recording : Recording
         The recording from which it was generated, as :func:`on_gpu` returned it.
-    given : tuple
+    example : tuple
         Blocks of the arguments, and gradients, like those of later replays in shapes, strides and dtypes.
     generators : sequence of torch.Generator
         Random generators that the step uses.
@@ -165,29 +170,29 @@ class Graph:
 
     def __init__(
         self,
-        program: Program,
+        program: ReplayCode,
         recording: Recording,
-        given: tuple[Sequence[Any], Sequence[torch.Tensor | None]],
+        example: tuple[Sequence[Any], Sequence[torch.Tensor | None]],
         generators: Sequence[torch.Generator],
         pool: Any,
     ) -> None:
         device = recording.gpu
         assert device is not None
-        self._blocks, self._gradients = ([*map(_like, each)] for each in given)
+        self._blocks, self._gradients = ([*map(_empty_like, each)] for each in example)
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
             if generator.device.type == "cuda" and generator is not torch.cuda.default_generators[device.index]:
                 self._graph.register_generator_state(generator)
-        held = {slot.value.untyped_storage()._cdata for slot in recording.slots if slot.value is not None}
+        held = {slot.tensor.untyped_storage()._cdata for slot in recording.slots if slot.tensor is not None}
         # "thread_local", since other threads, such as the watchdog's, may call CUDA during the capture.
         graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
         with torch.cuda.device(device), graph, torch.no_grad(), below_autograd():
             results = program.replay(self._blocks, self._gradients)
         self._results = [(each, each.untyped_storage()._cdata in held) for each in results]
-        self._passing = [each for each, is_held in self._results if not is_held]
+        self._overwritten = [each for each, is_held in self._results if not is_held]
         """Results that the next replay overwrites."""
-        messages = [entry for entry in recording.entries if isinstance(entry, (Post, Sum)) and entry.channel]
-        self._channels: Sequence[Channel] = [*{id(entry.channel): entry.channel for entry in messages}.values()]
+        messages = [op for op in recording.operations if isinstance(op, (SendReceive, AllReduce)) and op.channel]
+        self._channels: Sequence[Channel] = [*{id(op.channel): op.channel for op in messages}.values()]
         for channel in self._channels:
             channel.graphs.add(self._graph)
 
@@ -206,19 +211,19 @@ class Graph:
         list of Tensor
             The outputs of the generated code, in new memory unless they existed before the step.
         """
-        _copy(self._blocks, blocks)
-        _copy(self._gradients, gradients)
+        _copy_tensors(self._blocks, blocks)
+        _copy_tensors(self._gradients, gradients)
         self._graph.replay()
-        _copy(gradients, self._gradients)
-        news = [*map(_like, self._passing)]
-        _copy(news, self._passing)
+        _copy_tensors(gradients, self._gradients)
+        copies = [*map(_empty_like, self._overwritten)]
+        _copy_tensors(copies, self._overwritten)
         for channel in self._channels:
-            channel.launched([_Reached(torch.cuda.current_stream(channel.device))], "the replay of a step")
-        memory = iter(news)
+            channel.launched([_ReplayWork(torch.cuda.current_stream(channel.device))], "the replay of a step")
+        memory = iter(copies)
         return [each if is_held else next(memory) for each, is_held in self._results]
 
 
-class _Reached:
+class _ReplayWork:
     """A replay with the interface of a ``Work`` of torch's process groups. It completes on ``stream``."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -231,21 +236,21 @@ class _Reached:
         self._event.wait()
 
 
-def _like(value: Any) -> Any:
+def _empty_like(value: Any) -> Any:
     """Return an uninitialized tensor like ``value``; ``value`` itself if it is not a tensor."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _copy(to: Sequence[Any], of: Sequence[Any]) -> None:
-    pairs = [(a, b) for a, b in zip(to, of, strict=True) if isinstance(a, torch.Tensor)]
-    pairs = [(_once(a), _once(b)) if 0 in a.stride() else (a, b) for a, b in pairs]
+def _copy_tensors(targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if isinstance(a, torch.Tensor)]
+    pairs = [(_without_expanded_dims(a), _without_expanded_dims(b)) if 0 in a.stride() else (a, b) for a, b in pairs]
     if pairs:
         torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
+def _without_expanded_dims(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view that contains each element of the memory once, without expanded dimensions."""
     shape = [min(n, 1) if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride())

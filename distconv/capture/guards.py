@@ -55,7 +55,7 @@ def block_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.local if isinstance(tensor, DistTensor) else tensor
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Return True if both are the same object, or equal values of one type. Tensors are compared by identity."""
     if one is other:
         return True
@@ -64,52 +64,60 @@ def _same(one: Any, other: Any) -> bool:
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
-_DESCRIBED = (
+_METADATA_NAMES = (
     *("type", "distribution", "shape", "strides", "dtype", "device", "layout", "requires_grad"),
     *("a block of shape", "a block with strides and offset"),
 )
 
 
-def _described(value: Any) -> Any:
+def _metadata(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     block, dist = block_of(value), value.dist if isinstance(value, DistTensor) else None
     strides = value._strides if isinstance(value, DistTensor) else None
-    place = (block.stride(), block.storage_offset()) if block.layout is torch.strided else None
+    layout = (block.stride(), block.storage_offset()) if block.layout is torch.strided else None
     common = (block.dtype, block.device, block.layout, block.requires_grad)
-    return type(value), dist, value.shape, strides, *common, block.shape, place
+    return type(value), dist, value.shape, strides, *common, block.shape, layout
 
 
-class Arguments:
+class ArgumentGuard:
     """Guard of the arguments: the structure of their tree, metadata of tensors, and other values."""
 
     def __init__(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
-        self._spec, self._pattern = spec, _pattern(leaves)
-        self._leaves = [_described(leaf) for leaf in leaves]
+        self._spec, self._pattern = spec, _identity_pattern(leaves)
+        self._leaves = [_metadata(leaf) for leaf in leaves]
 
-    def difference(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> str:
-        """Return the guard failure as a sentence, or "" if the guard passes."""
+    def describe_change(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> str:
+        """Return the guard failure as a sentence, or "" if the guard passes.
+
+        Parameters
+        ----------
+        args : sequence
+            The arguments of a call.
+        leaves, spec
+            The leaves and the structure of their tree.
+        """
         if spec != self._spec:
-            return "the arguments have another structure"
+            return "the arguments have another tree structure"
         for number, (leaf, before) in enumerate(zip(leaves, self._leaves, strict=True)):
-            now = _described(leaf)
-            if not _same(now, before):
+            now = _metadata(leaf)
+            if not _is_same(now, before):
                 path = keystr(tree_flatten_with_path(tuple(args))[0][number][0])
-                return f"argument {path.removeprefix('[').replace(']', '', 1)} {_change(before, now)}"
-        if _pattern(leaves) != self._pattern:
-            return "other arguments are the same tensor"
+                return f"argument {path.removeprefix('[').replace(']', '', 1)} {_describe_argument_change(before, now)}"
+        if _identity_pattern(leaves) != self._pattern:
+            return "the arguments that are the same tensor are not those of the recording"
         return ""
 
 
-def _change(before: Any, now: Any) -> str:
+def _describe_argument_change(before: Any, now: Any) -> str:
     if type(before) is not tuple or type(now) is not tuple:
         return f"is {now!r:.100}, recorded as {before!r:.100}"
-    name, one, other = next((n, a, b) for n, a, b in zip(_DESCRIBED, before, now, strict=True) if a != b)
+    name, one, other = next((n, a, b) for n, a, b in zip(_METADATA_NAMES, before, now, strict=True) if a != b)
     text = [str(tuple(each)) if isinstance(each, torch.Size) else str(each) for each in (other, one)]
     return f"has {name} {text[0]}, recorded with {text[1]}"
 
 
-def _pattern(leaves: Sequence[Any]) -> list[int]:
+def _identity_pattern(leaves: Sequence[Any]) -> list[int]:
     """Return for each tensor the index of the first leaf that is the same tensor."""
     first: dict[int, int] = {}
     return [first.setdefault(id(leaf), n) for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -121,14 +129,14 @@ _MEMBERS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_p
             "_backward_pre_hooks")  # fmt: skip
 
 
-class Modules:
+class ModuleGuard:
     """Guard of modules and their submodules: ``training``, parameters, buffers, submodules and hooks, by identity."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         all_modules = {id(part): part for module in modules for part in module.modules()}
         self._states = [(module, _members(module)) for module in all_modules.values()]
 
-    def difference(self) -> str:
+    def describe_change(self) -> str:
         """Return the guard failure as a sentence, or "" if the guard passes."""
         for module, before in self._states:
             now = _members(module)
@@ -149,21 +157,30 @@ def _members(module: torch.nn.Module) -> list[Any]:
     return members
 
 
-_CHANGES = ("other memory", "another shape", "other strides", "another requires_grad", "other hooks", "other hooks")
+_CHANGED_PROPERTIES = (
+    "other memory",
+    "another shape",
+    "other strides",
+    "another requires_grad",
+    "other hooks",
+    "other hooks",
+)
 
 
-class Tensors:
+class TensorGuard:
     """Guard of tensors that a step uses: address, shape, strides, ``requires_grad`` and hooks, but not values."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._states = [(tensor, _state(tensor)) for tensor in {id(t): t for t in tensors}.values()]
 
-    def difference(self) -> str:
+    def describe_change(self) -> str:
         """Return the guard failure as a sentence, or "" if the guard passes."""
         for tensor, before in self._states:
             now = _state(tensor)
             if now != before:
-                what = next(name for name, one, other in zip(_CHANGES, now, before, strict=True) if one != other)
+                what = next(
+                    name for name, one, other in zip(_CHANGED_PROPERTIES, now, before, strict=True) if one != other
+                )
                 return f"a tensor of shape {tuple(tensor.shape)} that the step uses has {what}"
         return ""
 
@@ -183,14 +200,14 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
 
-class Optimizers:
+class OptimizerGuard:
     """Guard of the optimizers that step inside a captured step: settings, parameters and state tensors."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[Optimizer, list[tuple[str, Any]]]] = {}
 
     @contextmanager
-    def noted(self, refuse: Callable[[str], None]) -> Iterator[None]:
+    def observe_steps(self, mark_unsupported: Callable[[str], None]) -> Iterator[None]:
         """Record the optimizers that step in a ``with`` block, and restore their settings and state at its end.
 
         Parameters
@@ -209,9 +226,9 @@ class Optimizers:
         hook = register_optimizer_step_pre_hook(note)
         try:
             yield
-            change = self.difference()
+            change = self.describe_change()
             if change:
-                refuse(f"{change} after its step. Take one step without dc.capture, so that its state exists")
+                mark_unsupported(f"{change} after its step. Take one step without dc.capture, so that its state exists")
         finally:
             hook.remove()
             for key, (groups, state) in saved.items():
@@ -224,14 +241,14 @@ class Optimizers:
                     if leaf not in state:
                         del optimizer.state[leaf]
 
-    def difference(self) -> str:
+    def describe_change(self) -> str:
         """Return the guard failure as a sentence, or "" if the guard passes."""
         for optimizer, before in self._states.values():
             now, kind = _settings(optimizer), type(optimizer).__name__
             if len(now) != len(before):
                 return f"{kind} has other state or parameters"
             for (name, one), (_, other) in zip(now, before, strict=True):
-                if not _same(one, other):
+                if not _is_same(one, other):
                     shown = "" if isinstance(one, torch.Tensor) else f" is {one!r}, recorded with {other!r}"
                     return f"{kind}'s {name}{shown or ' is another tensor'}"
         return ""
@@ -250,7 +267,7 @@ def _settings(optimizer: Optimizer) -> list[tuple[str, Any]]:
 # -- modes ------------------------------------------------------------------------------------------------------------
 
 
-def modes() -> dict[str, Any]:
+def current_modes() -> dict[str, Any]:
     """Return the modes of torch and distconv that a step depends on, by name."""
     return {
         "torch.no_grad": not torch.is_grad_enabled(),
@@ -272,9 +289,9 @@ def _cuda_precision() -> Any:
     )
 
 
-def mode_difference(before: dict[str, Any]) -> str:
+def describe_mode_change(before: dict[str, Any]) -> str:
     """Return the first mode that differs from ``before``, as a sentence; "" if all are equal."""
-    now = modes()
+    now = current_modes()
     if now == before:
         return ""
     name = next(name for name in now if now[name] != before[name])

@@ -1,6 +1,6 @@
 """Messages and all-reduces of a replay, without the checks of an eager step; waits that the watchdog reports.
 
-:mod:`.program` makes one object for each operation; the generated code calls it in each replay, in the order of the
+:mod:`.replay_code` makes one object for each operation; the generated code calls it in each replay, in the order of the
 recording. That order is the order of the eager step, and so compatible between ranks.
 """
 
@@ -25,7 +25,7 @@ Requests = list[Any]
 _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waitall
 
 
-class Persistent:
+class PersistentExchange:
     """Messages between buffers that are kept between replays: persistent MPI requests, made once.
 
     Parameters
@@ -61,7 +61,7 @@ class Persistent:
                 request.Free()
 
 
-class Posting:
+class ExchangeStart:
     """Messages of an exchange between tensors that are new in each replay.
 
     Call it with the tensors to send followed by the tensors to receive into, in the order of the peers.
@@ -93,19 +93,19 @@ class Posting:
         return requests
 
 
-class Summing:
+class AllReduceStart:
     """An all-reduce in place over the ranks of a communicator. Call it with the tensor."""
 
-    def __init__(self, comm: MPI.Intracomm, operation: MPI.Op) -> None:
-        self._comm, self._operation = comm, operation
+    def __init__(self, comm: MPI.Intracomm, mpi_op: MPI.Op) -> None:
+        self._comm, self._mpi_op = comm, mpi_op
 
     def __call__(self, tensor: torch.Tensor) -> Requests:
         """Start the all-reduce by the MPI call of the eager step: another call may add in another order."""
         kind = mpi_type(tensor.dtype)
-        return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in mpi_buffers(tensor)]
+        return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._mpi_op) for part in mpi_buffers(tensor)]
 
 
-class Channelled:
+class ChannelStart:
     """Messages or an all-reduce by a channel of process groups.
 
     Call it with the tensors to send followed by the tensors to receive into, or with the tensor to reduce.
@@ -118,28 +118,28 @@ class Channelled:
         Description for the watchdog.
     to, origins : sequence of int
         Peers to send to and to receive from.
-    operation : MPI.Op, optional
+    mpi_op : MPI.Op, optional
         The operation of an all-reduce. Default: messages.
     """
 
     def __init__(
-        self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), operation: Any = None
+        self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), mpi_op: Any = None
     ) -> None:
         self._channel, self._what, self._to, self._origins = channel, what, to, origins
-        self._operation = operation
+        self._mpi_op = mpi_op
 
-    def __call__(self, *tensors: torch.Tensor) -> Launched:
+    def __call__(self, *tensors: torch.Tensor) -> ChannelLaunch:
         """Launch the work by the calls of the eager step."""
-        if self._operation is not None:
-            launch = self._channel.reduce(tensors[0], self._operation, self._what)
+        if self._mpi_op is not None:
+            launch = self._channel.reduce(tensors[0], self._mpi_op, self._what)
         else:
             sends = zip(self._to, tensors, strict=False)
             receives = zip(self._origins, tensors[len(self._to) :], strict=True)
             launch = self._channel.exchange([*sends], [*receives], self._what)
-        return Launched(self._channel, launch, tensors)
+        return ChannelLaunch(self._channel, launch, tensors)
 
 
-class Launched(NamedTuple):
+class ChannelLaunch(NamedTuple):
     """Work of a channel, and the tensors that it uses, which must stay alive until :func:`join`."""
 
     channel: Channel
@@ -147,7 +147,7 @@ class Launched(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
 
-def join(launched: Launched, _: Callable[[], str]) -> None:
+def wait_for_channel(launched: ChannelLaunch, _: Callable[[], str]) -> None:
     """Wait for work of a channel. The channel reports the wait to the watchdog.
 
     Parameters
@@ -160,7 +160,7 @@ def join(launched: Launched, _: Callable[[], str]) -> None:
     launched.channel.join(launched.launch)
 
 
-def wait(requests: Requests, describe: Callable[[], str]) -> None:
+def wait_for_requests(requests: Requests, describe: Callable[[], str]) -> None:
     """Wait for MPI requests. The watchdog reports a wait that lasts too long.
 
     Parameters
@@ -182,7 +182,7 @@ FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
 """Errors of one rank that :func:`raise_together` raises on all ranks."""
 
 
-def raise_together(world: MPI.Intracomm, failure: BaseException | None) -> None:
+def raise_on_all_ranks(world: MPI.Intracomm, failure: BaseException | None) -> None:
     """Raise an error on all ranks if any of them has failed. Collective: call on every rank.
 
     Parameters

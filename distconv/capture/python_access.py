@@ -15,16 +15,16 @@ from unittest.mock import patch
 
 import torch
 
-from distconv.capture.gradients import Gradients
+from distconv.capture.gradients import SavedGradients
 from distconv.capture.recorder import StepRecorder
 
-_LEAVE_TORCH = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
+_VALUE_READERS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
 _DATA: Any = torch.Tensor.data
 _GRAD: Any = torch.Tensor.grad
 
 
 @contextmanager
-def reported(recorder: StepRecorder, gradients: Gradients) -> Iterator[None]:
+def report_accesses(recorder: StepRecorder, gradients: SavedGradients) -> Iterator[None]:
     """Report accesses to torch's state by this thread in a ``with`` block.
 
     Parameters
@@ -46,30 +46,30 @@ def reported(recorder: StepRecorder, gradients: Gradients) -> Iterator[None]:
         yield
 
 
-def _replacements(recorder: StepRecorder, gradients: Gradients) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(recorder: StepRecorder, gradients: SavedGradients) -> Iterator[tuple[Any, str, Any]]:
     thread = threading.get_ident()
 
     def is_recorded() -> bool:
         return not recorder.paused and threading.get_ident() == thread
 
-    def refusing(reason: str, function: Any) -> Callable[..., Any]:
+    def reporting(reason: str, function: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_recorded():
-                recorder.refuse(reason)
+                recorder.mark_unsupported(reason)
             return function(*args, **kwargs)
 
         return call
 
-    for name in _LEAVE_TORCH:
+    for name in _VALUE_READERS:
         reason = f"a value is read in Python ({name.strip('_')}(), perhaps for NumPy, a print or a message)"
-        yield torch.Tensor, name, refusing(reason, getattr(torch.Tensor, name))
+        yield torch.Tensor, name, reporting(reason, getattr(torch.Tensor, name))
     # The installed setter, not torch's own: distconv may have replaced it, so that a plain tensor can be set to a
     # distributed one.
     set_data = vars(torch.Tensor).get("data", _DATA).__set__
-    reason = "a tensor is given other memory (x.data = y)"
-    yield torch.Tensor, "data", property(_DATA.__get__, refusing(reason, set_data))
+    reason = "the memory of a tensor is replaced (x.data = y)"
+    yield torch.Tensor, "data", property(_DATA.__get__, reporting(reason, set_data))
 
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    def adding_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any) -> Any:
             if is_recorded() and tensor.is_leaf:
                 gradients.add(tensor)
@@ -77,22 +77,26 @@ def _replacements(recorder: StepRecorder, gradients: Gradients) -> Iterator[tupl
 
         return call
 
-    yield torch.Tensor, "grad", property(noting(_GRAD.__get__), noting(_GRAD.__set__), noting(_GRAD.__delete__))
-    get, put, seed = torch.random.get_rng_state, torch.random.set_rng_state, torch.random.manual_seed
+    yield (
+        torch.Tensor,
+        "grad",
+        property(adding_leaf(_GRAD.__get__), adding_leaf(_GRAD.__set__), adding_leaf(_GRAD.__delete__)),
+    )
+    get_state, set_state, seed = torch.random.get_rng_state, torch.random.set_rng_state, torch.random.manual_seed
 
-    def replayed(function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    def call_in_replays(function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         if not is_recorded():
             return function(*tensors)
         recorder.save_generator(torch.default_generator)
         return recorder.call(function, tensors)
 
     def manual_seed(number: int) -> torch.Generator:
-        replayed(partial(_seed, seed, number))
+        call_in_replays(partial(_seed, seed, number))
         return torch.default_generator
 
     for owner in (torch, torch.random):
-        yield owner, "get_rng_state", partial(replayed, get)
-        yield owner, "set_rng_state", partial(replayed, put)
+        yield owner, "get_rng_state", partial(call_in_replays, get_state)
+        yield owner, "set_rng_state", partial(call_in_replays, set_state)
         yield owner, "manual_seed", manual_seed
 
 

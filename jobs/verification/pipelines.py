@@ -27,11 +27,11 @@ from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, Stages, whole
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, PipelineCandidate, round_to_layers
 from distconv.perfmodel.exploration.choices import Choice
-from distconv.perfmodel.exploration.explore import as_choice
+from distconv.perfmodel.exploration.explore import make_choice
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
-from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.profiles.joined_layers import join_layers
 from distconv.perfmodel.stages.devices import as_devices
 from distconv.pipeline import Pipeline, PipelinePlan, possible_cuts
 from distconv.plan import Plan, format_parts
@@ -161,19 +161,19 @@ def _priced(
         profile = measured.profiles[size]
     else:
         profile = predicted_profile(graph_of(case, size), machine.at_work(case.ranks), plan, width)
-    profile = joined(profile, cuts)
+    profile = join_layers(profile, cuts)
     count = case.ranks // width
     devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
     setting = ExplorationContext(profile, machine, devices, 1, width, plan, measured.overheads)
-    stages = setting.stages(schedule, 1, microbatches)
+    stages = setting.pipeline_candidate(schedule, 1, microbatches)
     assert stages is not None
-    return as_choice(stages, _equal_cuts(stages, share))
+    return make_choice(stages, _equal_cuts(stages, share))
 
 
-def _equal_cuts(stages: Stages, share: float) -> list[int]:
+def _equal_cuts(stages: PipelineCandidate, share: float) -> list[int]:
     """The first stage has ``share`` of the blocks, the others equal parts of the rest."""
     rest = stages.count - 1
-    return whole([stages.size * (share + (1 - share) * index / rest) for index in range(rest)], stages.size)
+    return round_to_layers([stages.size * (share + (1 - share) * index / rest) for index in range(rest)], stages.size)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

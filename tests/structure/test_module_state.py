@@ -9,7 +9,7 @@ from tests.structure.modules import SOURCES
 STATE = {
     "distconv.autograd.recomputation.active": "checkpointed blocks that run; empty when none does",
     "distconv.batch_norm_scope._calls": "calls of models with other statistics; empty outside of calls",
-    "distconv.capture.captured._abandoned": "replays that failed: messages may still use their memory",
+    "distconv.capture.captured._failed_replays": "replays that failed: messages may still use their memory",
     "distconv.checkpoint.lock._held": "locks of folders, for the life of the process",
     "distconv.checkpoint.verification._verified": "state of verified checkpoints; as long as their folders exist",
     "distconv.communication.gpu.nccl._channels": "weak: NCCL's communicators, for the watchdog",

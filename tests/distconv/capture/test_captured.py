@@ -197,7 +197,7 @@ def test_old_gradients_and_results_stay_what_they_were(comm):
 
 
 def test_each_shape_has_a_recording_and_the_last_ones_are_kept(comm, monkeypatch):
-    monkeypatch.setattr(captured, "_KEPT", 2)
+    monkeypatch.setattr(captured, "_MAX_RECORDINGS", 2)
     grid = grids(comm, "nh")[0]
     models = [dc.parallelize(network(), grid) for _ in range(2)]
     small, middle, large = (batches(grid, 1, shape=(4, 2, rows, 8))[0] for rows in (9, 10, 11))
@@ -324,7 +324,7 @@ def test_a_constant_that_has_changed_is_found_by_the_next_check_on_all_ranks(com
             state["rate"] = 0.5
     model.zero_grad()
     before = left(model)
-    text = "replay 4 of a captured step gives other numbers than the step: result 1 differs.*learning rate"
+    text = "replay 4 of a captured step differs from the eager step: result 1 is not the same.*learning rate"
     raises_everywhere(comm, dc.CaptureError, text, lambda: taken(x, t))
     equal(left(model), before)
 
@@ -333,7 +333,7 @@ def test_a_counter_is_found_by_the_first_replay(comm):
     x, _ = batches(grids(comm, "n")[0], 1)[0]
     numbers = iter(range(100))
     taken = dc.capture(lambda x: x * next(numbers), x)
-    raises_everywhere(comm, dc.CaptureError, "result 0 differs", lambda: taken(x))
+    raises_everywhere(comm, dc.CaptureError, "result 0 is not the same", lambda: taken(x))
 
 
 # -- arguments and results --------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def test_arguments_that_the_step_puts_something_into_are_refused(comm, given):
     def step(x, given):
         given[0] = x.sum()
 
-    raises_everywhere(comm, dc.CaptureError, "puts something into an argument", lambda: dc.capture(step, x, given))
+    raises_everywhere(comm, dc.CaptureError, "stores a value in an argument", lambda: dc.capture(step, x, given))
 
 
 @pytest.mark.cpu

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distconv as dc
-from distconv.capture.entries import Operator, Recording, Ref, Slot, SlotOrigin, Sum
-from distconv.capture.graph import on_gpu, unfit
-from distconv.capture.run import recorded
+from distconv.capture.graph import find_unsupported, fold_host_constants
+from distconv.capture.operations import AllReduce, OperatorCall, Recording, Ref, Slot, SlotOrigin
+from distconv.capture.run import record_run
 from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
 from tests.distconv.capture.trained import adam, batches, compare, equal, left, network, recordings, sgd, step_of
@@ -32,7 +32,7 @@ PLACES = (((4, 4), DEVICE), ((4, 4), DEVICE), ((), torch.device("cpu")))
 
 def recording(function: Any, *args: Any) -> Recording:
     """What ``function`` does with ``args``, whose results of 2 dimensions are said to be on a GPU."""
-    run = recorded(function, args)
+    run = record_run(function, args)
     for slot in run.recording.slots:
         if len(slot.geometry[0]) == 2:
             slot.geometry = (*slot.geometry[:-1], DEVICE)
@@ -40,7 +40,7 @@ def recording(function: Any, *args: Any) -> Recording:
 
 
 def reasons(function: Any, *args: Any) -> str:
-    return "; ".join(unfit(recording(function, *args)))
+    return "; ".join(find_unsupported(recording(function, *args)))
 
 
 def test_numbers_that_python_makes_are_on_the_gpu_before_a_replay():
@@ -48,11 +48,11 @@ def test_numbers_that_python_makes_are_on_the_gpu_before_a_replay():
         return x * torch.tensor(0.5) * torch.tensor([2.0]).neg().reshape(()) + torch.arange(3).sum()
 
     record = recording(step, torch.ones(3, 2))
-    assert not list(unfit(record))
-    rewritten = on_gpu(record)
-    operators = [entry for entry in rewritten.entries if isinstance(entry, Operator)]
+    assert not list(find_unsupported(record))
+    rewritten = fold_host_constants(record)
+    operators = [op for op in rewritten.operations if isinstance(op, OperatorCall)]
     assert [each.function.name() for each in operators] == ["aten::mul.Tensor", "aten::mul.Tensor", "aten::add.Tensor"]
-    assert [rewritten.slots[each.args[1].slot].value.item() for each in operators] == [0.5, -2.0, 3]
+    assert [rewritten.slots[each.args[1].slot].tensor.item() for each in operators] == [0.5, -2.0, 3]
 
 
 def test_what_comes_from_the_host_is_made_anew_in_each_replay():
@@ -62,42 +62,46 @@ def test_what_comes_from_the_host_is_made_anew_in_each_replay():
         line = torch.tensor([1.0, 2.0])  # on the host
         return x + line.view(1, 2)  # said to be on the GPU
 
-    rewritten = on_gpu(recording(step, torch.ones(3, 2)))
-    first, second = [entry for entry in rewritten.entries if isinstance(entry, Operator)]
+    rewritten = fold_host_constants(recording(step, torch.ones(3, 2)))
+    first, second = [op for op in rewritten.operations if isinstance(op, OperatorCall)]
     assert first.function is torch.ops.aten.clone.default
-    assert rewritten.slots[first.args[0].slot].value.tolist() == [[1.0, 2.0]]
+    assert rewritten.slots[first.args[0].slot].tensor.tolist() == [[1.0, 2.0]]
     assert second.function is torch.ops.aten.add.Tensor
 
 
 def test_what_the_host_does_is_refused_by_name():
     held = torch.ones(())
-    assert "a tensor of the CPU is used" in reasons(lambda x: x * held, torch.ones(2, 2))
-    assert "a tensor goes to the CPU" in reasons(lambda x: (x.sum(), x)[1], torch.ones(2, 2))
-    assert "clone it" in reasons(lambda x: x.add_(1), torch.ones(2, 2))
+    assert "a CPU tensor is used" in reasons(lambda x: x * held, torch.ones(2, 2))
+    assert "a tensor is copied to the CPU" in reasons(lambda x: (x.sum(), x)[1], torch.ones(2, 2))
+    assert "Clone it first" in reasons(lambda x: x.add_(1), torch.ones(2, 2))
     assert "computed there" in reasons(lambda x: x * torch.rand(()), torch.ones(2, 2))
 
 
 def test_a_second_gpu_is_refused():
     record = recording(lambda x: x * 2, torch.ones(2, 2))
     record.slots[-1].geometry = (*record.slots[-1].geometry[:-1], torch.device("cuda", 1))
-    assert "a graph is of one, cuda:0; here are tensors on cuda:0, cuda:1" in next(unfit(record))
+    assert "a CUDA graph has one device (cuda:0), but the step has tensors on cuda:0, cuda:1" in next(
+        find_unsupported(record)
+    )
 
 
 def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
     attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    slots = [Slot(SlotOrigin.HELD, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
-    drawn = Operator("here", attention, (Ref(0),), {}, [1, 2], False)
-    assert not list(unfit(Recording(slots, [drawn, Operator("there", attention, (Ref(1), Ref(2)), {}, [], True)])))
+    slots = [Slot(SlotOrigin.EXISTING, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
+    drawn = OperatorCall("here", attention, (Ref(0),), {}, [1, 2], False)
+    assert not list(
+        find_unsupported(Recording(slots, [drawn, OperatorCall("there", attention, (Ref(1), Ref(2)), {}, [], True)]))
+    )
     drawn.function = torch.ops.aten.var_mean.default
-    assert "goes to the CPU" in next(unfit(Recording(slots, [drawn])))
+    assert "is copied to the CPU" in next(find_unsupported(Recording(slots, [drawn])))
 
 
 def test_messages_of_mpi_are_refused_with_the_way_out():
     run = recording(lambda x: x * 2, torch.ones(2, 2))
-    run.entries.append(Sum("here", 0, MPI.COMM_SELF, 0, MPI.SUM, "a sum"))
-    assert "DISTCONV_TRANSPORT=nccl" in next(unfit(run))
-    run.entries[-1] = replace(run.entries[-1], channel=object())
-    assert not list(unfit(run))
+    run.operations.append(AllReduce("here", 0, MPI.COMM_SELF, 0, MPI.SUM, "a sum"))
+    assert "DISTCONV_TRANSPORT=nccl" in next(find_unsupported(run))
+    run.operations[-1] = replace(run.operations[-1], channel=object())
+    assert not list(find_unsupported(run))
 
 
 # -- of a GPU ----------------------------------------------------------------------------------------------------------
@@ -195,9 +199,9 @@ def test_plain_tensors_and_modules_and_a_generator_of_the_users_own(grid):
     ("step", "reason"),
     [
         (lambda x: x * x.sum().item(), "a value is read"),
-        (lambda x: x * x.cpu().sum().to(x.device), "a tensor goes to the CPU"),
-        (lambda x: x.add_(1), "clone it"),
-        (lambda x: x[x > 0], "a shape that follows from values"),
+        (lambda x: x * x.cpu().sum().to(x.device), "a tensor is copied to the CPU"),
+        (lambda x: x.add_(1), "Clone it first"),
+        (lambda x: x[x > 0], "a shape that depends on values"),
     ],
 )
 def test_what_no_graph_can_do_is_refused_by_name(grid, step, reason):
@@ -208,7 +212,7 @@ def test_what_no_graph_can_do_is_refused_by_name(grid, step, reason):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.* has other bits after a replay")
+@pytest.mark.filterwarnings("ignore:.* is not bitwise identical after a replay")
 def test_a_step_whose_bits_may_vary_is_compared_to_half_of_its_digits():
     index = torch.randint(3, (200_000,), device=DEVICE)
     x = torch.randn(200_000, device=DEVICE)
@@ -232,8 +236,10 @@ def test_a_replay_with_other_numbers_is_refused(ordered):
             (replay,) = taken._replays.values()
             replay._take = lambda *_, factor=factor: [torch.full((4,), 3 * factor, device=DEVICE)]
             refused = ordered or factor > 1.001
-            expected = pytest.raises(dc.CaptureError, match="gives other numbers") if refused else nullcontext()
-            warned = nullcontext() if ordered else pytest.warns(UserWarning, match="has other bits after a replay")
+            expected = pytest.raises(dc.CaptureError, match="differs from the eager step") if refused else nullcontext()
+            warned = (
+                nullcontext() if ordered else pytest.warns(UserWarning, match="is not bitwise identical after a replay")
+            )
             with warned, expected:
                 taken(torch.ones(4, device=DEVICE))
     finally:

@@ -8,7 +8,14 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 import distconv as dc
-from distconv.capture.guards import Arguments, Modules, Optimizers, Tensors, mode_difference, modes
+from distconv.capture.guards import (
+    ArgumentGuard,
+    ModuleGuard,
+    OptimizerGuard,
+    TensorGuard,
+    current_modes,
+    describe_mode_change,
+)
 from tests.distconv.layouts import grid_over
 
 CHANGED = {
@@ -21,45 +28,45 @@ CHANGED = {
 }
 
 
-def difference(args, other):
+def describe_change(args, other):
     leaves, spec = tree_flatten(args)
-    return Arguments(leaves, spec).difference(other, *tree_flatten(other))
+    return ArgumentGuard(leaves, spec).describe_change(other, *tree_flatten(other))
 
 
 @pytest.mark.parametrize("what", CHANGED)
 def test_another_tensor_is_named(what):
     args = ({"image": torch.ones(2, 3)}, 5)
-    assert difference(args, ({"image": torch.zeros(2, 3)}, 5)) == ""
-    assert difference(args, ({"image": CHANGED[what]}, 5)).startswith(f"argument 0['image'] has {what}")
+    assert describe_change(args, ({"image": torch.zeros(2, 3)}, 5)) == ""
+    assert describe_change(args, ({"image": CHANGED[what]}, 5)).startswith(f"argument 0['image'] has {what}")
 
 
 @pytest.mark.parametrize(("before", "now"), [(5, 6), (5, 5.0), (True, 1), ("a", "b"), (None, 0), (torch.ones(1), 1)])
 def test_other_values_are_named(before, now):
-    assert difference((before,), (before,)) == ""
-    assert difference((before,), (now,)).startswith("argument 0 ")
+    assert describe_change((before,), (before,)) == ""
+    assert describe_change((before,), (now,)).startswith("argument 0 ")
 
 
 def test_another_structure_and_other_aliases_are_named():
     x, y = torch.ones(2), torch.ones(2)
-    assert difference((x, [y]), (x, (y,))) == "the arguments have another structure"
-    assert difference((x, y), (x, x)) == "other arguments are the same tensor"
-    assert difference((x, x), (y, y)) == ""
+    assert describe_change((x, [y]), (x, (y,))) == "the arguments have another tree structure"
+    assert describe_change((x, y), (x, x)) == "the arguments that are the same tensor are not those of the recording"
+    assert describe_change((x, x), (y, y)) == ""
 
 
 @pytest.mark.ranks(2)
 def test_another_distribution_is_named(comm):
     x = torch.ones(4, 4, 4, 4)
     rows, samples = (dc.scatter(x, grid_over(comm, **{axis: comm.size})) for axis in "hn")
-    assert difference((rows,), (rows,)) == ""
-    assert difference((rows,), (samples,)).startswith("argument 0 has distribution")
+    assert describe_change((rows,), (rows,)) == ""
+    assert describe_change((rows,), (samples,)).startswith("argument 0 has distribution")
 
 
 def test_modules_with_their_submodules():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    known = Modules([model])
-    assert known.difference() == ""
+    known = ModuleGuard([model])
+    assert known.describe_change() == ""
     model[1].eval()
-    assert known.difference() == "BatchNorm1d.training is False, recorded with True"
+    assert known.describe_change() == "BatchNorm1d.training is False, recorded with True"
     model[1].train()
     other = "Linear has other parameters, buffers, submodules or hooks"
     for register in (
@@ -69,31 +76,31 @@ def test_modules_with_their_submodules():
         model[0].register_full_backward_pre_hook,
     ):
         handle = register(lambda *_: None)
-        assert known.difference() == other
+        assert known.describe_change() == other
         handle.remove()
-        assert known.difference() == ""
+        assert known.describe_change() == ""
     del model[0].bias
-    assert known.difference() == other
+    assert known.describe_change() == other
 
 
 def test_tensors():
     x, w = torch.ones(4, 4), nn.Parameter(torch.ones(4, 4))
-    known = Tensors([x, w, x])
+    known = TensorGuard([x, w, x])
     x.mul_(2)
-    assert known.difference() == ""
+    assert known.describe_change() == ""
     x.data = x.data.t()
-    assert known.difference().endswith("other strides")
+    assert known.describe_change().endswith("other strides")
     x.data = torch.ones(4, 4)
-    assert known.difference().endswith("other memory")
-    known = Tensors([w])
+    assert known.describe_change().endswith("other memory")
+    known = TensorGuard([w])
     for register in (w.register_hook, w.register_post_accumulate_grad_hook):
         handle = register(lambda g: None)
-        assert known.difference().endswith("other hooks")
+        assert known.describe_change().endswith("other hooks")
         handle.remove()
     w.requires_grad_(False)
-    assert known.difference().endswith("another requires_grad")
+    assert known.describe_change().endswith("another requires_grad")
     w.data = w.data.view(2, 8)
-    assert known.difference().endswith("another shape")
+    assert known.describe_change().endswith("another shape")
 
 
 def _optimizer(**options):
@@ -103,8 +110,8 @@ def _optimizer(**options):
 
 
 def _noted(optimizer):
-    found, refusals = Optimizers(), []
-    with found.noted(refusals.append):
+    found, refusals = OptimizerGuard(), []
+    with found.observe_steps(refusals.append):
         optimizer.step()
     return found, refusals
 
@@ -116,14 +123,14 @@ def test_settings_and_state_of_optimizers():
     found, refusals = _noted(optimizer)
     assert refusals == []
     optimizer.step()  # changes values of tensors alone
-    assert found.difference() == ""
+    assert found.describe_change() == ""
     optimizer.param_groups[0]["lr"] = 0.2
-    assert found.difference() == "SGD's lr is 0.2, recorded with 0.1"
+    assert found.describe_change() == "SGD's lr is 0.2, recorded with 0.1"
     optimizer.param_groups[0]["lr"] = 0.1
     state["momentum_buffer"] = torch.zeros(2)
-    assert found.difference() == "SGD's momentum_buffer is another tensor"
+    assert found.describe_change() == "SGD's momentum_buffer is another tensor"
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    assert found.difference() == "SGD has other state or parameters"
+    assert found.describe_change() == "SGD has other state or parameters"
 
 
 def test_state_and_settings_that_a_step_makes_are_refused_and_removed():
@@ -137,7 +144,7 @@ def test_state_and_settings_that_a_step_makes_are_refused_and_removed():
     found, refusals = _noted(optimizer)
     assert refusals[0].startswith("SGD's lr is 0.5, recorded with 0.1 after its step")
     assert optimizer.param_groups[0]["lr"] == 0.1
-    assert found.difference() == ""
+    assert found.describe_change() == ""
 
 
 @pytest.mark.parametrize(
@@ -150,9 +157,9 @@ def test_state_and_settings_that_a_step_makes_are_refused_and_removed():
     ],
 )
 def test_modes(name, mode):
-    before = modes()
+    before = current_modes()
     with mode():
-        now = modes()
-        assert mode_difference(before)
+        now = current_modes()
+        assert describe_mode_change(before)
     assert now[name] != before[name]
-    assert mode_difference(before) == ""
+    assert describe_mode_change(before) == ""

@@ -11,8 +11,8 @@ from mpi4py import MPI
 import distconv as dc
 from distconv import recording
 from distconv.capture import messages
-from distconv.capture.entries import Post, Sum
-from distconv.capture.messages import Persistent, Posting, Summing, wait
+from distconv.capture.messages import AllReduceStart, ExchangeStart, PersistentExchange, wait_for_requests
+from distconv.capture.operations import AllReduce, SendReceive
 from distconv.communication.transport import Exchange, allreduce
 from distconv.process import watchdog
 from tests.distconv.capture.trained import batches, network, step_of
@@ -23,10 +23,13 @@ from tests.distconv.layouts import grids
 def test_messages_go_round_a_ring_again_and_again(comm):
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     sent, received = torch.empty(5), torch.empty(5)
-    posting, persistent = Posting(comm, [after], [before]), Persistent(comm, [(after, sent)], [(before, received)])
+    posting, persistent = (
+        ExchangeStart(comm, [after], [before]),
+        PersistentExchange(comm, [(after, sent)], [(before, received)]),
+    )
     for round in range(6):
         sent.fill_(comm.rank + 10 * round)
-        wait(posting(sent, received) if round % 2 else persistent(), lambda: "ring")
+        wait_for_requests(posting(sent, received) if round % 2 else persistent(), lambda: "ring")
         assert received.tolist() == [before + 10 * round] * 5
     assert len(persistent.requests) == 2
 
@@ -34,20 +37,20 @@ def test_messages_go_round_a_ring_again_and_again(comm):
 @pytest.mark.cpu
 @pytest.mark.parametrize(("operation", "expected"), [(MPI.SUM, sum), (MPI.MAX, max)])
 def test_sums_are_taken_in_place(comm, operation, expected):
-    summing = Summing(comm, operation)
+    summing = AllReduceStart(comm, operation)
     for _ in range(2):
         total = torch.full((3,), float(comm.rank + 1))
-        wait(summing(total), lambda: "sum")
+        wait_for_requests(summing(total), lambda: "sum")
         assert total.tolist() == [float(expected(range(1, comm.size + 1)))] * 3
 
 
 def test_waits_are_seen_while_they_last(monkeypatch):
     seen, thread = [], threading.get_ident()
     monkeypatch.setattr(messages, "_wait_all", lambda requests: seen.append(watchdog.waits[thread][1]()))
-    wait([], lambda: "halo exchange")
+    wait_for_requests([], lambda: "halo exchange")
     monkeypatch.undo()
     with pytest.raises(TypeError):
-        wait([None], lambda: "halo exchange")
+        wait_for_requests([None], lambda: "halo exchange")
     assert seen == ["halo exchange"] and thread not in watchdog.waits
 
 
@@ -65,7 +68,7 @@ def test_messages_and_sums_in_a_pause_are_not_recorded(comm):
     x = dc.scatter(torch.ones(6), grids(comm, "h")[0], dims="h")
     captured = dc.capture(step, x)
     (replay,) = captured._replays.values()
-    assert [type(entry).__name__ for entry in replay.run.recording.entries] == ["Operator"]
+    assert [type(op).__name__ for op in replay.run.recording.operations] == ["OperatorCall"]
 
 
 @pytest.mark.ranks(2, 3)
@@ -75,9 +78,9 @@ def test_messages_of_a_replay_are_persistent(comm):
         model = dc.parallelize(network(), grid)
         step = dc.capture(step_of(model), *batches(grid, 1, shape=(4, 2, 9, 250))[0])
         (replay,) = step._replays.values()
-        posts = [entry for entry in replay.run.recording.entries if isinstance(entry, Post)]
-        sent = sum(len(entry.sends) + len(entry.receives) for entry in posts)
-        sums = [entry for entry in replay.run.recording.entries if isinstance(entry, Sum)]
+        posts = [op for op in replay.run.recording.operations if isinstance(op, SendReceive)]
+        sent = sum(len(op.sends) + len(op.receives) for op in posts)
+        sums = [op for op in replay.run.recording.operations if isinstance(op, AllReduce)]
         assert sums
         assert replay._program.requests == sent + (2 * len(sums) if comm.size == 2 else 0)
 

@@ -185,10 +185,13 @@ REFUSED = {
     "masked": (lambda model, x, t: x[x > 0], SHAPE),
     "unique": (lambda model, x, t: torch.unique(t), SHAPE),
     "sparse": (lambda model, x, t: torch.ones(3, 3).to_sparse() @ torch.ones(3, 2), "layout torch.sparse_coo"),
-    "operator of the user's own": (lambda model, x, t: doubled(torch.ones(3)), "distconv_tests::doubled is not one of"),
-    "graph from before": (lambda model, x, t: torch.ones(3) * OUTSIDE, "a graph from outside of the step: call detach"),
-    "memory": (_memory, "other memory"),
-    "graph": (lambda model, x, t: model(x), "needs a backward pass"),
+    "operator of the user's own": (lambda model, x, t: doubled(torch.ones(3)), "distconv_tests::doubled is not an operator of torch"),
+    "graph from before": (
+        lambda model, x, t: torch.ones(3) * OUTSIDE,
+        "an autograd graph from outside the step. Call detach",
+    ),
+    "memory": (_memory, "the memory of a tensor is replaced"),
+    "graph": (lambda model, x, t: model(x), "requires a backward pass"),
 }
 
 

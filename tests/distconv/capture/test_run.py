@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distconv.capture.entries import Operator
-from distconv.capture.run import recorded
+from distconv.capture.operations import OperatorCall
+from distconv.capture.run import record_run
 
 
 def test_results_gradients_and_memory_are_slots():
@@ -19,12 +19,12 @@ def test_results_gradients_and_memory_are_slots():
         loss.backward()
         return {"loss": loss, "input": x}
 
-    found = recorded(step, [x])
+    found = record_run(step, [x])
     leaves = found.leaves([x])
     assert len(found.results) == 2
     assert [leaves[number] is model.bias for number, _ in found.gradients] == [True]  # the weight's is added to
     assert [leaves[n] is model.weight for n in found.gradient_slots().values()] == [True]
-    assert any(t is model.bias for t in found.held())
+    assert any(t is model.bias for t in found.existing_tensors())
     assert found.modules == [model]
     assert model.weight.grad is before
     assert torch.equal(before, torch.ones(2, 3))
@@ -33,7 +33,7 @@ def test_results_gradients_and_memory_are_slots():
 
 def test_leaves_that_are_arguments_are_taken_from_those_of_the_call():
     weight, x, y = nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
-    found = recorded(lambda x: (weight * x).sum().backward(), [x])
+    found = record_run(lambda x: (weight * x).sum().backward(), [x])
     assert {id(leaf) for leaf in found.leaves([y])} == {id(weight), id(y)}
 
 
@@ -45,10 +45,10 @@ def test_memory_that_is_written_to_is_restored():
         x.mul_(2)
         return total * 1
 
-    found = recorded(step, [x])
+    found = record_run(step, [x])
     assert total.tolist() == [0, 0, 0]
     assert x.tolist() == [1, 1, 1]
-    assert not found.recording.refusals
+    assert not found.recording.unsupported
 
 
 def test_members_that_the_step_makes_are_refused():
@@ -59,14 +59,14 @@ def test_members_that_the_step_makes_are_refused():
             return (x * self.scale).detach()
 
     model = Lazy()
-    (refusal,) = recorded(lambda x: model(x), [torch.ones(2)]).recording.refusals
+    (refusal,) = record_run(lambda x: model(x), [torch.ones(2)]).recording.unsupported
     assert refusal.startswith("the step: Lazy has other parameters, buffers, submodules or hooks after the step")
-    assert not recorded(lambda x: model(x), [torch.ones(2)]).recording.refusals
+    assert not record_run(lambda x: model(x), [torch.ones(2)]).recording.unsupported
 
 
 def test_casts_are_made_anew_in_each_run():
     model, x = nn.Linear(3, 3), torch.ones(2, 3)
     with torch.autocast("cpu"):
-        runs = [recorded(lambda x: model(x).sum().backward(), [x]) for _ in range(2)]
-    first, second = ([e.function for e in run.recording.entries if isinstance(e, Operator)] for run in runs)
+        runs = [record_run(lambda x: model(x).sum().backward(), [x]) for _ in range(2)]
+    first, second = ([e.function for e in run.recording.operations if isinstance(e, OperatorCall)] for run in runs)
     assert torch.ops.aten._to_copy.default in first and first == second

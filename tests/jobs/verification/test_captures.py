@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from distconv.capture.program import Program
+from distconv.capture.replay_code import ReplayCode
 from distconv.jobs.verification import captures
 from distconv.jobs.verification.captures import DIFFERENT, EXACT, REFUSED, UNSUPPORTED, draw_case, verdict, verdicts
 from tests.distconv.layouts import grid_over
@@ -37,7 +37,7 @@ def test_many_random_networks(comm):
 
 def test_a_replay_that_goes_wrong_later_is_found(comm, monkeypatch):
     """Past the comparison of the first replay: in the third, by one bit of one output on one rank."""
-    compiled, calls = Program._compiled, [0]
+    compiled, calls = ReplayCode._compile, [0]
 
     def wrong(program, gradients):
         source, replay = compiled(program, gradients)
@@ -51,7 +51,7 @@ def test_a_replay_that_goes_wrong_later_is_found(comm, monkeypatch):
 
         return source, call
 
-    monkeypatch.setattr(Program, "_compiled", wrong)
+    monkeypatch.setattr(ReplayCode, "_compile", wrong)
     case = next(case for case in (draw_case(3, index) for index in range(20)) if case.habits.gradients == "backward")
     what, why = verdict(comm, case.trainer(grid_over(comm, n=comm.size)))
     assert (what, why.partition(" ")[0]) == (DIFFERENT, "loss")
@@ -69,7 +69,7 @@ def test_failures_are_told_apart(comm):
     refused = CaptureError("this step cannot be captured: line 3")
     assert verdict(comm, lambda c: train(c))[0] == EXACT
     assert verdict(comm, lambda c: train(c, replayed=refused))[0] == REFUSED
-    assert verdict(comm, lambda c: train(c, replayed=CaptureError("gives other numbers than the step")))[0] == DIFFERENT
+    assert verdict(comm, lambda c: train(c, replayed=CaptureError("differs from the eager step")))[0] == DIFFERENT
     assert verdict(comm, lambda c: train(c, replayed=ValueError("other")))[0] == DIFFERENT
     assert verdict(comm, lambda c: train(c, eager=ValueError("other")))[0] == UNSUPPORTED
     assert captures.STEPS == 5

@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.capture.placement import below_autograd
-from distconv.capture.program import Program
-from distconv.capture.run import recorded
+from distconv.capture.buffer_plan import below_autograd
+from distconv.capture.replay_code import ReplayCode
+from distconv.capture.run import record_run
 from tests.distconv.layouts import grid_over, raises_everywhere
 
 
 def program(function, *args):
-    run = recorded(function, args)
-    return Program(run.recording, run.outputs(), run.gradient_slots(), len(run.before.values))
+    run = record_run(function, args)
+    return ReplayCode(run.recording, run.outputs(), run.gradient_slots(), len(run.before.values))
 
 
 def test_views_of_what_is_held_and_unused_results_are_left_out_and_current_values_are_read():

@@ -1,7 +1,8 @@
-"""Operations of a recording (entries), and the tensors that they read and make (slots).
+"""Operations of a recording, and the tensors that they read and make.
 
-:mod:`.recorder` makes them; :mod:`.placement`, :mod:`.program` and :mod:`.graph` read them. This module contains data
-only and does not import the rest of distconv.
+Each tensor has a *slot*, and operations refer to it by the slot's number. :mod:`.recorder` makes operations;
+:mod:`.buffer_plan`, :mod:`.replay_code` and :mod:`.graph` read them. This module contains data only and does not import
+the rest of distconv.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 
 class Ref(NamedTuple):
-    """A tensor among the arguments of an entry, by the number of its slot."""
+    """A tensor among the arguments of an operation, by the number of its slot in ``Recording.slots``."""
 
     slot: int
 
@@ -23,33 +24,33 @@ class Ref(NamedTuple):
 class SlotOrigin(Enum):
     """Origin of the tensor of a slot."""
 
-    HELD = "held"
+    EXISTING = "existing"
     """The tensor existed before the step: a parameter, a buffer, a constant. The recording refers to it."""
     CONSTANT = "constant"
     """Python made the tensor from numbers during the step. The recording keeps a copy."""
     INPUT = "input"
     """An argument of the step."""
-    MADE = "made"
-    """The result of an entry."""
+    RESULT = "result"
+    """The result of an operation."""
 
 
 @dataclass(eq=False)
 class Slot:
     """A tensor of the recording."""
 
-    kind: SlotOrigin
+    origin: SlotOrigin
     storage: int
     """Number of its storage, equal for tensors that share memory; -1 if unknown."""
     geometry: tuple[Any, ...]
     """Shape, strides, offset, dtype and device."""
-    value: torch.Tensor | None = None
-    """The tensor itself, for HELD and CONSTANT."""
+    tensor: torch.Tensor | None = None
+    """The tensor itself, for EXISTING and CONSTANT."""
     nbytes: int = 0
     """Size of its elements in bytes."""
 
 
 @dataclass(eq=False)
-class Entry:
+class Op:
     """An operation of a replay."""
 
     line: str
@@ -57,7 +58,7 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Operator(Entry):
+class OperatorCall(Op):
     """A call of one of torch's operators."""
 
     function: Any
@@ -65,7 +66,7 @@ class Operator(Entry):
     kwargs: dict[str, Any]
     results: list[int | None]
     """Slots of the results; None for a result that is not a tensor."""
-    one: bool
+    returns_one: bool
     """True if it returns one tensor, or None. Otherwise it returns several."""
     writes: frozenset[int] = frozenset()
     """Slots that it changes in place."""
@@ -74,25 +75,25 @@ class Operator(Entry):
 
 
 @dataclass(eq=False)
-class Call(Entry):
+class FunctionCall(Op):
     """A call of a Python function that reads values, or does work that is not an operator of torch."""
 
     function: Callable[..., Any]
     args: tuple[int, ...]
     """Slots of the arguments."""
     results: list[int]
-    one: bool
+    returns_one: bool
     """True if it returns one tensor, or None. Otherwise it returns several."""
     launches: bool = False
     """True if it only launches kernels on a GPU. Otherwise the host may read values."""
 
 
 @dataclass(eq=False)
-class Post(Entry):
+class SendReceive(Op):
     """The start of point-to-point messages."""
 
     number: int
-    """Number of the operation, by which :class:`Wait` refers to it."""
+    """Number of the operation, by which :class:`WaitFor` refers to it."""
     comm: Any
     sends: list[tuple[int, int]]
     """Peer and slot of each message to send."""
@@ -106,14 +107,14 @@ class Post(Entry):
 
 
 @dataclass(eq=False)
-class Sum(Entry):
+class AllReduce(Op):
     """The start of an all-reduce in place."""
 
     number: int
-    """Number of the operation, by which :class:`Wait` refers to it."""
+    """Number of the operation, by which :class:`WaitFor` refers to it."""
     comm: Any
     slot: int
-    operation: Any
+    mpi_op: Any
     """The MPI operation."""
     what: str
     """Description for the watchdog."""
@@ -122,52 +123,52 @@ class Sum(Entry):
 
 
 @dataclass(eq=False)
-class Wait(Entry):
-    """The completion of a :class:`Post` or a :class:`Sum`."""
+class WaitFor(Op):
+    """The completion of a :class:`SendReceive` or a :class:`AllReduce`."""
 
     number: int
-    """Number of the Post or Sum."""
+    """Number of the SendReceive or AllReduce."""
     slots: tuple[int, ...]
     """Slots whose memory MPI uses until then."""
 
 
 @dataclass(eq=False)
-class Together(Entry):
-    """Entries that may fail on some ranks of ``world``. After a failure all of these ranks raise."""
+class TryOnAllRanks(Op):
+    """Operations that may fail on some ranks of ``world``. After a failure all of these ranks raise."""
 
     world: Any
-    entries: list[Entry]
+    operations: list[Op]
 
 
-def refs(value: Any) -> Iterator[int]:
+def iter_slots(value: Any) -> Iterator[int]:
     """Yield the slots of the tensors among arguments of an operator."""
     if isinstance(value, Ref):
         yield value.slot
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from refs(each)
+            yield from iter_slots(each)
     elif isinstance(value, dict):
-        yield from refs(list(value.values()))
+        yield from iter_slots(list(value.values()))
 
 
-def reads(entry: Entry) -> list[int]:
-    """Return the slots that ``entry`` uses, including those that it changes in place."""
-    if isinstance(entry, Operator):
-        return [*refs(entry.args), *refs(entry.kwargs)]
-    if isinstance(entry, Post):
-        return [slot for _, slot in (*entry.sends, *entry.receives)]
-    if isinstance(entry, Sum):
-        return [entry.slot]
-    if isinstance(entry, Together):
-        return [slot for each in entry.entries for slot in reads(each)]
-    return list(entry.args if isinstance(entry, Call) else entry.slots if isinstance(entry, Wait) else ())
+def slots_read(op: Op) -> list[int]:
+    """Return the slots that ``op`` uses, including those that it changes in place."""
+    if isinstance(op, OperatorCall):
+        return [*iter_slots(op.args), *iter_slots(op.kwargs)]
+    if isinstance(op, SendReceive):
+        return [slot for _, slot in (*op.sends, *op.receives)]
+    if isinstance(op, AllReduce):
+        return [op.slot]
+    if isinstance(op, TryOnAllRanks):
+        return [slot for each in op.operations for slot in slots_read(each)]
+    return list(op.args if isinstance(op, FunctionCall) else op.slots if isinstance(op, WaitFor) else ())
 
 
-def makes(entry: Entry) -> list[int]:
-    """Return the slots of the results of ``entry``."""
-    if isinstance(entry, Together):
-        return [slot for each in entry.entries for slot in makes(each)]
-    return [slot for slot in entry.results if slot is not None] if isinstance(entry, (Operator, Call)) else []
+def slots_made(op: Op) -> list[int]:
+    """Return the slots of the results of ``op``."""
+    if isinstance(op, TryOnAllRanks):
+        return [slot for each in op.operations for slot in slots_made(each)]
+    return [slot for slot in op.results if slot is not None] if isinstance(op, (OperatorCall, FunctionCall)) else []
 
 
 def strides_in_use(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
@@ -192,11 +193,11 @@ def strides_in_use(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, .
 
 @dataclass(eq=False)
 class Recording:
-    """The entries and slots of one run of a step on this rank."""
+    """The operations and slots of one run of a step on this rank."""
 
     slots: list[Slot] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
+    operations: list[Op] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
     """Unsupported operations of the step, each with its line. A step with any of them cannot be replayed."""
     inputs: list[int | None] = field(default_factory=list)
     """The slot of each argument that is a tensor, in order; None for other arguments."""
@@ -206,13 +207,15 @@ class Recording:
         """The first GPU that holds a tensor; None if all tensors are on the CPU."""
         return next((device for slot in self.slots if (device := slot.geometry[-1]).type == "cuda"), None)
 
-    def all_entries(self) -> Iterator[Entry]:
-        """Yield all entries, including those inside a :class:`Together`."""
-        for entry in self.entries:
-            yield entry
-            if isinstance(entry, Together):
-                yield from entry.entries
+    def all_operations(self) -> Iterator[Op]:
+        """Yield all operations, including those inside a :class:`TryOnAllRanks`."""
+        for op in self.operations:
+            yield op
+            if isinstance(op, TryOnAllRanks):
+                yield from op.operations
 
     def comms(self) -> list[Any]:
         """Return the communicators of all messages and all-reduces, each once."""
-        return list({e.comm.handle: e.comm for e in self.all_entries() if isinstance(e, (Post, Sum))}.values())
+        return list(
+            {e.comm.handle: e.comm for e in self.all_operations() if isinstance(e, (SendReceive, AllReduce))}.values()
+        )

@@ -1,6 +1,6 @@
-"""Python code that is generated from a recording: one function without branches, in which each entry is a call.
+"""Python code that is generated from a recording: one function without branches, in which each operation is a call.
 
-:mod:`.placement` selects the memory of its tensors. A variable is deleted after its last use, so that memory is freed
+:mod:`.buffer_plan` selects the memory of its tensors. A variable is deleted after its last use, so that memory is freed
 as in the eager step. :mod:`.captured` calls the function, :mod:`.graph` captures it as a CUDA graph.
 """
 
@@ -12,15 +12,36 @@ from typing import Any
 
 import torch
 
-from distconv.capture.entries import Call, Entry, Operator, Post, Recording, Ref, Sum, Together, Wait, makes, reads
-from distconv.capture.messages import FAILURES, Channelled, Persistent, Posting, Summing, join, raise_together, wait
-from distconv.capture.placement import LARGEST_BUFFER, WIDE, Placement
+from distconv.capture.buffer_plan import MAX_MESSAGE_BYTES, WIDE_DTYPES, BufferPlan
+from distconv.capture.messages import (
+    FAILURES,
+    AllReduceStart,
+    ChannelStart,
+    ExchangeStart,
+    PersistentExchange,
+    raise_on_all_ranks,
+    wait_for_channel,
+    wait_for_requests,
+)
+from distconv.capture.operations import (
+    AllReduce,
+    FunctionCall,
+    Op,
+    OperatorCall,
+    Recording,
+    Ref,
+    SendReceive,
+    TryOnAllRanks,
+    WaitFor,
+    slots_made,
+    slots_read,
+)
 
 _aten = torch.ops.aten
 _NEED_GRAD_MODE = (_aten.mkldnn_rnn_layer.default,)
 """Operators that compute less while gradients are disabled."""
 
-_BOUND = {
+_FAST_FUNCTIONS = {
     getattr(getattr(_aten, name), overload): getattr(torch.Tensor if name.endswith("_") else torch, name)
     for overload, names in {
         "Tensor": "add sub mul div add_ sub_ mul_ div_",
@@ -38,11 +59,11 @@ _ARITHMETIC = frozenset(
 )
 """Operators that convert a Python number to a tensor in each call."""
 
-Replay = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
-"""Function that replays a recording, given blocks of arguments and gradients. It returns the outputs."""
+ReplayFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
+"""Function that replays a recording, slot blocks of arguments and gradients. It returns the outputs."""
 
 
-class Program:
+class ReplayCode:
     """The generated function that replays a recording: ``replay``, with its source code in ``source``.
 
     Parameters
@@ -59,20 +80,20 @@ class Program:
 
     def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int], count: int) -> None:
         self._recording, self._outputs = recording, outputs
-        placement = Placement(recording, outputs, gradients)
-        self._values, self._same, self._entries = placement.values, placement.same, placement.entries
+        placement = BufferPlan(recording, outputs, gradients)
+        self._values, self._same, self._operations = placement.values, placement.representative, placement.operations
         self._constants: dict[str, Any] = {}
-        self._known: dict[int, str] = {}
+        self._constant_names: dict[int, str] = {}
         """Names of the constants, by ``id``."""
         self._names = {slot: f"g{number}" for slot, number in gradients.items()}
-        for place, given in enumerate(recording.inputs):
-            if given is not None:
-                self._names.setdefault(given, f"a{place}")
+        for index, slot in enumerate(recording.inputs):
+            if slot is not None:
+                self._names.setdefault(slot, f"a{index}")
         self._lines: list[str] = []
         self._indent = "    "
         self.requests = 0
         """Number of persistent MPI requests."""
-        self.source, self.replay = self._compiled(count)
+        self.source, self.replay = self._compile(count)
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -83,19 +104,19 @@ class Program:
         return self._names.setdefault(slot, f"v{slot}")
 
     def _constant(self, value: Any) -> str:
-        name = self._known.get(id(value))
+        name = self._constant_names.get(id(value))
         if name is None:
-            name = self._known[id(value)] = f"c{len(self._constants)}"
+            name = self._constant_names[id(value)] = f"c{len(self._constants)}"
             self._constants[name] = value
         return name
 
-    def _text(self, value: Any) -> str:
+    def _expression(self, value: Any) -> str:
         if isinstance(value, Ref):
             return self._name(value.slot)
         if value is None or isinstance(value, (bool, int)):
             return repr(value)
         if isinstance(value, (list, tuple)) and _has_refs(value):
-            listed = ", ".join(map(self._text, value))
+            listed = ", ".join(map(self._expression, value))
             return f"[{listed}]" if isinstance(value, list) else f"({listed},)"
         return self._constant(value)
 
@@ -104,13 +125,13 @@ class Program:
     def _emit(self, line: str) -> None:
         self._lines.append(self._indent + line)
 
-    def _compiled(self, gradients: int) -> tuple[str, Replay]:
+    def _compile(self, gradients: int) -> tuple[str, ReplayFunction]:
         for letter, count in (("a", len(self._recording.inputs)), ("g", gradients)):
             if count:
                 self._emit(f"{', '.join(f'{letter}{i}' for i in range(count))}, = {letter.upper()}")
         last = self._last_uses()
-        for number, entry in enumerate(self._entries):
-            self._write(entry)
+        for number, op in enumerate(self._operations):
+            self._write(op)
             if number in last:
                 self._emit(f"del {', '.join(sorted(last[number]))}")
         self._emit(f"return ({''.join(f'{self._name(slot)}, ' for slot in self._outputs)})")
@@ -121,10 +142,10 @@ class Program:
         return source, scope["replay"]
 
     def _last_uses(self) -> dict[int, set[str]]:
-        """Return the variables that no later entry uses, by index of the entry."""
+        """Return the variables that no later operation uses, by index of the operation."""
         last: dict[str, int] = {}
-        for number, entry in enumerate(self._entries):
-            for slot in (*reads(entry), *makes(entry)):
+        for number, op in enumerate(self._operations):
+            for slot in (*slots_read(op), *slots_made(op)):
                 if slot not in self._values:
                     last[self._name(slot)] = number
         stay = {self._name(slot) for slot in self._outputs}
@@ -134,72 +155,72 @@ class Program:
                 uses.setdefault(number, set()).add(name)
         return uses
 
-    def _write(self, entry: Entry) -> None:
-        if isinstance(entry, Operator):
-            bound = _BOUND.get(entry.function, entry.function._op)
-            function = _with_grad_mode(entry.function._op) if entry.function in _NEED_GRAD_MODE else bound
-            args = [self._text(value) for value in self._arguments_of(entry)]
-            args += [f"{key}={self._text(value)}" for key, value in entry.kwargs.items()]
-            known = reads(entry)
-            self._write_call([None if slot in known else slot for slot in entry.results], entry.one, function, args)
-        elif isinstance(entry, Call):
-            self._write_call(entry.results, entry.one, entry.function, map(self._name, entry.args))
-        elif isinstance(entry, Post):
-            self._write_post(entry)
-        elif isinstance(entry, Sum) and entry.channel is None:
-            self._write_start(entry, Summing(entry.comm, entry.operation))
-        elif isinstance(entry, Sum):
-            self._write_start(entry, Channelled(entry.channel, entry.what, operation=entry.operation))
-        elif isinstance(entry, Wait):
-            self._emit(f"w{entry.number}(q{entry.number}, d{entry.number})")
-        elif isinstance(entry, Together):
+    def _write(self, op: Op) -> None:
+        if isinstance(op, OperatorCall):
+            bound = _FAST_FUNCTIONS.get(op.function, op.function._op)
+            function = _with_grad_mode(op.function._op) if op.function in _NEED_GRAD_MODE else bound
+            args = [self._expression(value) for value in self._arguments_of(op)]
+            args += [f"{key}={self._expression(value)}" for key, value in op.kwargs.items()]
+            known = slots_read(op)
+            self._write_call([None if slot in known else slot for slot in op.results], op.returns_one, function, args)
+        elif isinstance(op, FunctionCall):
+            self._write_call(op.results, op.returns_one, op.function, map(self._name, op.args))
+        elif isinstance(op, SendReceive):
+            self._write_post(op)
+        elif isinstance(op, AllReduce) and op.channel is None:
+            self._write_start(op, AllReduceStart(op.comm, op.mpi_op))
+        elif isinstance(op, AllReduce):
+            self._write_start(op, ChannelStart(op.channel, op.what, mpi_op=op.mpi_op))
+        elif isinstance(op, WaitFor):
+            self._emit(f"w{op.number}(q{op.number}, d{op.number})")
+        elif isinstance(op, TryOnAllRanks):
             self._emit("failure = None")
             self._emit("try:")
             self._indent += "    "
-            for each in entry.entries:
+            for each in op.operations:
                 self._write(each)
             self._indent = self._indent[:-4]
             self._emit(f"except {self._constant(FAILURES)} as error: failure = error")
-            self._emit(f"{self._constant(partial(raise_together, entry.world))}(failure)")
+            self._emit(f"{self._constant(partial(raise_on_all_ranks, op.world))}(failure)")
 
     def _write_call(self, results: Sequence[int | None], one: bool, function: Any, args: Iterable[str]) -> None:
         names = ["_" if slot is None else self._name(slot) for slot in results]
         target = f"{', '.join(names)}{'' if one else ','} = " if any(slot is not None for slot in results) else ""
         self._emit(f"{target}{self._constant(function)}({', '.join(args)})")
 
-    def _arguments_of(self, entry: Operator) -> Sequence[Any]:
-        """Return the arguments of ``entry``, with a tensor in place of a number that each call would convert."""
-        if entry.function not in _ARITHMETIC or not isinstance(entry.args[0], Ref):
-            return entry.args
-        first, second = entry.args
+    def _arguments_of(self, op: OperatorCall) -> Sequence[Any]:
+        """Return the arguments of ``op``, with a tensor in place of a number that each call would convert."""
+        if op.function not in _ARITHMETIC or not isinstance(op.args[0], Ref):
+            return op.args
+        first, second = op.args
         shape, *_, dtype, device = self._recording.slots[first.slot].geometry
         number = isinstance(second, (int, float)) and not isinstance(second, bool)
-        if not number or not shape or dtype not in WIDE or device.type != "cpu":
-            return entry.args
+        if not number or not shape or dtype not in WIDE_DTYPES or device.type != "cpu":
+            return op.args
         return first, torch.tensor(second, dtype=dtype)
 
-    def _write_post(self, entry: Post) -> None:
-        to, origins = [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives]
-        small = all(self._recording.slots[slot].nbytes <= LARGEST_BUFFER for _, slot in entry.sends)
-        if entry.channel is not None:
-            self._write_start(entry, Channelled(entry.channel, entry.what, to, origins))
-        elif small and all(slot in self._values for _, slot in entry.receives):
-            receives = [(peer, self._values[slot]) for peer, slot in entry.receives]
-            sends = [(peer, self._kept(slot)) for peer, slot in entry.sends]
-            persistent = Persistent(entry.comm, sends, receives, entry.tag)
+    def _write_post(self, op: SendReceive) -> None:
+        to, origins = [peer for peer, _ in op.sends], [peer for peer, _ in op.receives]
+        small = all(self._recording.slots[slot].nbytes <= MAX_MESSAGE_BYTES for _, slot in op.sends)
+        if op.channel is not None:
+            self._write_start(op, ChannelStart(op.channel, op.what, to, origins))
+        elif small and all(slot in self._values for _, slot in op.receives):
+            receives = [(peer, self._values[slot]) for peer, slot in op.receives]
+            sends = [(peer, self._persistent_buffer(slot)) for peer, slot in op.sends]
+            persistent = PersistentExchange(op.comm, sends, receives, op.tag)
             self.requests += len(persistent.requests)
-            self._write_start(entry, persistent, [])
+            self._write_start(op, persistent, [])
         else:
-            self._write_start(entry, Posting(entry.comm, to, origins))
+            self._write_start(op, ExchangeStart(op.comm, to, origins))
 
-    def _write_start(self, entry: Post | Sum, function: Any, slots: Sequence[int] | None = None) -> None:
-        number = entry.number
-        self._constants[f"d{number}"] = partial(_description, entry)
-        self._constants[f"w{number}"] = wait if entry.channel is None else join
-        names = map(self._name, reads(entry) if slots is None else slots)
+    def _write_start(self, op: SendReceive | AllReduce, function: Any, slots: Sequence[int] | None = None) -> None:
+        number = op.number
+        self._constants[f"d{number}"] = partial(_describe_wait, op)
+        self._constants[f"w{number}"] = wait_for_requests if op.channel is None else wait_for_channel
+        names = map(self._name, slots_read(op) if slots is None else slots)
         self._emit(f"q{number} = {self._constant(function)}({', '.join(names)})")
 
-    def _kept(self, slot: int) -> torch.Tensor:
+    def _persistent_buffer(self, slot: int) -> torch.Tensor:
         """Return memory that persists between replays: the tensor's own, or a buffer to which each replay copies it."""
         buffer = self._values.get(slot)
         if buffer is None:
@@ -221,9 +242,9 @@ def _has_refs(value: Any) -> bool:
     return isinstance(value, Ref) or (isinstance(value, (list, tuple)) and any(map(_has_refs, value)))
 
 
-def _description(entry: Post | Sum) -> str:
+def _describe_wait(op: SendReceive | AllReduce) -> str:
     """Return the description of a wait, for reports of the watchdog."""
-    if isinstance(entry, Sum):
-        return f"{entry.what} over {entry.comm.size} ranks, in the replay of {entry.line}"
-    peers = sorted({peer for peer, _ in (*entry.sends, *entry.receives)})
-    return f"{entry.what} with peers {', '.join(map(str, peers))}, in the replay of {entry.line}"
+    if isinstance(op, AllReduce):
+        return f"{op.what} over {op.comm.size} ranks, in the replay of {op.line}"
+    peers = sorted({peer for peer, _ in (*op.sends, *op.receives)})
+    return f"{op.what} with peers {', '.join(map(str, peers))}, in the replay of {op.line}"

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.capture.placement import Placement
-from distconv.capture.run import recorded
+from distconv.capture.buffer_plan import BufferPlan
+from distconv.capture.run import record_run
 from tests.distconv.capture.trained import equal
 
 
 def placed(function, *args):
     """What is left of a step, as names of operators."""
-    run = recorded(function, args)
-    found = Placement(run.recording, run.outputs(), run.gradient_slots())
-    return [str(entry.function).removeprefix("aten.") for entry in found.entries]
+    run = record_run(function, args)
+    found = BufferPlan(run.recording, run.outputs(), run.gradient_slots())
+    return [str(op.function).removeprefix("aten.") for op in found.operations]
 
 
 def replayed(function, *args):
