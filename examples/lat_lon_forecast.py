@@ -2,7 +2,7 @@
 
     mpiexec -n 2 distconv run examples/lat_lon_forecast.py --grid w=2
 
-The longitudes are split over ranks, and the last rank is the western neighbour of the first. Winds blow along parallels,
+Longitudes are split over ranks, and the last rank is the western neighbour of the first. Winds blow along parallels,
 so the exact solution is known: each parallel turns at its own speed, and the tracer decays.
 """
 

@@ -22,7 +22,7 @@ options = parser.parse_args()
 
 
 def rooms(count, seed):
-    """Return the sorted voxels (N, 1 + 3) that contain points, the number of points in each, and their commonest label."""
+    """Return the sorted voxels (N, 1 + 3) that contain points, the number of points in each, and their main label."""
     random = torch.Generator().manual_seed(seed)
     coordinates, labels = [], []
     for room in range(count):

@@ -35,7 +35,7 @@ def without_contents(app: Sphinx, what: str, name: str, value: object, options: 
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element) -> nodes.Node | None:
-    """Return the link to the description of ``node``, whichever module it was imported from; a type variable has none."""
+    """Return the link to the description of ``node``, whichever module it was imported from; None for others."""
     place, _, name = node["reftarget"].rpartition(".")
     if node.get("refdomain") != "py" or not (place.startswith("distconv") or not place):
         return None

@@ -271,7 +271,7 @@ class Pipeline:
 
     @minibatches.setter
     def minibatches(self, count: int) -> None:
-        """Number of mini-batches begun.
+        """Set the number of mini-batches begun.
 
         A resumed run sets it while the pipeline is empty, so that random numbers continue as without the interruption.
 
