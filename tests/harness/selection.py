@@ -19,7 +19,7 @@ MANY = {6: 0, 8: 1}
 """Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
 each of their tests the first case runs there, and whatever names the rank count."""
 
-MANY_PARTS = 6
+MANY_PARTS = 12
 
 
 def share(items: list[pytest.Item], ranks: int, which: str) -> list[pytest.Item]:
