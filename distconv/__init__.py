@@ -24,12 +24,14 @@
     memory_order      Strides that a tensor would have in a single process
     parallel          ``parallelize``: prepare an ordinary module for training on DistTensors
     parameters        Parameters on a grid: sharding, comparison of replicas, optimizer state, weight files
+    pictures          ``show``: pictures of distributions, grids and plans, as text or SVG
     placement         Scatter and gather: tensors enter and leave a process grid
     plain_tensors     Calls in which torch dispatches on a plain tensor although a DistTensor takes part
     plan              Plans: which layer of a model runs on which process grid
     precision         Half precision: the dtypes, and the dtype in which partial results are accumulated
     process           The process of a rank: start, memory, waits, exit
     recording         Effects of a step that a recording cannot observe through torch's dispatcher
+    svg               SVG figures: rectangles, lines, arrows and text
     tensor            DistTensor: a torch.Tensor whose elements are distributed over the ranks of a process grid
     text_files        Strict reading of small JSON and YAML files: plans, machines, layer profiles, options
     tracing           Traces of training steps: what each rank did, when, and where the time went
@@ -95,6 +97,7 @@ from distconv.local_device import device
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
+from distconv.pictures import show
 from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
@@ -145,6 +148,7 @@ __all__ = [
     "save_checkpoint",
     "scatter",
     "shard_optimizer",
+    "show",
     "trace",
     "write",
 ]
