@@ -13,7 +13,7 @@ author = "the authors of distconv"
 version = release = dc.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "commands", "names"]
-exclude_patterns = ["_build", "extensions"]
+exclude_patterns = ["_build", "extensions", "figures"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
