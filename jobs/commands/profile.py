@@ -42,7 +42,7 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
-from distconv.perfmodel.profiles.layer_profile import mean
+from distconv.perfmodel.profiles.layer_profile import mean_profile
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
 from distconv.perfmodel.profiles.measure_operations import (
     ROUNDS,
@@ -213,7 +213,7 @@ def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Int
 def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace) -> None:
     for kind in dict.fromkeys(kind for kind, _ in every):
         alike = [timing for each, timing in every if each == kind]
-        profile, path = mean([timing.profile for timing in alike]), options.out / f"{kind}.json"
+        profile, path = mean_profile([timing.profile for timing in alike]), options.out / f"{kind}.json"
         profile.save(path)
         ratios = ", ".join(f"{timing.ratio:.3f}" for timing in alike)
         total = sum(layer.time_s for layer in profile.layers)

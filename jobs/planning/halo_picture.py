@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from distconv.distribution import block_range
-from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo, halo_index
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, widest_halo, widest_halo_index
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 
@@ -77,7 +77,7 @@ def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node
         one
         for name, layer in prediction.layers.items()
         for op in graph.by_layer.get(name, ())
-        for one in _halo_of(op, AxisParts.of(layer.parts, ranks, per_node))
+        for one in _halo_of(op, AxisParts.from_axes(layer.parts, ranks, per_node))
     ]
     return max(halos, key=lambda each: each.elements, default=None)
 
@@ -88,9 +88,9 @@ def _halo_of(op: Operation, parts: AxisParts) -> Iterator[Halo]:
         return
     sides = []
     for dim, axis in enumerate(axes_of(shape)[2:]):
-        count, extents = parts.along(axis), (shape[dim + 2], op.y.shape[dim + 2])
-        rows = halo(window, *extents, count, dim) if count > 1 else (0, 0)
-        index = halo_index(window, *extents, count, dim) if count > 1 else 0
+        count, extents = parts.parts_along(axis), (shape[dim + 2], op.y.shape[dim + 2])
+        rows = widest_halo(window, *extents, count, dim) if count > 1 else (0, 0)
+        index = widest_halo_index(window, *extents, count, dim) if count > 1 else 0
         sides.append(HaloSide(str(axis), extents[0], count, index, *rows))
     own = math.prod(len(side.block(side.index)) for side in sides)
     needed = math.prod(len(side.block(side.index)) + side.before + side.after for side in sides)

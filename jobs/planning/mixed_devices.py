@@ -18,7 +18,7 @@ from pathlib import Path
 from distconv.errors import DistconvError
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.profiles.joined_layers import join_layers
 from distconv.perfmodel.profiles.layer_profile import Profile, ProfileError
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.perfmodel.stages.devices import Device
@@ -78,7 +78,7 @@ def mixed(
     DistconvError
         If the profiles are of different layers.
     """
-    blocks = {kind: joined(profiles[kind], cuts) for kind in kinds}
+    blocks = {kind: join_layers(profiles[kind], cuts) for kind in kinds}
     names = {kind: [layer.name for layer in each.layers] for kind, each in blocks.items()}
     first = next(iter(kinds))
     for kind in kinds:

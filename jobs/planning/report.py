@@ -102,7 +102,7 @@ def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, 
     str
     """
     grids = {
-        name: AxisParts.of(layer.parts, options.ranks, machine.ranks_per_node)
+        name: AxisParts.from_axes(layer.parts, options.ranks, machine.ranks_per_node)
         for name, layer in strategy.prediction.layers.items()
     }
     taken = process_memory(graph, grids, strategy.prediction, packages_bytes(options.model))

@@ -79,5 +79,7 @@ def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int
         Seconds of each of ``PHASES``.
     """
     op = operation(layer, batch)
-    cost = OperationCosts(machine, ranks, Settings()).operation(op, AxisParts.of(axes, ranks, machine.ranks_per_node))
+    cost = OperationCosts(machine, ranks, Settings()).operation(
+        op, AxisParts.from_axes(axes, ranks, machine.ranks_per_node)
+    )
     return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))

@@ -144,7 +144,7 @@ def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, St
     for ranks, strategy in sorted(planned.items()):
         table = machine.computing(ranks).table
         for name, layer in strategy.prediction.layers.items():
-            parts = AxisParts.of(layer.parts, ranks, machine.ranks_per_node)
+            parts = AxisParts.from_axes(layer.parts, ranks, machine.ranks_per_node)
             if any(f"{local_call(op, parts).key} forward" not in table for op in graph.by_layer.get(name, ())):
                 return last
         last = ranks

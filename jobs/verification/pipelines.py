@@ -27,7 +27,12 @@ from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, PipelineCandidate, round_to_layers
+from distconv.perfmodel.exploration.candidate_stages import (
+    PARALLEL,
+    ExplorationContext,
+    PipelineCandidate,
+    round_to_layers,
+)
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import make_choice
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network

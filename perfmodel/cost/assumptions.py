@@ -54,10 +54,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.memory_model not in MEMORY_MODELS:
-            raise SettingsError(f"memory_model={self.memory_model!r}: it is one of {', '.join(MEMORY_MODELS)}")
+            raise SettingsError(
+                f"Settings: memory_model={self.memory_model!r} is not valid. Use one of {', '.join(MEMORY_MODELS)}"
+            )
         if self.batch_norm not in BATCH_NORM:
-            raise SettingsError(f"batch_norm={self.batch_norm!r}: it is one of {', '.join(BATCH_NORM)}")
+            raise SettingsError(
+                f"Settings: batch_norm={self.batch_norm!r} is not valid. Use one of {', '.join(BATCH_NORM)}"
+            )
         if not (math.isfinite(self.workspace) and self.workspace >= 0):
-            raise SettingsError(f"workspace={self.workspace!r}: it is a number of bytes, 0 or more")
+            raise SettingsError(f"Settings: workspace={self.workspace!r} must be a finite number of bytes, 0 or more")
         if self.optimizer_slots < 0:
-            raise SettingsError(f"optimizer_slots={self.optimizer_slots!r}: it is 0 or more")
+            raise SettingsError(f"Settings: optimizer_slots={self.optimizer_slots!r} must be 0 or more")

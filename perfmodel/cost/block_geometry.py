@@ -43,29 +43,42 @@ class AxisParts(Arrangement):
         self.ranks, self.per_node = ranks, per_node
 
     @staticmethod
-    def of(axes: Mapping[str, int], ranks: int, per_node: int) -> AxisParts:
+    def from_axes(axes: Mapping[str, int], ranks: int, per_node: int) -> AxisParts:
         """Return the grid of a candidate. A value of ``r`` in ``axes`` is ignored, because it follows from ``ranks``.
 
         Equal arguments return the same object, so that caches find it by identity.
+
+        Parameters
+        ----------
+        axes : mapping of str to int
+            Number of parts along each grid axis.
+        ranks : int
+            Number of ranks.
+        per_node : int
+            Ranks of a node.
+
+        Returns
+        -------
+        AxisParts
         """
-        return _made(ranks, per_node, tuple(axes.items()))
+        return _build_parts(ranks, per_node, tuple(axes.items()))
 
     @cached_property
     def key(self) -> Any:
         """Parts and nodes, by which grids are compared."""
         return super().key, self.ranks, self.per_node
 
-    def along(self, axis: str | None) -> int:
+    def parts_along(self, axis: str | None) -> int:
         """Return the number of parts along ``axis``; 1 for None."""
         return 1 if axis is None else self.shape[axis]
 
     def group(self, axes: Iterable[str]) -> RankGroup:
         """Return the group of ranks that differ along ``axes`` alone."""
-        return _group(self, tuple(axes))
+        return _build_group(self, tuple(axes))
 
     def far_neighbours(self, axis: str) -> int:
         """Return how many of a rank's two neighbours along ``axis`` are on another node, for the rank with the most."""
-        stride, parts = self.stride(axis), self.along(axis)
+        stride, parts = self.stride(axis), self.parts_along(axis)
         # Blocks of stride * parts ranks hold full lines along the axis. All of them lie within nodes, or some do not.
         if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
             return 0
@@ -73,16 +86,16 @@ class AxisParts(Arrangement):
 
 
 @lru_cache(maxsize=4096)
-def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> AxisParts:
+def _build_parts(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> AxisParts:
     # One object for equal arguments: caches with it as a key find it by identity.
     return AxisParts(ranks, per_node, **dict(axes))
 
 
 @lru_cache(maxsize=4096)
-def _group(parts: AxisParts, axes: tuple[str, ...]) -> RankGroup:
+def _build_group(parts: AxisParts, axes: tuple[str, ...]) -> RankGroup:
     members = np.zeros(1, dtype=np.int64)
     for axis in axes:
-        steps = np.arange(parts.along(axis)) * parts.stride(axis)
+        steps = np.arange(parts.parts_along(axis)) * parts.stride(axis)
         members = (members[:, None] + steps[None, :]).reshape(-1)
     on_node = int((members < parts.per_node).sum())
     return RankGroup(len(members), min(on_node, len(members)))
@@ -132,7 +145,7 @@ def _largest_block(shape: tuple[int, ...], parts: AxisParts, axes: tuple[str | N
 
 
 @lru_cache(maxsize=65536)
-def halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
+def widest_halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
     """Return the rows that the rank with the widest halo receives, below and above its own block.
 
     Source: Dryden et al. 2019, III-A.
@@ -151,19 +164,24 @@ def halo(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: in
     -------
     tuple of int
     """
-    return _ghosts(
-        window, extent, out_extent, parts=parts, dim=dim, index=halo_index(window, extent, out_extent, parts, dim)
+    return _ghost_widths(
+        window,
+        extent,
+        out_extent,
+        parts=parts,
+        dim=dim,
+        index=widest_halo_index(window, extent, out_extent, parts, dim),
     )
 
 
 @lru_cache(maxsize=65536)
-def halo_index(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> int:
+def widest_halo_index(window: KernelWindow, extent: int, out_extent: int, parts: int, dim: int) -> int:
     """Return the first block along a spatial dimension that receives the most rows.
 
     Parameters
     ----------
     window, extent, out_extent, parts, dim
-        As in :func:`halo`.
+        As in :func:`widest_halo`.
 
     Returns
     -------
@@ -171,11 +189,14 @@ def halo_index(window: KernelWindow, extent: int, out_extent: int, parts: int, d
         Block index.
     """
     return max(
-        range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts=parts, dim=dim, index=index))
+        range(parts),
+        key=lambda index: sum(_ghost_widths(window, extent, out_extent, parts=parts, dim=dim, index=index)),
     )
 
 
-def _ghosts(window: KernelWindow, extent: int, out_extent: int, *, parts: int, dim: int, index: int) -> tuple[int, int]:
+def _ghost_widths(
+    window: KernelWindow, extent: int, out_extent: int, *, parts: int, dim: int, index: int
+) -> tuple[int, int]:
     own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
     if not out or not own:
         return (0, 0)
@@ -183,7 +204,7 @@ def _ghosts(window: KernelWindow, extent: int, out_extent: int, *, parts: int, d
     return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
 
 
-class Moved(NamedTuple):
+class RedistributionVolume(NamedTuple):
     """Elements and messages that the slowest rank of a redistribution receives, and the elements that it keeps.
 
     Attributes
@@ -203,10 +224,10 @@ class Moved(NamedTuple):
     kept: int
 
 
-NOTHING = Moved(0, 0, 0, 0, 0)
+NO_REDISTRIBUTION = RedistributionVolume(0, 0, 0, 0, 0)
 
 
-MOST_RANKS = 128
+MAX_EXAMINED_RANKS = 128
 """Ranks that are examined to find the slowest one. Of more ranks, some nodes spread evenly are examined."""
 
 FAR = 4
@@ -214,7 +235,7 @@ FAR = 4
 
 
 @lru_cache(maxsize=1 << 18)
-def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts) -> Moved:
+def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts) -> RedistributionVolume:
     """Return the elements that the slowest rank receives when a tensor changes from one grid to another.
 
     A rank keeps what it owns under both distributions. It receives the rest of its new block, from a rank of its node
@@ -231,35 +252,35 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
 
     Returns
     -------
-    Moved
+    RedistributionVolume
         Elements and messages.
     """
     axes = axes_of(shape)
-    if all(source.along(a) == target.along(a) and source.stride(a) == target.stride(a) for a in axes if a):
-        return NOTHING
-    ranks = _looked_at(source.ranks, source.per_node)
+    if all(source.parts_along(a) == target.parts_along(a) and source.stride(a) == target.stride(a) for a in axes if a):
+        return NO_REDISTRIBUTION
+    ranks = _examined_ranks(source.ranks, source.per_node)
     new = _boxes(shape, target)
-    shares = count_shared_elements(_held(shape, source), new[:, :, :, None])
+    shares = count_shared_elements(_blocks_on_node(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
-    shares = np.where(_fresh(shape, source), shares, 0)
+    shares = np.where(_is_new_on_node(shape, source), shares, 0)
     near = np.minimum(shares.sum(axis=1), missing)
     far = missing - near
     worst = int(np.argmax(near + FAR * far))
     senders = math.prod(
-        _partners(extent, source.along(axis), int(start), int(stop))
+        _count_overlapping_blocks(extent, source.parts_along(axis), int(start), int(stop))
         for extent, axis, (start, stop) in zip(shape, axes, new[:, :, worst], strict=True)
     )
     near_messages = int((shares[worst] > 0).sum())
     far_messages = max(1, senders - near_messages - (own[worst] > 0)) if far[worst] else 0
-    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages), int(own[worst]))
+    return RedistributionVolume(int(near[worst]), int(far[worst]), near_messages, int(far_messages), int(own[worst]))
 
 
 @lru_cache(maxsize=64)
-def _looked_at(ranks: int, per_node: int) -> Indices:
+def _examined_ranks(ranks: int, per_node: int) -> Indices:
     """Return the examined ranks: all, or all ranks of some nodes."""
     nodes = -(-ranks // per_node)
-    some = np.unique(np.linspace(0, nodes - 1, max(1, min(nodes, MOST_RANKS // per_node))).astype(np.int64))
+    some = np.unique(np.linspace(0, nodes - 1, max(1, min(nodes, MAX_EXAMINED_RANKS // per_node))).astype(np.int64))
     looked_at = (some[:, None] * per_node + np.arange(per_node)).reshape(-1)
     return np.asarray(looked_at[looked_at < ranks])
 
@@ -267,13 +288,13 @@ def _looked_at(ranks: int, per_node: int) -> Indices:
 @lru_cache(maxsize=1 << 14)
 def _boxes(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Return start and stop of the blocks of the examined ranks: (dimensions, 2, ranks)."""
-    return _boxes_of(shape, parts, _looked_at(parts.ranks, parts.per_node))
+    return _boxes_of(shape, parts, _examined_ranks(parts.ranks, parts.per_node))
 
 
 def _boxes_of(shape: tuple[int, ...], parts: AxisParts, ranks: Indices) -> Indices:
     boxes = np.zeros((len(shape), 2, *ranks.shape), dtype=np.int64)
     for dim, (extent, axis) in enumerate(zip(shape, axes_of(shape), strict=True)):
-        edges = _edges(extent, parts.along(axis))
+        edges = _edges(extent, parts.parts_along(axis))
         index = np.zeros_like(ranks) if axis is None else parts.coordinate(axis, ranks)
         boxes[dim] = edges[index], edges[index + 1]
     return boxes
@@ -290,30 +311,30 @@ def _edges(extent: int, parts: int) -> Indices:
     return np.array([*_starts(extent, parts), extent], dtype=np.int64)
 
 
-def _mates(parts: AxisParts) -> Indices:
+def _ranks_on_node(parts: AxisParts) -> Indices:
     """Return the ranks on the node of each examined rank: (ranks, ranks of a node)."""
-    ranks = _looked_at(parts.ranks, parts.per_node)
+    ranks = _examined_ranks(parts.ranks, parts.per_node)
     mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
     return np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64)
 
 
 @lru_cache(maxsize=1 << 12)
-def _held(shape: tuple[int, ...], parts: AxisParts) -> Indices:
+def _blocks_on_node(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Return start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
-    return _boxes_of(shape, parts, _mates(parts))
+    return _boxes_of(shape, parts, _ranks_on_node(parts))
 
 
 @lru_cache(maxsize=1 << 12)
-def _fresh(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.bool_]:
+def _is_new_on_node(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.bool_]:
     """Return which ranks of the node own a block that neither the rank itself nor an earlier one owns."""
-    held = _held(shape, parts)
+    held = _blocks_on_node(shape, parts)
     same = (held[..., :, None] == held[..., None, :]).all(axis=(0, 1))
     earlier = np.triu(same, 1).any(axis=1)
-    ranks = _looked_at(parts.ranks, parts.per_node)
+    ranks = _examined_ranks(parts.ranks, parts.per_node)
     return np.asarray(~(earlier | same[np.arange(len(ranks)), ranks % parts.per_node]))
 
 
-def _partners(extent: int, parts: int, start: int, stop: int) -> int:
+def _count_overlapping_blocks(extent: int, parts: int, start: int, stop: int) -> int:
     """Return how many of ``parts`` balanced blocks overlap an interval."""
     starts = _starts(extent, parts)
     return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)

@@ -14,19 +14,19 @@ from distconv.errors import PlanError
 from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of
 from distconv.perfmodel.cost.operation_cost import SPATIAL
-from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
+from distconv.perfmodel.cost.operation_work import axes_in, is_divisible, local_call, work
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.plan import Plan, check_axes, check_parts, check_product, match_patterns
 
 Candidate = Mapping[str, int]
 
-FEWEST_CANDIDATES = 3
+MIN_CANDIDATES = 3
 """With fewer candidates that use all ranks, candidates that use fewer ranks and hold replicas are added."""
 
-MOST_CANDIDATES = 32
+MAX_CANDIDATES = 32
 """Maximum number of candidates per layer. The time of a search grows with its square."""
 
-IMBALANCE = 4.0
+MAX_IMBALANCE = 4.0
 """Candidates with more than this multiple of the least burden are dropped, except pure parallelism."""
 
 
@@ -83,7 +83,7 @@ def _check(op: Operation, parts: Candidate, ranks: int) -> None:
     if op.kind != "linear":
         check_axes(op.layer, op.kind, len(op.x.shape) - 2, parts)
     channels = parts.get("c", 1)
-    if channels > 1 and not divides(op, channels):
+    if channels > 1 and not is_divisible(op, channels):
         raise PlanError(
             f"plan: {op.layer!r}: C={op.x.shape[1]} channels, F={op.y.shape[1]} filters and groups={op.groups} do not "
             f"divide over c={channels}; use fewer ranks along c"
@@ -122,33 +122,33 @@ def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]
         calls = graph.by_layer[name]
         key = tuple((op.kind, op.x.shape, op.y.shape, op.groups, op.window) for op in calls)
         if key not in shared:
-            shared[key] = _chosen(calls, ranks)
+            shared[key] = _layer_candidates(calls, ranks)
         options[name] = [dict(candidate) for candidate in shared[key]]
     return options
 
 
-def _chosen(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
+def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
     """Return the candidates of a layer that use all of ``ranks``, or as many as possible."""
-    limits = tuple(_limits(calls).items())
+    limits = tuple(_max_parts(calls).items())
     options: list[dict[str, int]] = []
     for used in reversed(divisors(ranks)):
-        options += [parts for parts in _factored(used, limits) if _possible(calls, parts)]
-        if len(options) >= FEWEST_CANDIDATES:
+        options += [parts for parts in _factorizations(used, limits) if _is_possible(calls, parts)]
+        if len(options) >= MIN_CANDIDATES:
             break
-    burdens = {_key(parts): _burden(calls, parts, ranks) for parts in options}
-    options.sort(key=lambda parts: burdens[_key(parts)])
-    least = burdens[_key(options[0])]
-    kept = [p for p in options if burdens[_key(p)] <= IMBALANCE * least or len(options) <= FEWEST_CANDIDATES]
-    pure = [parts for parts in options if _pure(parts, ranks)]
-    wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MOST_CANDIDATES, len(pure))]
+    burdens = {_sort_key(parts): _heuristic_cost(calls, parts, ranks) for parts in options}
+    options.sort(key=lambda parts: burdens[_sort_key(parts)])
+    least = burdens[_sort_key(options[0])]
+    kept = [p for p in options if burdens[_sort_key(p)] <= MAX_IMBALANCE * least or len(options) <= MIN_CANDIDATES]
+    pure = [parts for parts in options if _is_pure(parts, ranks)]
+    wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MAX_CANDIDATES, len(pure))]
     return [parts for parts in options if parts in wanted]
 
 
-def _key(parts: Candidate) -> tuple[tuple[str, int], ...]:
+def _sort_key(parts: Candidate) -> tuple[tuple[str, int], ...]:
     return tuple(parts.items())
 
 
-def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
+def _max_parts(calls: tuple[Operation, ...]) -> dict[str, int]:
     """Return the most parts along each axis that leave no rank without work in any call of a layer."""
     limits: dict[str, int] = {}
     for op in calls:
@@ -158,7 +158,7 @@ def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
     return limits
 
 
-def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
+def _factorizations(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
     """Yield all ways to write ``product`` as parts along axes, none above its limit."""
     if not limits:
         if product == 1:
@@ -167,30 +167,32 @@ def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dic
     (axis, most), *others = limits
     for parts in divisors(product):
         if parts <= most:
-            for rest in _factored(product // parts, tuple(others)):
+            for rest in _factorizations(product // parts, tuple(others)):
                 yield {axis: parts, **rest} if parts > 1 else rest
 
 
-def _possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
-    return parts.get("c", 1) == 1 or all(divides(op, parts["c"]) for op in calls)
+def _is_possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
+    return parts.get("c", 1) == 1 or all(is_divisible(op, parts["c"]) for op in calls)
 
 
-def _pure(parts: Candidate, ranks: int) -> bool:
+def _is_pure(parts: Candidate, ranks: int) -> bool:
     """Return True if ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
     return math.prod(parts.values()) == ranks and (set(parts) <= {"n"} or set(parts) <= {"d", "h", "w"})
 
 
-def _burden(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float:
+def _heuristic_cost(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float:
     """Return a heuristic cost: FLOPs of the slowest rank, plus a surcharge for halos and for each split of channels.
 
     Splitting samples has no surcharge, since it needs nothing but the gradient all-reduce (V-A).
     """
-    grid = AxisParts.of(parts, ranks, 1)
+    grid = AxisParts.from_axes(parts, ranks, 1)
     flops = sum(work(local_call(op, grid), "forward").flops for op in calls)
     op = calls[0]
     reach = max(op.window.kernel) - 1 if op.window else 0
     split = zip(axes_of(op.x.shape), op.x.shape, strict=True)
     surface = sum(
-        reach * grid.along(axis) / extent for axis, extent in split if axis in SPATIAL and grid.along(axis) > 1
+        reach * grid.parts_along(axis) / extent
+        for axis, extent in split
+        if axis in SPATIAL and grid.parts_along(axis) > 1
     )
-    return flops * (1 + surface + math.log2(grid.along("c")) / 4)
+    return flops * (1 + surface + math.log2(grid.parts_along("c")) / 4)

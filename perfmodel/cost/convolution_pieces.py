@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from distconv.distribution import block_range
 from distconv.kernels.convolution import Range
 from distconv.parameters.channel_split import ChannelSplit
-from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo_index
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, widest_halo_index
 from distconv.perfmodel.graph.graph import Operation
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ConvolutionRanges:
     """Global ranges of a convolution on one rank, without padding: channels first, then the spatial dimensions.
 
     Attributes
@@ -50,7 +50,7 @@ class Pieces:
         yield from (box for box in itertools.product(*intervals) if box != self.own)
 
 
-def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pieces | None:
+def convolution_ranges(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> ConvolutionRanges | None:
     """Return the ranges of a convolution on the rank that receives the most.
 
     Parameters
@@ -62,7 +62,7 @@ def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pi
 
     Returns
     -------
-    Pieces or None
+    ConvolutionRanges or None
         None if nothing is received, and for other operations and transposed convolutions.
     """
     if op.window is None or op.window.transposed or not op.kind.startswith("conv"):
@@ -74,12 +74,12 @@ def pieces_of(op: Operation, parts: AxisParts, split: ChannelSplit | None) -> Pi
         own = [(0, min(needed[0][1], block_range(op.x.shape[1], split.parts, 0).stop))]
     for dim, axis in enumerate(axes_of(op.x.shape)[2:]):
         extent, out_extent = op.x.shape[dim + 2], op.y.shape[dim + 2]
-        count = parts.along(axis)
-        index = halo_index(op.window, extent, out_extent, count, dim)
+        count = parts.parts_along(axis)
+        index = widest_halo_index(op.window, extent, out_extent, count, dim)
         block, result = block_range(extent, count, index), block_range(out_extent, count, index)
         start, stop = op.window.needed(dim, (result.start, result.stop))
         own.append((block.start, block.stop))
         needed.append((min(max(start, 0), block.start), max(min(stop, extent), block.stop)))
         out.append((result.start, result.stop))
-    pieces = Pieces(tuple(own), tuple(needed), tuple(out))
+    pieces = ConvolutionRanges(tuple(own), tuple(needed), tuple(out))
     return None if pieces.own == pieces.needed else pieces

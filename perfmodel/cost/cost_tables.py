@@ -107,14 +107,14 @@ class Term:
     kind : CostKind
     layers : tuple of str
         Layers on whose grids the term depends.
-    of : callable
-        Function of these grids. A RELEASE has the identical ``of`` of the KEEP that it ends: they are paired by
+    cost : callable
+        Function of these grids. A RELEASE has the identical ``cost`` as the KEEP that it ends: they are paired by
         identity.
     """
 
     kind: CostKind
     layers: tuple[str, ...]
-    of: Callable[..., float]
+    cost: Callable[..., float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class CostTerm:
     variables: tuple[int, ...]
     table: Array
 
-    def of(self, choices: Choices) -> Array:
+    def values(self, choices: Choices) -> Array:
         """Return the term for ``choices`` (..., variables of the problem); the result has shape (...)."""
         return self.table[tuple(choices[..., v] for v in self.variables)]
 
@@ -160,19 +160,19 @@ class AssignmentProblem:
 
     def times(self, choices: Choices) -> Array:
         """Return the seconds per step for ``choices`` (..., variables); the result has shape (...)."""
-        return np.asarray(makespan(((step.kind, step.of(choices)) for step in self.time), np.maximum))
+        return np.asarray(makespan(((step.kind, step.values(choices)) for step in self.time), np.maximum))
 
     def memories(self, choices: Choices) -> Array:
         """Return the bytes on the rank with the most memory; shapes as in :meth:`times`."""
-        return np.asarray(peak(((step.kind, step.of(choices)) for step in self.memory), np.maximum))
+        return np.asarray(peak(((step.kind, step.values(choices)) for step in self.memory), np.maximum))
 
-    def time_sums(self) -> Sums:
+    def time_sums(self) -> TableSums:
         """Return the sums whose largest is :meth:`times`."""
-        return unrolled(self.sizes, self.time, time_rows([step.kind for step in self.time]))
+        return unroll_sums(self.sizes, self.time, time_rows([step.kind for step in self.time]))
 
-    def memory_sums(self) -> Sums:
+    def memory_sums(self) -> TableSums:
         """Return the sums whose largest is :meth:`memories`."""
-        return unrolled(self.sizes, self.memory, memory_rows(self.memory))
+        return unroll_sums(self.sizes, self.memory, memory_rows(self.memory))
 
     @property
     def combinations(self) -> int:
@@ -180,7 +180,7 @@ class AssignmentProblem:
         return math.prod(self.sizes)
 
 
-class Sums:
+class TableSums:
     """Sums of tables, the largest of which is minimized subject to the others being at most zero.
 
     Row ``r`` is ``offsets[r]`` plus all terms ``t`` with ``rows[r, t] = 1``. Tables are finite and not negative.
@@ -230,8 +230,20 @@ class Sums:
         result: Array = self._terms(choices, np.arange(len(self.tables))) @ self.rows.T + self.offsets
         return result
 
-    def changes(self, choices: Choices, variable: int) -> Array:
-        """Return what every value of ``variable`` adds to the sums of ``choices`` (variables); shape (values, rows)."""
+    def sum_changes(self, choices: Choices, variable: int) -> Array:
+        """Return what every value of ``variable`` adds to the sums of ``choices`` (variables); shape (values, rows).
+
+        Parameters
+        ----------
+        choices : array of int, shape (variables,)
+            A value of each variable.
+        variable : int
+            The variable that changes.
+
+        Returns
+        -------
+        array of float, shape (values, rows)
+        """
         tried = np.repeat(choices[None], self.sizes[variable], axis=0)
         tried[:, variable] = np.arange(self.sizes[variable])
         terms = self._terms_of[variable]
@@ -245,29 +257,41 @@ class Sums:
         terms_of: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
         return terms_of
 
-    def scaled(self, factor: float) -> Sums:
+    def scale(self, factor: float) -> TableSums:
         """Return the sums multiplied by ``factor``."""
         tables = [np.asarray(table * factor) for table in self.tables]
-        return Sums(
+        return TableSums(
             self.sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets * factor, objective=self.objective
         )
 
-    def restricted(self, kept: list[Choices]) -> Sums:
+    def restrict(self, kept: list[Choices]) -> TableSums:
         """Return the sums with only the values ``kept`` of each variable, renumbered."""
         tables = [
             np.ascontiguousarray(table[np.ix_(*(kept[v] for v in scope))]) if scope else table
             for scope, table in zip(self.scopes, self.tables, strict=True)
         ]
         sizes = tuple(len(values) for values in kept)
-        return Sums(sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets, objective=self.objective)
+        return TableSums(sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets, objective=self.objective)
 
-    def subject_to(self, other: Sums, limit: float) -> Sums:
-        """Return these sums as the objective, with those of ``other`` constrained to at most ``limit``."""
+    def constrain(self, other: TableSums, limit: float) -> TableSums:
+        """Return these sums as the objective, with those of ``other`` constrained to at most ``limit``.
+
+        Parameters
+        ----------
+        other : TableSums
+            Sums over the same variables.
+        limit : float
+            Upper bound of each of them.
+
+        Returns
+        -------
+        TableSums
+        """
         rows = np.zeros((len(self.rows) + len(other.rows), len(self.tables) + len(other.tables)))
         rows[: len(self.rows), : len(self.tables)] = self.rows
         rows[len(self.rows) :, len(self.tables) :] = other.rows
         offsets = np.concatenate([self.offsets, other.offsets - limit])
-        return Sums(
+        return TableSums(
             self.sizes,
             self.scopes + other.scopes,
             self.tables + other.tables,
@@ -328,7 +352,7 @@ def memory_rows(steps: Sequence[CostTerm]) -> Array:
     return np.concatenate([rows, (residents | (keeps & (ends == len(steps))))[None]]).astype(np.float64)
 
 
-def unrolled(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> Sums:
+def unroll_sums(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> TableSums:
     """Return the sums of some steps, without zero terms and redundant rows, and with equal terms added up.
 
     Parameters
@@ -341,24 +365,24 @@ def unrolled(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) -> 
 
     Returns
     -------
-    Sums
+    TableSums
     """
     alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not CostKind.RELEASE]
-    rows = largest(rows[:, alive])
+    rows = drop_covered_rows(rows[:, alive])
     merged: dict[tuple[tuple[int, ...], bytes], Array] = {}
     columns: dict[tuple[tuple[int, ...], bytes], Array] = {}
     for column, index in enumerate(alive):
-        scope, table = in_order(steps[index])
+        scope, table = sort_variables(steps[index])
         key = scope, rows[:, column].tobytes()
         merged[key] = merged[key] + table if key in merged else table
         columns[key] = rows[:, column]
     scopes = [scope for scope, _ in merged]
     tables = [np.array(table, dtype=np.float64, order="C") for table in merged.values()]
     matrix = np.stack(list(columns.values()), axis=1) if columns else np.zeros((1, 0))
-    return Sums(sizes, scopes, tables, rows=matrix, offsets=np.zeros(len(matrix)), objective=len(matrix))
+    return TableSums(sizes, scopes, tables, rows=matrix, offsets=np.zeros(len(matrix)), objective=len(matrix))
 
 
-def largest(rows: Array) -> Array:
+def drop_covered_rows(rows: Array) -> Array:
     """Return the rows without those whose terms are all in another row; of equal rows, the last stays."""
     # Terms are never negative, so a sum of some of another's terms is never the largest.
     inside = (rows @ (1 - rows).T) == 0
@@ -368,7 +392,7 @@ def largest(rows: Array) -> Array:
     return kept
 
 
-def in_order(step: CostTerm) -> tuple[tuple[int, ...], Array]:
+def sort_variables(step: CostTerm) -> tuple[tuple[int, ...], Array]:
     """Return the variables of a term, each once and ascending, and its table in that order."""
     if len(step.variables) < 2:
         return step.variables, step.table
@@ -378,6 +402,6 @@ def in_order(step: CostTerm) -> tuple[tuple[int, ...], Array]:
     return ((first, second), step.table) if first < second else ((second, first), step.table.T)
 
 
-def one(choices: Sequence[int]) -> Choices:
+def as_choice_array(choices: Sequence[int]) -> Choices:
     """Return the indices of one strategy as an array for :meth:`AssignmentProblem.times`."""
     return np.asarray(choices, dtype=np.int64)

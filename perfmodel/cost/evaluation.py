@@ -24,7 +24,7 @@ from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate, resolve
 from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, Term, makespan, peak
 from distconv.perfmodel.cost.operation_cost import OperationCosts
-from distconv.perfmodel.cost.operation_work import registered, unknown
+from distconv.perfmodel.cost.operation_work import registered_costs, unknown_functions
 from distconv.perfmodel.cost.step_memory import lasting_bytes, memory_terms
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
@@ -75,10 +75,10 @@ class LayerPrediction:
     @property
     def spent(self) -> float:
         """Sum of all times in seconds."""
-        return math.fsum(getattr(self, figure) for figure in _FIGURES)
+        return math.fsum(getattr(self, figure) for figure in _TIME_FIELDS)
 
 
-_FIGURES = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
+_TIME_FIELDS = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class Prediction:
     unknown: tuple[str, ...] = field(default=())
 
 
-class Model:
+class StepModel:
     """Cost of a graph on the ranks of a machine, as terms in the order in which they happen.
 
-    Use :meth:`of`, which caches the model with the graph. Terms depend on grids, not on a plan: one model serves all
-    plans.
+    Use :meth:`cached`, which caches the model with the graph. Terms depend on grids, not on a plan, so one model serves
+    all plans.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class Model:
         self.ranks = ranks
         self.costs = OperationCosts(machine, ranks, settings)
         self.per_node = machine.ranks_per_node
-        self.time = tuple(self._steps())
+        self.time = tuple(self._time_terms())
 
     @cached_property
     def memory(self) -> tuple[Term, ...]:
@@ -139,15 +139,24 @@ class Model:
         return tuple(memory_terms(self.graph, self.costs))
 
     @classmethod
-    def of(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> Model:
+    def cached(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> StepModel:
         """Return the model of these arguments, cached in ``graph.caches``.
 
         The registered costs are part of the key, because :func:`register_cost` changes the terms.
+
+        Parameters
+        ----------
+        graph, machine, ranks, settings
+            As in the class.
+
+        Returns
+        -------
+        StepModel
         """
-        key = (machine, ranks, settings, registered())
+        key = (machine, ranks, settings, registered_costs())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
-        model: Model = graph.caches[key]
+        model: StepModel = graph.caches[key]
         return model
 
     def is_estimated(self, strategy: Mapping[str, Candidate]) -> bool:
@@ -161,9 +170,9 @@ class Model:
 
     def parts(self, candidate: Candidate) -> AxisParts:
         """Return the grid of a candidate."""
-        return AxisParts.of(candidate, self.ranks, self.per_node)
+        return AxisParts.from_axes(candidate, self.ranks, self.per_node)
 
-    def _steps(self) -> Iterator[Term]:
+    def _time_terms(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
         reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
@@ -209,31 +218,31 @@ class Model:
         index = {name: variable for variable, name in enumerate(grids)}
         return AssignmentProblem(
             tuple(len(options) for options in grids.values()),
-            tuple(_merged(self._table(term, grids, index) for term in self.time)),
-            tuple(self._shared_tables(grids, index)),
+            tuple(_merge_compute_terms(self._table(term, grids, index) for term in self.time)),
+            tuple(self._memory_tables(grids, index)),
         )
 
-    def _shared_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
+    def _memory_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
-            shared = kept.get(id(term.of))
+            shared = kept.get(id(term.cost))
             step = self._table(term, grids, index) if shared is None else shared
-            kept[id(term.of)] = step
+            kept[id(term.cost)] = step
             yield CostTerm(term.kind, step.variables, step.table)
 
     @staticmethod
     def _table(term: Term, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> CostTerm:
         variables = tuple(index[name] for name in term.layers)
         if not variables:
-            return CostTerm(term.kind, (), np.asarray(term.of(), dtype=np.float64))
+            return CostTerm(term.kind, (), np.asarray(term.cost(), dtype=np.float64))
         if len(variables) == 1:
             (only,) = term.layers
-            return CostTerm(term.kind, variables, np.array([term.of(parts) for parts in grids[only]]))
+            return CostTerm(term.kind, variables, np.array([term.cost(parts) for parts in grids[only]]))
         u, v = term.layers
-        return CostTerm(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
+        return CostTerm(term.kind, variables, np.array([[term.cost(a, b) for b in grids[v]] for a in grids[u]]))
 
-    def value(self, strategy: Assignment) -> tuple[float, float]:
+    def predict(self, strategy: Assignment) -> tuple[float, float]:
         """Return seconds and bytes of one strategy.
 
         Parameters
@@ -249,12 +258,12 @@ class Model:
         grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
 
         def terms(steps: tuple[Term, ...]) -> Iterator[tuple[CostKind, float]]:
-            return ((term.kind, term.of(*[grids[name] for name in term.layers])) for term in steps)
+            return ((term.kind, term.cost(*[grids[name] for name in term.layers])) for term in steps)
 
         return float(makespan(terms(self.time), max)), float(peak(terms(self.memory), max))
 
 
-def _merged(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
+def _merge_compute_terms(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
     """Yield the steps with all COMPUTE tables of the same layers between two all-reduces added up."""
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
@@ -303,17 +312,17 @@ def evaluate(
     strategy = resolve(graph, plan, ranks)
     if isinstance(plan, Plan):
         assumptions = {"batch_norm": plan.batch_norm} | assumptions
-    model = Model.of(graph, machine, ranks, Settings(**assumptions))
-    time, memory = model.value(strategy)
-    layers = _layers(model, strategy)
+    model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
+    time, memory = model.predict(strategy)
+    layers = _predict_layers(model, strategy)
     spent = sum(layer.spent for layer in layers.values())
     lasting = sum(lasting_bytes(op, model.costs, model.parts(strategy[op.layer])) for op in graph.operations)
-    return Prediction(time, memory, layers, max(0.0, spent - time), lasting, unknown(graph))
+    return Prediction(time, memory, layers, max(0.0, spent - time), lasting, unknown_functions(graph))
 
 
-def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:
+def _predict_layers(model: StepModel, strategy: Assignment) -> dict[str, LayerPrediction]:
     """Return the summed times of each deciding layer: its operations and the redistribution of their inputs."""
-    sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_FIGURES, 0.0) for name in strategy}
+    sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_TIME_FIELDS, 0.0) for name in strategy}
     grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     for op in model.graph.operations:
         cost, total = model.costs.operation(op, grids[op.layer]), sums[op.layer]

@@ -1,7 +1,7 @@
 """Time of one operation under one distribution, and of redistributions.
 
-:class:`.Model` calls :class:`OperationCosts` for every candidate of a layer. The order of operations and the overlap of
-all-reduces are its concern, not that of this module.
+:class:`.StepModel` calls :class:`OperationCosts` for every candidate of a layer. It determines the order of operations
+and the overlap of all-reduces.
 
 Source: Dryden et al. 2019, V-A (FP, BPx, BPw, BPa and halo exchanges) and V-B (all-to-all redistribution).
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, halo, local_shape, redistribution
+from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape, redistribution, widest_halo
 from distconv.perfmodel.cost.operation_work import LocalCall, Work, local_call, work
 from distconv.perfmodel.graph.graph import Operation, Value
 from distconv.perfmodel.machine.distributed_gemm import GemmTime, distributed_gemm
@@ -86,11 +86,11 @@ class OperationCosts:
         self.settings = settings
         self.overlap_halo = machine.overlap.halo if settings.overlap is None else settings.overlap
         self.overlap_allreduce = machine.overlap.allreduce if settings.overlap is None else settings.overlap
-        self._here = machine.computing(ranks)
+        self._rank = machine.computing(ranks)
         self._operations: dict[tuple[Operation, AxisParts], OperationCost] = {}
         self._shuffles: dict[tuple[tuple[int, ...], int, AxisParts, AxisParts], float] = {}
 
-    def compute(self, call: LocalCall, phase: str, share: float = 1.0, pieces: int = 1) -> float:
+    def compute(self, call: LocalCall, phase: str, fraction: float = 1.0, pieces: int = 1) -> float:
         """Return the time of a fraction of an operation.
 
         The time is measured if it is in the machine's table, otherwise it follows from the roofline.
@@ -100,7 +100,7 @@ class OperationCosts:
         call : LocalCall
         phase : str
             One of ``PHASES``.
-        share : float
+        fraction : float
             Fraction of the work.
         pieces : int
             Number of kernels that compute it.
@@ -111,18 +111,24 @@ class OperationCosts:
             Seconds.
         """
         amount = work(call, phase)
-        if not amount.kernels or share <= 0:
+        if not amount.kernels or fraction <= 0:
             return 0.0
-        table = self._here.table
+        table = self._rank.table
         measured = table.get(f"{call.key} {phase}") if table else None
         if measured is not None:
-            return measured * share + (pieces - 1) * self._here.roofline.kernel_s
-        flops, nbytes, elements = (share * figure for figure in (amount.flops, amount.bytes, amount.elements))
+            return measured * fraction + (pieces - 1) * self._rank.roofline.kernel_s
+        flops, nbytes, elements = (fraction * figure for figure in (amount.flops, amount.bytes, amount.elements))
         return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
 
     def is_estimated(self, op: Operation, parts: AxisParts) -> bool:
-        """Return True if the machine has measured times, but not of ``op``, a layer with weights, on this grid."""
-        table = self._here.table
+        """Return True if the machine has measured times, but not of ``op``, a layer with weights, on this grid.
+
+        Parameters
+        ----------
+        op, parts
+            As in :meth:`operation`.
+        """
+        table = self._rank.table
         if not table or not op.parameters:
             return False
         call = local_call(op, parts)
@@ -131,12 +137,24 @@ class OperationCosts:
 
     def roofline(self, amount: Work) -> float:
         """Return the time of some work: a fixed cost per kernel, and the slower of arithmetic and memory traffic."""
-        roofline = self._here.roofline
-        once = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
-        return once + (amount.kernels - 1) * roofline.kernel_s
+        roofline = self._rank.roofline
+        one_kernel = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
+        return one_kernel + (amount.kernels - 1) * roofline.kernel_s
 
     def operation(self, op: Operation, parts: AxisParts) -> OperationCost:
-        """Return the cost of an operation on a grid."""
+        """Return the cost of an operation on a grid.
+
+        Parameters
+        ----------
+        op : Operation
+            The operation.
+        parts : AxisParts
+            Grid of its deciding layer.
+
+        Returns
+        -------
+        OperationCost
+        """
         cost = self._operations.get((op, parts))
         if cost is None:
             cost = self._operations[op, parts] = self._operation(op, parts)
@@ -173,7 +191,7 @@ class OperationCosts:
         distconv uses the faster of the two.
         """
         whole = exchange + self.compute(call, "forward")
-        if not self._in_pieces(call):
+        if not self._is_overlapped(call):
             return whole
         inside, sides = _interior(strips)
         pieces = max(self.compute(call, "forward", inside), exchange)
@@ -185,14 +203,14 @@ class OperationCosts:
         The exchange overlaps with BPw, or also with BPx of the interior if that is faster.
         """
         weight, whole = self.compute(call, "weight"), self.compute(call, "input")
-        if not self._in_pieces(call):
+        if not self._is_overlapped(call):
             return whole + weight + exchange
         inside, sides = _interior(strips)
         edges = self.compute(call, "input", 1 - inside, sides)
         pieces = edges + max(self.compute(call, "input", inside) + weight, exchange)
         return min(whole + max(weight, exchange), pieces)
 
-    def _in_pieces(self, call: LocalCall) -> bool:
+    def _is_overlapped(self, call: LocalCall) -> bool:
         """Return True if the exchange overlaps: only convolutions compute before all of their input has arrived."""
         return self.overlap_halo and call.pieces is not None
 
@@ -200,10 +218,10 @@ class OperationCosts:
 
     def _halo(self, op: Operation, call: LocalCall, parts: AxisParts) -> float:
         """Return the time of a halo exchange: SR for each neighbour (V-A), with packing and unpacking."""
-        widths = dict(self._widths(op, parts))
+        widths = dict(self._halo_widths(op, parts))
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
-        block, total = call.inputs[0], self._here.roofline.exchange_s if widths else 0.0
+        block, total = call.inputs[0], self._rank.roofline.exchange_s if widths else 0.0
         for count in range(1, len(widths) + 1):
             for dims in itertools.combinations(widths, count):
                 messages, close = math.prod(sides[d] for d in dims), math.prod(near[d] for d in dims)
@@ -212,31 +230,31 @@ class OperationCosts:
                 total += (messages - close) * self.machine.send(size, across=True)
                 total += close * self.machine.send(size, across=False)
                 # Data are read and written on both sides; exchange_s includes the fixed cost of these kernels.
-                total += messages * 4.0 * size / self._here.roofline.bytes_per_s
+                total += messages * 4.0 * size / self._rank.roofline.bytes_per_s
         return total
 
     def _strips(self, op: Operation, call: LocalCall, parts: AxisParts) -> list[list[float]]:
         """Return the fraction of the block that waits for the halo of each side, for each split dimension."""
         strips = []
-        for dim, widths in self._widths(op, parts):
+        for dim, widths in self._halo_widths(op, parts):
             rows, out = call.inputs[0][dim], call.outputs[0][dim]
             strips.append([math.ceil(width * out / rows) / out for width in widths if width])
         return strips
 
-    def _widths(self, op: Operation, parts: AxisParts) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _halo_widths(self, op: Operation, parts: AxisParts) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the split spatial dimensions that need a halo, with the rows needed below and above a block."""
         if op.kind in ("interpolate", "upsample"):
             window_free = (1, 1) if op.kwargs.get("mode", "nearest") != "nearest" else (0, 0)
         elif op.window is None:
             return
         for dim, axis in enumerate(axes_of(op.x.shape)):
-            split = parts.along(axis)
+            split = parts.parts_along(axis)
             if dim < 2 or split == 1 or len(op.y.shape) != len(op.x.shape):
                 continue
             if op.window is None:
                 widths = window_free
             else:
-                widths = halo(op.window, op.x.shape[dim], op.y.shape[dim], split, dim - 2)
+                widths = widest_halo(op.window, op.x.shape[dim], op.y.shape[dim], split, dim - 2)
             if any(widths):
                 yield dim, widths
 
@@ -248,12 +266,12 @@ class OperationCosts:
         result = math.prod(local_shape(op.y.shape, parts)) * op.y.itemsize
         size = math.prod(own) * op.x.itemsize
         gemm = distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
-        more = self._here.roofline.exchange_s
+        more = self._rank.roofline.exchange_s
         return GemmTime(*(time + more if time else 0.0 for time in astuple(gemm)))
 
     def _sync(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
         """Return the time of the reductions that the computation waits for, forward and backward."""
-        split = [axis for axis in axes_of(op.x.shape) if axis and parts.along(axis) > 1]
+        split = [axis for axis in axes_of(op.x.shape) if axis and parts.parts_along(axis) > 1]
         if op.kind == "batch_norm":
             over = {"global": ("n", *SPATIAL), "spatial": SPATIAL, "local": ()}[self.settings.batch_norm]
             axes = [axis for axis in split if axis in over]
@@ -267,7 +285,7 @@ class OperationCosts:
         if not lost or op.decides:
             return 0.0, 0.0
         size = math.prod(call.outputs[0]) * op.y.itemsize
-        more = self._here.roofline.exchange_s
+        more = self._rank.roofline.exchange_s
         if math.prod(call.outputs[0]) > math.prod(call.inputs[0]):  # a flatten: the block is gathered first
             return self.machine.allgather(parts.group(lost), size) + more, 0.0
         return self._allreduce(parts, lost, size) + more, 0.0
@@ -281,21 +299,45 @@ class OperationCosts:
         if not size:
             return 0.0, 0.0
         sharded = call.split is not None
-        axes = [a for a in axes_of(op.x.shape) if a and parts.along(a) > 1 and not (a == "c" and sharded)]
+        axes = [a for a in axes_of(op.x.shape) if a and parts.parts_along(a) > 1 and not (a == "c" and sharded)]
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
-        update = self.roofline(Work(bytes=passes * size / self.updaters(call, parts)))
+        update = self.roofline(Work(bytes=passes * size / self.optimizer_ranks(call, parts)))
         if self.settings.shard_optimizer:
             update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
         summed = sum(constant.trained for constant in op.constants) if axes else 0
-        return self._allreduce(parts, axes, size) + summed * self._here.roofline.gradient_s, update
+        return self._allreduce(parts, axes, size) + summed * self._rank.roofline.gradient_s, update
 
-    def updaters(self, call: LocalCall, parts: AxisParts) -> int:
-        """Return the number of ranks over which the optimizer's work and state of the same parameters are sharded."""
+    def optimizer_ranks(self, call: LocalCall, parts: AxisParts) -> int:
+        """Return the number of ranks over which the optimizer's work and state of the same parameters are sharded.
+
+        Parameters
+        ----------
+        call : LocalCall
+            The operation on one rank.
+        parts : AxisParts
+            Grid of its deciding layer.
+
+        Returns
+        -------
+        int
+        """
         return parts.ranks if self.settings.shard_optimizer and call.split is None else 1
 
     def parameter_bytes(self, op: Operation, call: LocalCall) -> float:
-        """Return the bytes of the parameters of an operation on one rank."""
+        """Return the bytes of the parameters of an operation on one rank.
+
+        Parameters
+        ----------
+        op : Operation
+            The operation.
+        call : LocalCall
+            The same operation on one rank.
+
+        Returns
+        -------
+        float
+        """
         return float(
             sum(
                 math.prod(shape) * constant.itemsize
@@ -310,6 +352,18 @@ class OperationCosts:
         """Return the time to redistribute a tensor from one grid to another, in seconds.
 
         Source: Dryden et al. 2019, III-C and V-B.
+
+        Parameters
+        ----------
+        value : Value
+            The tensor.
+        source, target : AxisParts
+            Grids before and after.
+
+        Returns
+        -------
+        float
+            Seconds.
         """
         if source == target:
             return 0.0
@@ -329,4 +383,4 @@ class OperationCosts:
         time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
         # Data are packed on one side and unpacked on the other; what a rank keeps is copied, too.
         copied = 2 * (near + far) + moved.kept * value.itemsize
-        return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._here.roofline.exchange_s
+        return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._rank.roofline.exchange_s

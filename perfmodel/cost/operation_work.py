@@ -18,7 +18,7 @@ from distconv.dispatch import rule_of
 from distconv.errors import ShapeError
 from distconv.parameters.channel_split import ChannelSplit, channel_split, linear_axes
 from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape
-from distconv.perfmodel.cost.convolution_pieces import Pieces, pieces_of
+from distconv.perfmodel.cost.convolution_pieces import ConvolutionRanges, convolution_ranges
 from distconv.perfmodel.graph.graph import LayerGraph, Operation, Value
 
 Shape = tuple[int, ...]
@@ -49,7 +49,7 @@ class Work:
     kernels: int = 1
 
 
-NONE = Work(kernels=0)
+NO_WORK = Work(kernels=0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LocalCall:
         Local number of groups.
     split : ChannelSplit or None
         Split of channels and filters; None if the channels are not split.
-    pieces : Pieces or None
+    pieces : ConvolutionRanges or None
         Owned and received ranges of a convolution's input; None if nothing is received.
     """
 
@@ -80,7 +80,7 @@ class LocalCall:
     outputs: tuple[Shape, ...]
     groups: int
     split: ChannelSplit | None
-    pieces: Pieces | None = None
+    pieces: ConvolutionRanges | None = None
 
     @property
     def key(self) -> str:
@@ -120,7 +120,7 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
     inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
     outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
     constants = tuple(constant.shape for constant in op.constants)
-    split = channel_layout(op, parts.along("c"))
+    split = channel_layout(op, parts.parts_along("c"))
     if split is None:
         whole = _local_constants(op, constants, inputs)
         return LocalCall(
@@ -130,7 +130,7 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
             outputs=outputs,
             groups=op.groups,
             split=None,
-            pieces=pieces_of(op, parts, None),
+            pieces=convolution_ranges(op, parts, None),
         )
     axis = _feature_dim(op)
     needed = max(split.input_channels(i).extent for i in range(split.parts))
@@ -141,12 +141,12 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
     shapes = (weight, *((computed,) for _ in constants[1:]))
     return LocalCall(
         operation=op,
-        inputs=(_with(inputs[0], axis, needed), *inputs[1:]),
+        inputs=(_replace_size(inputs[0], axis, needed), *inputs[1:]),
         constants=shapes,
-        outputs=(_with(outputs[0], axis, computed), *outputs[1:]),
+        outputs=(_replace_size(outputs[0], axis, computed), *outputs[1:]),
         groups=split.local_groups,
         split=split,
-        pieces=pieces_of(op, parts, split),
+        pieces=convolution_ranges(op, parts, split),
     )
 
 
@@ -203,7 +203,7 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
     return channel_split(channels, filters, op.groups, parts, tuple(op.window.stride), transposed=op.window.transposed)
 
 
-def divides(op: Operation, parts: int) -> bool:
+def is_divisible(op: Operation, parts: int) -> bool:
     """Return True if the channels and groups of a deciding operation divide over some ranks.
 
     Parameters
@@ -223,7 +223,7 @@ def _feature_dim(op: Operation) -> int:
     return len(op.x.shape) - 1 if op.kind == "linear" else 1
 
 
-def _with(shape: Shape, dim: int, extent: int) -> Shape:
+def _replace_size(shape: Shape, dim: int, extent: int) -> Shape:
     return (*shape[:dim], extent, *shape[dim + 1 :])
 
 
@@ -251,12 +251,12 @@ def register_cost(kind: str, cost: Cost) -> None:
     work.cache_clear()
 
 
-def registered() -> tuple[tuple[str, Cost], ...]:
+def registered_costs() -> tuple[tuple[str, Cost], ...]:
     """Return the registered costs, as part of the key under which models are cached."""
     return tuple(_registered.items())
 
 
-def unknown(graph: LayerGraph) -> tuple[str, ...]:
+def unknown_functions(graph: LayerGraph) -> tuple[str, ...]:
     """Return the functions of a graph that the model estimates by the memory that they touch.
 
     Parameters
@@ -299,10 +299,10 @@ def work(call: LocalCall, phase: str) -> Work:
     """
     op = call.operation
     if op.view or (phase != "forward" and not op.y.requires_grad):
-        return NONE
+        return NO_WORK
     if op.kind in _registered:
         forward, backward = _registered[op.kind](call)
-        return {"forward": forward, "input": backward, "weight": NONE}[phase]
+        return {"forward": forward, "input": backward, "weight": NO_WORK}[phase]
     if op.window is not None and op.kind.startswith("conv"):
         return _multiply(call, phase, _convolution_macs(call))
     if op.kind == "linear":
@@ -324,9 +324,9 @@ def _convolution_macs(call: LocalCall) -> float:
 def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
     op = call.operation
     if phase == "input" and not op.x.requires_grad:
-        return NONE
+        return NO_WORK
     if phase == "weight" and not op.parameters:
-        return NONE
+        return NO_WORK
     elements = sum(math.prod(s) for s in (call.inputs[0], call.outputs[0], *call.constants))
     result = math.prod({"forward": call.outputs[0], "input": call.inputs[0], "weight": call.constants[0]}[phase])
     if phase == "weight":
@@ -338,7 +338,7 @@ def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
 def _memory_bound(call: LocalCall, phase: str) -> Work:
     op = call.operation
     if phase == "weight" or (phase == "input" and not any(v.requires_grad for v in op.inputs) and not op.parameters):
-        return NONE
+        return NO_WORK
     passes = max(1, _passes(op))
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)

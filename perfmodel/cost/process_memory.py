@@ -92,10 +92,10 @@ def process_memory(
     -------
     ProcessMemory
     """
-    calls = [(op, local_call(op, grids[op.layer])) for op in graph.operations if _convolves(op)]
-    convolutions = max((_inside(op, call) for op, call in calls), default=0.0)
+    calls = [(op, local_call(op, grids[op.layer])) for op in graph.operations if _is_convolution(op)]
+    convolutions = max((_workspace_bytes(op, call) for op, call in calls), default=0.0)
     # Columns are larger than other tensors, and saved tensors fill the memory between those of two layers.
-    columns = sum(_inside(op, call) for op, call in calls if not _by_onednn(op, call.inputs[0]))
+    columns = sum(_workspace_bytes(op, call) for op, call in calls if not _uses_onednn(op, call.inputs[0]))
     tensors = prediction.memory
     libraries = LIBRARIES_BYTES + packages
     may_be_free = FREE_FRACTION * (libraries + tensors + convolutions) + FREE_BYTES
@@ -103,11 +103,11 @@ def process_memory(
     return ProcessMemory(tensors, libraries, convolutions, holes)
 
 
-def _convolves(op: Operation) -> bool:
+def _is_convolution(op: Operation) -> bool:
     return op.window is not None and op.kind.startswith("conv")
 
 
-def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
+def _uses_onednn(op: Operation, block: tuple[int, ...]) -> bool:
     """Return True if torch uses oneDNN to convolve this block (``use_mkldnn`` in torch's Convolution.cpp).
 
     It does not for float64 and for one sample of few elements. For volumes, torch counts all dimensions but the last.
@@ -119,11 +119,11 @@ def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
     return block[0] > 1 or op.groups > 1 or large_kernel or math.prod(block[:4]) > SMALL
 
 
-def _inside(op: Operation, call: LocalCall) -> float:
+def _workspace_bytes(op: Operation, call: LocalCall) -> float:
     """Return the bytes that a convolution takes in addition to its input and output, on one rank."""
     assert op.window is not None
     x, y = (math.prod(shape) * op.y.itemsize for shape in (call.inputs[0], call.outputs[0]))
-    if _by_onednn(op, call.inputs[0]):
+    if _uses_onednn(op, call.inputs[0]):
         return float(x + y)
     # One column for each output holds the values under the kernel. Samples are unfolded one by one.
     extents = (call.inputs if op.window.transposed else call.outputs)[0][2:]

@@ -42,7 +42,7 @@ def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
         Bytes.
     """
     for op in graph.operations:
-        yield Term(CostKind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
+        yield Term(CostKind.RESIDENT, (op.layer,), lambda parts, op=op: _state_bytes(op, costs, parts))
     workspace = costs.settings.workspace
     yield Term(CostKind.RESIDENT, (), lambda: workspace)
     if costs.settings.memory_model == "keep-all":
@@ -81,27 +81,27 @@ def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> flo
     float
     """
     call = local_call(op, parts)
-    return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.updaters(call, parts))
+    return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.optimizer_ranks(call, parts))
 
 
-def _state(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
+def _state_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
     """Return the bytes of weights, optimizer state and gradients."""
     return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
 
 
-def _received(op: Operation, parts: AxisParts) -> float:
+def _received_bytes(op: Operation, parts: AxisParts) -> float:
     """Return the bytes of ghosts and channels that are received with the input."""
     extents = list(local_call(op, parts).inputs[0])
     own = math.prod(local_shape(op.x.shape, parts))
     if op.window is not None:
         for dim, axis in enumerate(axes_of(op.x.shape)):
-            if dim >= 2 and parts.along(axis) > 1:
+            if dim >= 2 and parts.parts_along(axis) > 1:
                 reach = (op.window.kernel[dim - 2] - 1) * op.window.dilation[dim - 2]
                 extents[dim] = min(extents[dim] + reach, op.x.shape[dim])
     return float(max(0, math.prod(extents) - own) * op.x.itemsize)
 
 
-def _moved(graph: LayerGraph, op: Operation) -> Iterator[tuple[str, Value]]:
+def _redistributed_inputs(graph: LayerGraph, op: Operation) -> Iterator[tuple[str, Value]]:
     """Yield the inputs of ``op`` that have another layer's distribution, with that layer."""
     for value in op.inputs:
         layer = graph.layer_of(value)
@@ -123,8 +123,8 @@ def _keep_all(graph: LayerGraph) -> Iterator[Term]:
         if not op.view:
             for value in op.outputs:
                 yield Term(CostKind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
-        yield Term(CostKind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
-        for layer, value in _moved(graph, op):
+        yield Term(CostKind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received_bytes(op, parts))
+        for layer, value in _redistributed_inputs(graph, op):
             yield Term(CostKind.KEEP, (layer, op.layer), _copy(value, 2))
 
 
@@ -135,8 +135,8 @@ def _autograd(graph: LayerGraph) -> Iterator[Term]:
     for op in graph.operations:
         yield from waiting.pop(op.index, [])
         yield from kept.terms(op)
-        yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
-        for layer, value in _moved(graph, op):
+        yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working_bytes(op, parts))
+        for layer, value in _redistributed_inputs(graph, op):
             yield Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
@@ -152,7 +152,7 @@ def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
     return {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
 
 
-def _working(op: Operation, parts: AxisParts) -> float:
+def _working_bytes(op: Operation, parts: AxisParts) -> float:
     """Return the bytes in use while ``op`` runs: inputs and outputs, or in backward their gradients."""
     call = local_call(op, parts)
     inputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.inputs, op.inputs, strict=True))
@@ -173,7 +173,7 @@ class _SavedTensors:
 
     def terms(self, op: Operation) -> Iterator[Term]:
         """Yield terms for the tensors that ``op`` is the first to save."""
-        yield Term(CostKind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
+        yield Term(CostKind.KEEP, (op.layer,), lambda parts: _received_bytes(op, parts) if op.saved else 0.0)
         for value in op.saved:
             maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
             if (value.storage, op.layer) in self.counted:

@@ -23,7 +23,7 @@ from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.closed_forms import SCHEDULES, in_flight, minibatch_time
 from distconv.perfmodel.stages.devices import Device, kinds_in_order
 from distconv.perfmodel.stages.partition import StagePartition, partition
-from distconv.perfmodel.stages.stage_costs import COSTS, Array, Terms
+from distconv.perfmodel.stages.stage_costs import COSTS, Array, PrefixSums
 from distconv.plan import Plan
 
 PARALLEL = "dp"
@@ -57,13 +57,13 @@ class Overheads:
 
     def __str__(self) -> str:
         updates = f", updates {1e3 * self.update_s_per_byte * 1e6:.3g} ms per MB" if self.update_s_per_byte else ""
-        waits = ", messages occupy who takes them" if self.blocking else ""
+        waits = ", a message occupies its receiver" if self.blocking else ""
         joins = f", joining replicas {1e3 * self.join_s:.3g} ms" if self.join_s else ""
         passes = f"a pass {1e6 * self.pass_s:.3g} us, a message {1e6 * self.message_s:.3g} us"
-        return f"beside layers and links: {passes}{updates}{joins}{waits}"
+        return f"in addition to layers and links: {passes}{updates}{joins}{waits}"
 
 
-def whole(positions: Sequence[float], size: int) -> list[int]:
+def round_to_layers(positions: Sequence[float], size: int) -> list[int]:
     """Return split points between layers that are close to some positions. Each stage keeps at least one layer.
 
     Parameters
@@ -119,10 +119,24 @@ class ExplorationContext:
         """Ranks of all devices."""
         return self.width * sum(device.count for device in self.devices)
 
-    def stages(self, schedule: str, replicas: int, microbatches: int) -> Stages | None:
-        """Return all devices as ``replicas`` pipelines; None if there are more stages than layers."""
+    def pipeline_candidate(self, schedule: str, replicas: int, microbatches: int) -> PipelineCandidate | None:
+        """Return all devices as replicated pipelines; None if there are more stages than layers.
+
+        Parameters
+        ----------
+        schedule : str
+            As in :func:`.explore`.
+        replicas : int
+            Number of pipelines, which divides the number of devices.
+        microbatches : int
+            Micro-batches of the full mini-batch.
+        """
         count = sum(device.count for device in self.devices) // replicas
-        return None if count > len(self.profile.layers) else Stages(self, schedule, count, replicas, microbatches)
+        return (
+            None
+            if count > len(self.profile.layers)
+            else PipelineCandidate(self, schedule, count, replicas, microbatches)
+        )
 
     @cached_property
     def kinds(self) -> list[int]:
@@ -130,14 +144,14 @@ class ExplorationContext:
         return kinds_in_order(self.devices)
 
     @cached_property
-    def terms(self) -> Terms:
+    def layer_sums(self) -> PrefixSums:
         """Sums over layers, with the bandwidth of the slowest link between neighbours."""
         near = self.ranks <= self.machine.ranks_per_node
         link = self.machine.node if near else self.machine.network
-        return Terms(self.profile, self.devices, link.bandwidth_bytes_per_s, COSTS["bapipe"])
+        return PrefixSums(self.profile, self.devices, link.bandwidth_bytes_per_s, COSTS["bapipe"])
 
     @cached_property
-    def forward_share(self) -> Array:
+    def forward_fraction(self) -> Array:
         """Forward fraction of each layer's time."""
         return np.array([layer.forward_s / layer.time_s if layer.time_s else 0.5 for layer in self.profile.layers])
 
@@ -145,23 +159,24 @@ class ExplorationContext:
     def forward(self) -> list[Array]:
         """Forward seconds of the layers before each position, for each kind of device."""
         return [
-            np.concatenate([[0.0], np.cumsum(np.diff(seconds) * self.forward_share)]) for seconds in self.terms.seconds
+            np.concatenate([[0.0], np.cumsum(np.diff(seconds) * self.forward_fraction)])
+            for seconds in self.layer_sums.seconds
         ]
 
     @cached_property
-    def balanced(self) -> StagePartition:
+    def balanced_partition(self) -> StagePartition:
         """BaPipe's partition without a memory limit, which is the same for all schedules."""
         unlimited = [Device(device.name, device.count, device.times) for device in self.devices]
-        return partition(self.profile, unlimited, self.terms.bandwidth, "bapipe")
+        return partition(self.profile, unlimited, self.layer_sums.bandwidth, "bapipe")
 
 
 @dataclass(frozen=True)
-class Stages:
+class PipelineCandidate:
     """Replicated pipelines of ``count`` stages that divide the micro-batches among them.
 
     Attributes
     ----------
-    setting : ExplorationContext
+    context : ExplorationContext
     schedule : str
     count : int
         Stages of each pipeline.
@@ -171,21 +186,21 @@ class Stages:
         Micro-batches of the full mini-batch.
     """
 
-    setting: ExplorationContext
+    context: ExplorationContext
     schedule: str
     count: int
     replicas: int
     microbatches: int
 
     @property
-    def form(self) -> str:
+    def closed_form(self) -> str:
         """Schedule whose closed form applies. Without a boundary all of them are the same."""
         return "1f1b-as" if self.schedule == PARALLEL else self.schedule
 
     @property
     def size(self) -> int:
         """Number of layers."""
-        return len(self.setting.profile.layers)
+        return len(self.context.profile.layers)
 
     def edges(self, positions: Sequence[float]) -> list[float]:
         """Return the positions with both ends."""
@@ -201,27 +216,27 @@ class Stages:
         slowest = 0.0
         for kinds in self.pipelines:
             forward, backward, transfer = self.costs(positions, kinds)
-            update = self.updates(positions)
-            if SCHEDULES[self.form].endless:
+            update = self.update_times(positions)
+            if SCHEDULES[self.closed_form].endless:
                 backward, update = [b + u for b, u in zip(backward, update, strict=True)], [0.0]
-            share = self.microbatches // self.replicas
-            piped = minibatch_time(self.form, forward, backward, transfer, share)
-            slowest = max(slowest, piped + self._exposed(positions, backward, transfer) + max(update))
+            microbatches = self.microbatches // self.replicas
+            pipelined = minibatch_time(self.closed_form, forward, backward, transfer, microbatches)
+            slowest = max(slowest, pipelined + self._exposed_allreduce(positions, backward, transfer) + max(update))
         return slowest
 
-    def updates(self, positions: Sequence[float]) -> list[float]:
+    def update_times(self, positions: Sequence[float]) -> list[float]:
         """Return the seconds of the optimizer and of the synchronization of replicas, for each stage."""
-        terms, of = self.setting.terms, self.setting.overheads
-        join_s = of.join_s / self.size if self.replicas > 1 else 0.0
+        terms, overheads = self.context.layer_sums, self.context.overheads
+        join_s = overheads.join_s / self.size if self.replicas > 1 else 0.0
         return [
-            of.update_s_per_byte * self._between(terms.parameters, first, last) + join_s * (last - first)
+            overheads.update_s_per_byte * self._sum_between(terms.parameters, first, last) + join_s * (last - first)
             for first, last in pairwise(self.edges(positions))
         ]
 
     @cached_property
     def pipelines(self) -> set[tuple[int, ...]]:
         """Kinds of devices of each pipeline, each order once."""
-        kinds = self.setting.kinds
+        kinds = self.context.kinds
         return {tuple(kinds[first : first + self.count]) for first in range(0, len(kinds), self.count)}
 
     def costs(self, positions: Sequence[float], kinds: Sequence[int]) -> tuple[list[float], list[float], list[float]]:
@@ -239,55 +254,57 @@ class Stages:
         tuple of list of float
         """
         spans = list(zip(kinds, pairwise(self.edges(positions)), strict=True))
-        forward = [self._between(self.setting.forward[kind], first, last) for kind, (first, last) in spans]
-        both = [self._between(self.setting.terms.seconds[kind], first, last) for kind, (first, last) in spans]
-        transfer = [self._transfer(index, position) for index, position in enumerate(positions)]
+        forward = [self._sum_between(self.context.forward[kind], first, last) for kind, (first, last) in spans]
+        both = [self._sum_between(self.context.layer_sums.seconds[kind], first, last) for kind, (first, last) in spans]
+        transfer = [self._transfer_time(index, position) for index, position in enumerate(positions)]
         backward = [b - f for f, b in zip(forward, both, strict=True)]
         return self._with_overheads(forward, backward, transfer)
 
     def _with_overheads(
         self, forward: list[float], backward: list[float], transfer: list[float]
     ) -> tuple[list[float], list[float], list[float]]:
-        of = self.setting.overheads
-        taken = transfer if of.blocking else [0.0] * len(transfer)
+        overheads = self.context.overheads
+        received = transfer if overheads.blocking else [0.0] * len(transfer)
         # A stage exchanges one message in each direction with each of its neighbours.
         neighbours = [(index > 0) + (index < len(transfer)) for index in range(len(forward))]
-        fixed = [of.pass_s + count * of.message_s for count in neighbours]
-        forward = [f + more + into for f, more, into in zip(forward, fixed, [0.0, *taken], strict=True)]
-        backward = [b + more + into for b, more, into in zip(backward, fixed, [*taken, 0.0], strict=True)]
-        return forward, backward, [0.0] * len(transfer) if of.blocking else transfer
+        fixed = [overheads.pass_s + count * overheads.message_s for count in neighbours]
+        forward = [sum(each) for each in zip(forward, fixed, [0.0, *received], strict=True)]
+        backward = [sum(each) for each in zip(backward, fixed, [*received, 0.0], strict=True)]
+        return forward, backward, [0.0] * len(transfer) if overheads.blocking else transfer
 
-    def _transfer(self, index: int, position: float) -> float:
+    def _transfer_time(self, index: int, position: float) -> float:
         """Return the seconds between stage ``index`` and the next, for the pipeline in which that is slowest."""
-        machine = self.setting.machine
-        ranks = [self.setting.width * (replica * self.count + index + 1) for replica in range(self.replicas)]
+        machine = self.context.machine
+        ranks = [self.context.width * (replica * self.count + index + 1) for replica in range(self.replicas)]
         across = any(rank % machine.ranks_per_node == 0 for rank in ranks)
-        terms = self.setting.terms
+        terms = self.context.layer_sums
         if isinstance(position, int):
             return machine.send(float(terms.crossing[position]), across)
-        return machine.send(float(terms.boundary(position, 1)) * terms.bandwidth, across)
+        return machine.send(float(terms.boundary_time(position, 1)) * terms.bandwidth, across)
 
-    def _between(self, sums: Array, first: float, last: float) -> float:
+    def _sum_between(self, sums: Array, first: float, last: float) -> float:
         """Return the part of a sum over layers between two positions.
 
         Between integers no interpolation is needed, which is faster: a search evaluates many of them.
         """
         if isinstance(first, int) and isinstance(last, int):
             return float(sums[last] - sums[first])
-        return float(self.setting.terms.between(sums, first, last))
+        return float(self.context.layer_sums.sum_between(sums, first, last))
 
-    def _exposed(self, positions: Sequence[float], backward: Sequence[float], transfer: Sequence[float]) -> float:
+    def _exposed_allreduce(
+        self, positions: Sequence[float], backward: Sequence[float], transfer: Sequence[float]
+    ) -> float:
         if self.replicas == 1:
             return 0.0
-        machine, terms = self.setting.machine, self.setting.terms
-        per_node = machine.ranks_per_node // (self.count * self.setting.width)
+        machine, terms = self.context.machine, self.context.layer_sums
+        per_node = machine.ranks_per_node // (self.count * self.context.width)
         group = RankGroup(self.replicas, max(1, min(self.replicas, per_node)))
-        before, longest = 0.0, 0.0
+        earlier, longest = 0.0, 0.0  # seconds of the backward passes of earlier stages
         for index, (first, last) in enumerate(pairwise(self.edges(positions))):
-            own = backward[index] if machine.overlap.allreduce else 0.0
-            summed = machine.allreduce(group, self._between(terms.parameters, first, last))
-            longest = max(longest, summed - before - own)
-            before += backward[index] + (transfer[index] if index < len(transfer) else 0.0)
+            overlapped = backward[index] if machine.overlap.allreduce else 0.0
+            allreduce = machine.allreduce(group, self._sum_between(terms.parameters, first, last))
+            longest = max(longest, allreduce - earlier - overlapped)
+            earlier += backward[index] + (transfer[index] if index < len(transfer) else 0.0)
         return longest
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -295,48 +312,62 @@ class Stages:
     @cached_property
     def weight_copies(self) -> list[int]:
         """Copies of the weights on each stage: weights, gradients, optimizer state, and stashed versions."""
-        stashed = SCHEDULES[self.form].stashed
-        return [2 + self.setting.optimizer_slots + (flying - 1 if stashed else 0) for flying in self.flying]
-
-    @cached_property
-    def flying(self) -> list[int]:
-        """Micro-batches in flight on each stage."""
-        return in_flight(self.form, self.count, self.microbatches // self.replicas)
-
-    @cached_property
-    def rooms(self) -> list[float]:
-        """Bytes of the smallest device of each stage."""
-        kinds = self.setting.kinds
+        stashed = SCHEDULES[self.closed_form].stashed
         return [
-            min(float(self.setting.devices[kind].memory or np.inf) for kind in kinds[index :: self.count])
+            2 + self.context.optimizer_slots + (count_in_flight - 1 if stashed else 0)
+            for count_in_flight in self.in_flight
+        ]
+
+    @cached_property
+    def in_flight(self) -> list[int]:
+        """Micro-batches in flight on each stage."""
+        return in_flight(self.closed_form, self.count, self.microbatches // self.replicas)
+
+    @cached_property
+    def memory_limits(self) -> list[float]:
+        """Bytes of the smallest device of each stage."""
+        kinds = self.context.kinds
+        return [
+            min(float(self.context.devices[kind].memory or np.inf) for kind in kinds[index :: self.count])
             for index in range(self.count)
         ]
 
     def memory(self, positions: Sequence[float]) -> tuple[float, ...]:
         """Return the bytes on each device of each stage."""
-        outputs, weights = self.setting.terms.outputs, self.setting.terms.parameters
+        outputs, weights = self.context.layer_sums.outputs, self.context.layer_sums.parameters
         return tuple(
-            flying * self._between(outputs, first, last) + copies * self._between(weights, first, last)
-            for flying, copies, (first, last) in zip(
-                self.flying, self.weight_copies, pairwise(self.edges(positions)), strict=True
+            count_in_flight * self._sum_between(outputs, first, last) + copies * self._sum_between(weights, first, last)
+            for count_in_flight, copies, (first, last) in zip(
+                self.in_flight, self.weight_copies, pairwise(self.edges(positions)), strict=True
             )
         )
 
-    def needed(self, index: int, first: float | Array, last: float | Array) -> Array:
-        """Return the bytes of stage ``index`` between two positions."""
-        terms = self.setting.terms
-        outputs, weights = terms.between(terms.outputs, first, last), terms.between(terms.parameters, first, last)
-        return self.flying[index] * outputs + self.weight_copies[index] * weights
+    def stage_bytes(self, index: int, first: float | Array, last: float | Array) -> Array:
+        """Return the bytes of a stage between two positions.
+
+        Parameters
+        ----------
+        index : int
+            The stage.
+        first, last : float or array
+            Its ends, in layers.
+        """
+        terms = self.context.layer_sums
+        outputs, weights = (
+            terms.sum_between(terms.outputs, first, last),
+            terms.sum_between(terms.parameters, first, last),
+        )
+        return self.in_flight[index] * outputs + self.weight_copies[index] * weights
 
     # -- as partitions ------------------------------------------------------------------------------------------------
 
     def partition(self, positions: Sequence[float]) -> StagePartition:
         """Return the split points as a partition; its ``time`` is that of a mini-batch."""
-        names = [layer.name for layer in self.setting.profile.layers]
-        cuts = whole(positions, self.size)
+        names = [layer.name for layer in self.context.profile.layers]
+        cuts = round_to_layers(positions, self.size)
         held = []
         for index in range(self.count):
-            kinds = [self.setting.devices[kind].name for kind in self.setting.kinds[index :: self.count]]
+            kinds = [self.context.devices[kind].name for kind in self.context.kinds[index :: self.count]]
             held.append({name: kinds.count(name) for name in dict.fromkeys(kinds)})
         return StagePartition(
             method="explore",

@@ -156,7 +156,7 @@ class Exploration:
         for choice in fitting:
             shared = choice.replicas > 1 and len(choice.memory) > 1
             leaders.setdefault(f"{choice.schedule} {shared} {choice.width > 1} {choice.estimated}", choice)
-        lines = [self.question, f"best: {self.best}", *_cut(self.best)]
+        lines = [self.question, f"best: {self.best}", *_format_cuts(self.best)]
         lines += [
             f"{choice}" + (f"  {choice.time / self.time:.2f} x" if choice.estimated == self.estimated else "")
             for choice in leaders.values()
@@ -174,7 +174,7 @@ class Exploration:
         return "\n".join(lines)
 
 
-def _cut(choice: Choice) -> list[str]:
+def _format_cuts(choice: Choice) -> list[str]:
     """Return a line with the layers at which stages begin, and the memory of each stage."""
     if len(choice.memory) == 1:
         return []

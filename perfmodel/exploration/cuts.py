@@ -17,56 +17,58 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distconv.perfmodel.exploration.candidate_stages import Stages, whole
-from distconv.perfmodel.stages.dynamic_program import Move, chain, cheapest
+from distconv.perfmodel.exploration.candidate_stages import PipelineCandidate, round_to_layers
+from distconv.perfmodel.stages.dynamic_program import StageMove, cheapest_stages, fixed_moves
 from distconv.perfmodel.stages.stage_costs import Array, StageRange
 
-PRICES = (0.0, 0.5, 1.0, 2.0)
+MEMORY_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 
 
-def best_cuts(stages: Stages, given: Sequence[Sequence[float]] = ()) -> list[int]:
+def best_cuts(stages: PipelineCandidate, initial: Sequence[Sequence[float]] = ()) -> list[int]:
     """Return the best split points found; if none fit the memory, those that come closest.
 
     Parameters
     ----------
-    stages : Stages
+    stages : PipelineCandidate
         Pipelines to split.
-    given : sequence of sequence of float
+    initial : sequence of sequence of float
         Split points to start from.
 
     Returns
     -------
     list of int
     """
-    starts = {tuple(whole(positions, stages.size)) for positions in given}
-    starts |= {tuple(balanced) for price in PRICES if (balanced := balanced_cuts(stages, price)) is not None}
-    starts = starts or {tuple(emptiest_cuts(stages))}
-    return min((_improved(stages, list(start)) for start in sorted(starts)), key=lambda cuts: key(stages, cuts))
+    starts = {tuple(round_to_layers(positions, stages.size)) for positions in initial}
+    starts |= {tuple(balanced) for weight in MEMORY_WEIGHTS if (balanced := balanced_cuts(stages, weight)) is not None}
+    starts = starts or {tuple(least_memory_cuts(stages))}
+    return min(
+        (_improve(stages, list(start)) for start in sorted(starts)), key=lambda cuts: excess_and_time(stages, cuts)
+    )
 
 
-def key(stages: Stages, cuts: Sequence[int]) -> tuple[float, float]:
+def excess_and_time(stages: PipelineCandidate, cuts: Sequence[int]) -> tuple[float, float]:
     """Return the bytes beyond the memory, summed over stages, then the seconds. The search minimizes this pair.
 
     Parameters
     ----------
-    stages : Stages
+    stages : PipelineCandidate
     cuts : sequence of int
 
     Returns
     -------
     tuple of float
     """
-    over = sum(max(0.0, a - b) for a, b in zip(stages.memory(cuts), stages.rooms, strict=True))
+    over = sum(max(0.0, a - b) for a, b in zip(stages.memory(cuts), stages.memory_limits, strict=True))
     return over, stages.time(cuts)
 
 
-def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
+def balanced_cuts(stages: PipelineCandidate, memory_weight: float = 0.0) -> list[int] | None:
     """Return the split points whose slowest stage takes least among those that fit.
 
     Parameters
     ----------
-    stages : Stages
-    price : float
+    stages : PipelineCandidate
+    memory_weight : float
         Weight of the two transfers of each stage.
 
     Returns
@@ -74,27 +76,29 @@ def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
     list of int or None
         None if none fit.
     """
-    terms = stages.setting.terms
-    sent = price * terms.boundary(terms.edges, 1)
+    terms = stages.context.layer_sums
+    sent = memory_weight * terms.boundary_time(terms.edges, 1)
     first, last = terms.edges[:, None], terms.edges[None, :]
 
-    def work(move: Move) -> Array:
+    def work(move: StageMove) -> Array:
         index = move.before[0]
-        kinds = stages.setting.kinds[index :: stages.count]
-        seconds = np.maximum.reduce([terms.between(terms.seconds[kind], first, last) for kind in kinds])
+        kinds = stages.context.kinds[index :: stages.count]
+        seconds = np.maximum.reduce([terms.sum_between(terms.seconds[kind], first, last) for kind in kinds])
         seconds = seconds + sent[:, None] + sent[None, :]
-        return np.where(stages.needed(index, first, last) <= stages.rooms[index], seconds, np.inf)
+        return np.where(stages.stage_bytes(index, first, last) <= stages.memory_limits[index], seconds, np.inf)
 
-    return _cuts(cheapest(stages.size, _moves(stages), work, lambda move: np.zeros(stages.size + 1)))
+    return _cuts(cheapest_stages(stages.size, _moves(stages), work, lambda move: np.zeros(stages.size + 1)))
 
 
-def emptiest_cuts(stages: Stages) -> list[int]:
+def least_memory_cuts(stages: PipelineCandidate) -> list[int]:
     """Return the split points whose fullest stage fills its devices least: if these do not fit, none do."""
-    edges = stages.setting.terms.edges
-    emptiest = cheapest(
+    edges = stages.context.layer_sums.edges
+    emptiest = cheapest_stages(
         stages.size,
         _moves(stages),
-        lambda move: stages.needed(move.before[0], edges[:, None], edges[None, :]) / stages.rooms[move.before[0]],
+        lambda move: (
+            stages.stage_bytes(move.before[0], edges[:, None], edges[None, :]) / stages.memory_limits[move.before[0]]
+        ),
         lambda move: np.zeros(stages.size + 1),
     )
     cuts = _cuts(emptiest)
@@ -102,16 +106,16 @@ def emptiest_cuts(stages: Stages) -> list[int]:
     return cuts
 
 
-def _moves(stages: Stages) -> list[Move]:
-    return chain([(1,)] * stages.count)
+def _moves(stages: PipelineCandidate) -> list[StageMove]:
+    return fixed_moves([(1,)] * stages.count)
 
 
 def _cuts(chosen: Sequence[StageRange] | None) -> list[int] | None:
     return None if chosen is None else [int(stage.first) for stage in chosen[1:]]
 
 
-def _improved(stages: Stages, cuts: list[int]) -> list[int]:
-    best, value = cuts, key(stages, cuts)
+def _improve(stages: PipelineCandidate, cuts: list[int]) -> list[int]:
+    best, value = cuts, excess_and_time(stages, cuts)
     while True:
         edges = [0, *best, stages.size]
         moved = [
@@ -120,7 +124,7 @@ def _improved(stages: Stages, cuts: list[int]) -> list[int]:
             for cut in range(edges[index] + 1, edges[index + 2])
             if cut != best[index]
         ]
-        nearest, nearest_cuts = min(((key(stages, cuts), cuts) for cuts in moved), default=(value, best))
+        nearest, nearest_cuts = min(((excess_and_time(stages, cuts), cuts) for cuts in moved), default=(value, best))
         if nearest >= value:
             return best
         best, value = nearest_cuts, nearest

@@ -23,16 +23,22 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from distconv.parameters.channel_split import divisors
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext, Overheads, Stages, whole
+from distconv.perfmodel.exploration.candidate_stages import (
+    PARALLEL,
+    ExplorationContext,
+    Overheads,
+    PipelineCandidate,
+    round_to_layers,
+)
 from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError, StageCosts
-from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
+from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, least_memory_cuts
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.profiles.joined_layers import join_layers
 from distconv.perfmodel.profiles.layer_profile import Profile
-from distconv.perfmodel.profiles.predicted_profile import is_estimated, predicted_profile, scaled
+from distconv.perfmodel.profiles.predicted_profile import is_estimated, predicted_profile, scale_profile
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
-from distconv.perfmodel.stages.devices import Device, as_devices, check_positive, is_whole
+from distconv.perfmodel.stages.devices import Device, as_devices, check_positive, is_integer
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan
 from distconv.text_files import shorten
@@ -112,50 +118,43 @@ def explore(
     PartitionError
         If the devices are invalid.
     """
-    if not callable(profile) and not isinstance(profile, Profile):
-        raise ExplorationError(
-            f"explore: found {shorten(repr(profile))}, expected a Profile or a function that makes one"
-        )
-    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     schedules = [schedules] if isinstance(schedules, str) else schedules
     microbatches = [microbatches] if isinstance(microbatches, int) else microbatches
-    _check(batch, schedules, optimizer_slots, microbatches)
-    whole_batch = batch if samples is None else _positive("samples", samples)
-    room = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
-    own_times = isinstance(devices, Sequence) and any(getattr(each, "times", None) is not None for each in devices)
-    if callable(profile) and own_times:
-        raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
-    counts = divisors(batch) if microbatches is None else sorted(set(microbatches))
+    _check_profile(profile, devices)
+    _check_search(batch, schedules, optimizer_slots, microbatches)
+    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
+    profile_samples = batch if samples is None else _check_positive_count("samples", samples)
+    limit = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
     choices: list[Choice] = []
-    setting = None
-    for count in counts:
+    context = None
+    for count in divisors(batch) if microbatches is None else sorted(set(microbatches)):
         size = batch // count
-        share = 1.0 if callable(profile) else size / whole_batch
-        profiled = profile(size) if callable(profile) else scaled(profile, share)
-        for width in _widths(profiled, devices) if joint else [1]:
+        fraction = 1.0 if callable(profile) else size / profile_samples
+        profiled = profile(size) if callable(profile) else scale_profile(profile, fraction)
+        for width in _stage_widths(profiled, devices) if joint else [1]:
             if width == 1 and measured and size in measured:
-                now, plan, estimated = measured[size], None, False
+                layers, plan, estimated = measured[size], None, False
             else:
-                now, plan, estimated = _on_ranks(profiled, machine, width, devices)
-            now = now if cuts is None else joined(now, cuts)
-            groups = devices // width if is_whole(devices) else devices
-            kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
-            setting = ExplorationContext(
-                now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated
+                layers, plan, estimated = _profile_on_ranks(profiled, machine, width, devices)
+            layers = layers if cuts is None else join_layers(layers, cuts)
+            groups = devices // width if is_integer(devices) else devices
+            kinds = _scaled_devices(as_devices(groups, len(layers.layers)), fraction, limit)
+            context = ExplorationContext(
+                layers, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated
             )
-            choices += _choices(setting, schedules, count, joint, share_layers)
-    assert setting is not None
-    return _explored(choices, setting, batch)
+            choices += _choices(context, schedules, count, joint, share_layers)
+    assert context is not None
+    return _rank_choices(choices, context, batch)
 
 
-def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
+def _stage_widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
     """Return the numbers of ranks that a stage can have: more than one for graphs on equal devices only."""
-    if not isinstance(profiled, LayerGraph) or not is_whole(devices) or devices < 1:
+    if not isinstance(profiled, LayerGraph) or not is_integer(devices) or devices < 1:
         return [1]
     return divisors(int(devices))
 
 
-def _on_ranks(
+def _profile_on_ranks(
     profiled: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
 ) -> tuple[Profile, Plan | None, bool]:
     """Return the profile of a micro-batch on ``width`` ranks, its plan, and if it is estimated. All devices compute.
@@ -173,34 +172,34 @@ def _on_ranks(
     return predicted_profile(profiled, machine, plan, width), plan, estimated
 
 
-def _explored(choices: Sequence[Choice], setting: ExplorationContext, batch: int) -> Exploration:
-    total = setting.ranks
-    question = f"{batch} samples on {total} devices of {setting.machine.name}"
+def _rank_choices(choices: Sequence[Choice], context: ExplorationContext, batch: int) -> Exploration:
+    total = context.ranks
+    question = f"{batch} samples on {total} devices of {context.machine.name}"
     if not choices:
         raise ExplorationError(
-            f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
-            f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
+            f"explore: {question}: no number of micro-batches is possible with these schedules. Data parallelism needs "
+            f"a multiple of {total}, a pipeline at least {total} layers (there are {len(context.profile.layers)})"
         )
-    table = tuple(sorted(choices, key=_order))
-    room = min(device.memory for device in setting.devices if device.memory is not None)
+    table = tuple(sorted(choices, key=_sort_key))
+    limit = min(device.memory for device in context.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
         raise ExplorationError(
-            f"explore: {question}: nothing fits {room:.0f} bytes; least is needed by {least.schedule} with "
-            f"{least.microbatches} micro-batches: {max(least.memory):.0f} bytes"
+            f"explore: {question}: no choice fits into {limit:.0f} bytes per device. The smallest, {least.schedule} "
+            f"with {least.microbatches} micro-batches, needs {max(least.memory):.0f} bytes"
         )
-    return Exploration(table[0], table, room, question)
+    return Exploration(table[0], table, limit, question)
 
 
-def _order(choice: Choice) -> tuple[bool, bool, float, float]:
+def _sort_key(choice: Choice) -> tuple[bool, bool, float, float]:
     """Return the sort key of a choice: those that fit first, of these the measured ones first."""
     return not choice.fits, choice.estimated, choice.time, max(choice.memory)
 
 
 def _choices(
-    setting: ExplorationContext, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
+    context: ExplorationContext, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
 ) -> Iterator[Choice]:
-    total = sum(device.count for device in setting.devices)
+    total = sum(device.count for device in context.devices)
     for schedule in schedules if total > 1 else [PARALLEL]:
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
@@ -210,31 +209,31 @@ def _choices(
             counts = [r for r in divisors(total) if r < total] if joint else [1]
             numbers = [r for r in counts if microbatches % r == 0]
         for replicas in numbers:
-            stages = setting.stages(schedule, replicas, microbatches)
+            stages = context.pipeline_candidate(schedule, replicas, microbatches)
             if stages is not None:
-                yield from _priced(stages, joint, share_layers)
+                yield from _choices_of_stages(stages, joint, share_layers)
 
 
-def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]:
+def _choices_of_stages(stages: PipelineCandidate, joint: bool, share_layers: bool) -> Iterator[Choice]:
     """Yield BaPipe's choice, and with ``joint`` the result of the search."""
     tried: list[Sequence[float]] = []
     if stages.count == 1:
         tried.append(())
     elif stages.replicas == 1:
-        positions = _balanced(stages)
-        tried.append(positions if share_layers else whole(positions, stages.size))
+        positions = _balanced_positions(stages)
+        tried.append(positions if share_layers else round_to_layers(positions, stages.size))
     if joint and stages.count > 1:
         tried.append(best_cuts(stages, tried))
     for positions in tried:
-        yield as_choice(stages, positions)
+        yield make_choice(stages, positions)
 
 
-def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
+def make_choice(stages: PipelineCandidate, positions: Sequence[float]) -> Choice:
     """Return the choice with these split points.
 
     Parameters
     ----------
-    stages : Stages
+    stages : PipelineCandidate
         Pipelines to split.
     positions : sequence of float
         Split points in layers.
@@ -244,7 +243,7 @@ def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
     Choice
         With its time and memory.
     """
-    setting, memory = stages.setting, stages.memory(positions)
+    context, memory = stages.context, stages.memory(positions)
     return Choice(
         stages.schedule,
         stages.partition(positions),
@@ -252,50 +251,62 @@ def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
         stages.replicas,
         stages.time(positions),
         memory,
-        all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True)),
+        all(needed <= limit for needed, limit in zip(memory, stages.memory_limits, strict=True)),
         _costs(stages, positions),
-        setting.width,
-        setting.plan,
-        setting.estimated,
+        context.width,
+        context.plan,
+        context.estimated,
     )
 
 
-def _costs(stages: Stages, positions: Sequence[float]) -> StageCosts:
-    forward, backward, transfer = stages.costs(positions, stages.setting.kinds[: stages.count])
-    return StageCosts(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.updates(positions)))
+def _costs(stages: PipelineCandidate, positions: Sequence[float]) -> StageCosts:
+    forward, backward, transfer = stages.costs(positions, stages.context.kinds[: stages.count])
+    return StageCosts(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.update_times(positions)))
 
 
-def _balanced(stages: Stages) -> Sequence[float]:
+def _balanced_positions(stages: PipelineCandidate) -> Sequence[float]:
     """Return BaPipe's split points, or others if a stage exceeds its memory.
 
     These are the most balanced ones that fit, or else those that come closest to fitting.
     """
-    free = stages.setting.balanced
-    if all(needed <= room for needed, room in zip(stages.memory(free.positions), stages.rooms, strict=True)):
+    free = stages.context.balanced_partition
+    if all(needed <= limit for needed, limit in zip(stages.memory(free.positions), stages.memory_limits, strict=True)):
         return free.positions
-    return balanced_cuts(stages) or emptiest_cuts(stages)
+    return balanced_cuts(stages) or least_memory_cuts(stages)
 
 
-def _scaled_devices(devices: Sequence[Device], share: float, memory: float) -> list[Device]:
+def _scaled_devices(devices: Sequence[Device], fraction: float, memory: float) -> list[Device]:
     return [
         Device(
             device.name,
             device.count,
-            None if device.times is None else [share * time for time in device.times],
+            None if device.times is None else [fraction * time for time in device.times],
             memory if device.memory is None else device.memory,
         )
         for device in devices
     ]
 
 
-def _positive(name: str, samples: int) -> int:
+def _check_positive_count(name: str, samples: int) -> int:
     if type(samples) is not int or samples < 1:
         raise ExplorationError(f"explore: found {name}={samples!r}, expected a positive whole number of samples")
     return samples
 
 
-def _check(batch: int, schedules: Sequence[str], slots: int, microbatches: Sequence[int] | None) -> None:
-    _positive("batch", batch)
+def _check_profile(profile: object, devices: int | Sequence[Device]) -> None:
+    if not callable(profile) and not isinstance(profile, Profile):
+        raise ExplorationError(
+            f"explore: found {shorten(repr(profile))}, expected a Profile or a function that returns one"
+        )
+    own_times = isinstance(devices, Sequence) and any(getattr(each, "times", None) is not None for each in devices)
+    if callable(profile) and own_times:
+        raise ExplorationError(
+            "explore: devices with their own times require a Profile, not a function that returns one. Pass a Profile"
+        )
+
+
+def _check_search(batch: int, schedules: Sequence[str], slots: int, microbatches: Sequence[int] | None) -> None:
+    _check_positive_count("batch", batch)
     unknown = [name for name in schedules if name != PARALLEL and name not in SCHEDULES]
     if unknown or not schedules:
         raise ExplorationError(

@@ -69,12 +69,12 @@ class FunctionRecorder(TorchFunctionMode):
         """Tensors whose ids are keys. They are kept alive so that no id is used twice."""
 
     @property
-    def place(self) -> str:
+    def running_module(self) -> str:
         """Name of the innermost running module; empty outside of all modules."""
         return self.running[-1][0] if self.running else ""
 
     @contextmanager
-    def inside(self, model: torch.nn.Module) -> Iterator[None]:
+    def record_modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record the forward passes of ``model`` that run inside the ``with`` block."""
         with (
             module_calls(

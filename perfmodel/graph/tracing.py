@@ -57,23 +57,23 @@ def trace(
     """
     shapes = _shapes(input_shape)
     state = _parameters(model)
-    state |= {name: _meta(b, False) for name, b in model.named_buffers()}
+    state |= {name: _to_meta(b, False) for name, b in model.named_buffers()}
     floating = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     inputs = [torch.empty(shape, dtype=floating, device="meta") for shape in shapes]
     recorder = _CallRecorder(state, inputs)
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
-        with recorder.inside(model), torch.enable_grad(), torch.device("meta"):
+        with recorder.record_modules(model), torch.enable_grad(), torch.device("meta"):
             result = torch.func.functional_call(model, state, tuple(inputs))
             if loss is not None:
                 loss(result)
     except Exception as error:
+        where = f" (in {recorder.running_module})" if recorder.running_module else ""
         raise TraceError(
             f"{type(model).__name__} does not run on meta tensors of shape {', '.join(map(str, shapes))}: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            f"{f' (in {recorder.place})' if recorder.place else ''}; give the shape with the batch, N first, and keep "
-            "code that reads elements of tensors out of forward()"
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}. Give the shape with "
+            "the batch, N first, and keep code that reads elements of tensors out of forward()"
         ) from error
     finally:
         for module, training in modes.items():
@@ -91,11 +91,11 @@ def _shapes(given: Sequence[int] | Sequence[Sequence[int]]) -> tuple[tuple[int, 
         or not shapes
         or not all(shape and all(isinstance(e, int) and e > 0 for e in shape) for shape in shapes)
     ):
-        raise TraceError(f"input shape {given!r} must be positive whole numbers (N, C, ...), the batch first")
+        raise TraceError(f"trace: input_shape={given!r} must be positive whole numbers (N, C, ...), the batch first")
     return shapes
 
 
-def _meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def _to_meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
 
@@ -104,7 +104,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     metas: dict[int, torch.Tensor] = {}
     parameters = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        parameters[name] = metas.setdefault(id(parameter), _meta(parameter, parameter.requires_grad))
+        parameters[name] = metas.setdefault(id(parameter), _to_meta(parameter, parameter.requires_grad))
     return parameters
 
 
@@ -135,8 +135,8 @@ class _CallRecorder(FunctionRecorder):
             with self:  # records the functions that it calls instead
                 return body(*args, **kwargs)
         saved: list[torch.Tensor] = []
-        described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
-        with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda t: t):
+        described = tree_map_only(torch.Tensor, self._describe, (args, kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(_record_saved_tensors(saved), lambda t: t):
             result = func(*args, **kwargs)
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
         name = getattr(func, "__name__", "")
@@ -154,7 +154,7 @@ class _CallRecorder(FunctionRecorder):
             )
         return result
 
-    def _described(self, tensor: torch.Tensor) -> Value | GraphConstant:
+    def _describe(self, tensor: torch.Tensor) -> Value | GraphConstant:
         value = self.values.get(id(tensor))
         if value is not None:
             return value
@@ -235,7 +235,7 @@ class _CallRecorder(FunctionRecorder):
         return name if used == 1 else f"{name}#{used}"
 
 
-def _noting(saved: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _record_saved_tensors(saved: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor)
         return tensor
@@ -259,38 +259,38 @@ _ORDER = {
 def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[KernelWindow | None, int]:
     if kind in _CONVOLUTIONS:
         dims, transposed = _CONVOLUTIONS[kind], "transpose" in kind
-        given = _named(_ORDER["transposed" if transposed else "convolution"], args, kwargs)
+        given = _name_arguments(_ORDER["transposed" if transposed else "convolution"], args, kwargs)
         kernel = tuple(given["weight"].shape[2:])
-        dilation = _each(given.get("dilation"), dims, (1,) * dims)
+        dilation = _per_dimension(given.get("dilation"), dims, (1,) * dims)
         padding = given.get("padding")
         if isinstance(padding, str):
             same = tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
             padding = same if padding == "same" else (0,) * dims
         return KernelWindow(
             kernel,
-            _each(given.get("stride"), dims, (1,) * dims),
-            _each(padding, dims, (0,) * dims),
+            _per_dimension(given.get("stride"), dims, (1,) * dims),
+            _per_dimension(padding, dims, (0,) * dims),
             dilation,
             transposed,
         ), int(given.get("groups") or 1)
     if kind in _POOLS:
         dims = _POOLS[kind]
-        given = _named(_ORDER[kind.split("_")[0]], args, kwargs)
-        kernel = _each(given["kernel_size"], dims, (1,) * dims)
+        given = _name_arguments(_ORDER[kind.split("_")[0]], args, kwargs)
+        kernel = _per_dimension(given["kernel_size"], dims, (1,) * dims)
         return KernelWindow(
             kernel,
-            _each(given.get("stride"), dims, kernel),
-            _each(given.get("padding"), dims, (0,) * dims),
-            _each(given.get("dilation"), dims, (1,) * dims),
+            _per_dimension(given.get("stride"), dims, kernel),
+            _per_dimension(given.get("padding"), dims, (0,) * dims),
+            _per_dimension(given.get("dilation"), dims, (1,) * dims),
         ), 1
     return None, 1
 
 
-def _named(order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _name_arguments(order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**dict(zip(order, args, strict=False)), **kwargs}
 
 
-def _each(value: Any, dims: int, default: tuple[int, ...]) -> tuple[int, ...]:
+def _per_dimension(value: Any, dims: int, default: tuple[int, ...]) -> tuple[int, ...]:
     if value is None or value == [] or value == ():
         return default
     if isinstance(value, int):

@@ -36,7 +36,7 @@ class LinkLevel:
     link: Link
     gamma: float
 
-    def steps(self, messages: float, nbytes: float, summed: float = 0.0) -> float:
+    def step_time(self, messages: float, nbytes: float, summed: float = 0.0) -> float:
         """Return the time of a rank that sends messages and adds bytes.
 
         Parameters
@@ -56,17 +56,17 @@ class LinkLevel:
         return messages * self.link.collective_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
 
     @property
-    def power(self) -> int:
+    def log2_power(self) -> int:
         """Logarithm (base 2) of the largest power of two that is at most p."""
         return self.ranks.bit_length() - 1
 
     @property
     def is_power(self) -> bool:
         """True if p is a power of two."""
-        return self.ranks == 1 << self.power
+        return self.ranks == 1 << self.log2_power
 
     @property
-    def others(self) -> float:
+    def others_fraction(self) -> float:
         """(p - 1) / p: the fraction of the bytes that other ranks own."""
         return (self.ranks - 1) / self.ranks
 
@@ -74,7 +74,7 @@ class LinkLevel:
 Algorithm = Callable[[LinkLevel, float], float]
 
 
-def _folded(algorithm: Algorithm) -> Algorithm:
+def _extend_to_any_size(algorithm: Algorithm) -> Algorithm:
     """Extend ``algorithm`` to any p.
 
     Ranks above the largest power of two send all their data first and receive the result last.
@@ -83,7 +83,7 @@ def _folded(algorithm: Algorithm) -> Algorithm:
     def any_ranks(level: LinkLevel, n: float) -> float:
         if level.is_power:
             return algorithm(level, n)
-        return algorithm(LinkLevel(1 << level.power, level.link, level.gamma), n) + level.steps(2, 2 * n, n)
+        return algorithm(LinkLevel(1 << level.log2_power, level.link, level.gamma), n) + level.step_time(2, 2 * n, n)
 
     return any_ranks
 
@@ -91,7 +91,7 @@ def _folded(algorithm: Algorithm) -> Algorithm:
 # -- allreduce: n bytes on each rank before and after -----------------------------------------------------------------
 
 
-@_folded
+@_extend_to_any_size
 def allreduce_recursive_doubling(level: LinkLevel, n: float) -> float:
     """Return the time of recursive doubling, which exchanges all bytes lg p times: the fewest messages.
 
@@ -106,10 +106,10 @@ def allreduce_recursive_doubling(level: LinkLevel, n: float) -> float:
     float
         Seconds.
     """
-    return level.steps(level.power, level.power * n, level.power * n)
+    return level.step_time(level.log2_power, level.log2_power * n, level.log2_power * n)
 
 
-@_folded
+@_extend_to_any_size
 def allreduce_rabenseifner(level: LinkLevel, n: float) -> float:
     """Return the time of a reduce-scatter by recursive halving and an allgather by recursive doubling.
 
@@ -123,7 +123,7 @@ def allreduce_rabenseifner(level: LinkLevel, n: float) -> float:
     float
         Seconds.
     """
-    return level.steps(2 * level.power, 2 * level.others * n, level.others * n)
+    return level.step_time(2 * level.log2_power, 2 * level.others_fraction * n, level.others_fraction * n)
 
 
 def allreduce_ring(level: LinkLevel, n: float) -> float:
@@ -139,7 +139,7 @@ def allreduce_ring(level: LinkLevel, n: float) -> float:
     float
         Seconds.
     """
-    return level.steps(2 * (level.ranks - 1), 2 * level.others * n, level.others * n)
+    return level.step_time(2 * (level.ranks - 1), 2 * level.others_fraction * n, level.others_fraction * n)
 
 
 # -- allgather: n bytes on each rank afterwards, n / p before ---------------------------------------------------------
@@ -162,8 +162,8 @@ def allgather_doubling(level: LinkLevel, n: float) -> float:
         Seconds.
     """
     if level.is_power:
-        return level.steps(level.power, level.others * n)
-    return level.steps(level.power + 1, level.others * n, n)
+        return level.step_time(level.log2_power, level.others_fraction * n)
+    return level.step_time(level.log2_power + 1, level.others_fraction * n, n)
 
 
 def allgather_ring(level: LinkLevel, n: float) -> float:
@@ -179,7 +179,7 @@ def allgather_ring(level: LinkLevel, n: float) -> float:
     float
         Seconds.
     """
-    return level.steps(level.ranks - 1, level.others * n)
+    return level.step_time(level.ranks - 1, level.others_fraction * n)
 
 
 # -- reduce-scatter: n bytes on each rank before, n / p afterwards ----------------------------------------------------
@@ -202,8 +202,8 @@ def reduce_scatter_halving(level: LinkLevel, n: float) -> float:
         Seconds.
     """
     if level.is_power:
-        return level.steps(level.power, level.others * n, level.others * n)
-    return level.steps(level.power + 2, 2 * n, (1 + level.others) * n)
+        return level.step_time(level.log2_power, level.others_fraction * n, level.others_fraction * n)
+    return level.step_time(level.log2_power + 2, 2 * n, (1 + level.others_fraction) * n)
 
 
 def reduce_scatter_pairwise(level: LinkLevel, n: float) -> float:
@@ -219,7 +219,7 @@ def reduce_scatter_pairwise(level: LinkLevel, n: float) -> float:
     float
         Seconds.
     """
-    return level.steps(level.ranks - 1, level.others * n, level.others * n)
+    return level.step_time(level.ranks - 1, level.others_fraction * n, level.others_fraction * n)
 
 
 # -- the fastest algorithm, over one level of links and over two ------------------------------------------------------
@@ -307,7 +307,7 @@ def allgather(levels: Levels, n: float) -> float:
     return min(flat, flat_allgather(levels.across, n / levels.node.ranks) + flat_allgather(levels.node, n))
 
 
-def messages(levels: Levels, peers: int, nbytes: float) -> float:
+def messages_time(levels: Levels, peers: int, nbytes: float) -> float:
     """Return the time to send some other ranks a message each, as many as possible on the same node.
 
     Parameters

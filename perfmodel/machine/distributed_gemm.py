@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distconv.perfmodel.machine.collectives import SUM_PASSES, messages
+from distconv.perfmodel.machine.collectives import SUM_PASSES, messages_time
 from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 
@@ -73,7 +73,7 @@ def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: f
         """Return the time to pack (read and write), send, and unpack blocks in ``passes`` over memory."""
         packing, placing = 2.0 * peers * nbytes, float(passes * (peers + 1) * nbytes)
         local = roofline.time(0.0, packing, math.inf) + roofline.time(0.0, placing, math.inf) if peers else 0.0
-        return messages(levels, peers, nbytes) + local
+        return messages_time(levels, peers, nbytes) + local
 
     return GemmTime(
         moved(x_peers, x_bytes, _COPY_PASSES),

@@ -327,7 +327,7 @@ class Machine:
             If the machine does not have this kind.
         """
         if name not in self.kinds:
-            there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
+            there = f"there are {', '.join(self.kinds)}" if self.kinds else "all of its devices are of one kind"
             raise MachineError(f"machine {self.name}: there is no kind of device {describe_value(name)}; {there}")
         kind = self.kinds[name]
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
@@ -383,7 +383,7 @@ class Machine:
                     f"machine {describe_value(str(path))}: no built-in machine has this name "
                     f"({', '.join(built_in())}). Pass one of them, or the path of a file, such as ./machine.yaml"
                 )
-        return _machine(load(path, _MachineFile, "machine", MachineError, parse_yaml))
+        return _from_file(load(path, _MachineFile, "machine", MachineError, parse_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine.
@@ -398,7 +398,7 @@ class Machine:
         MachineError
             If a quantity is not positive and finite, where one is required.
         """
-        content = msgspec.to_builtins(_file(self), enc_hook=Quantity.encode)
+        content = msgspec.to_builtins(_to_file(self), enc_hook=Quantity.encode)
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
@@ -480,30 +480,32 @@ class _MachineFile(File, omit_defaults=True, rename=_KEYS, kw_only=True):
     kinds: dict[str, _DeviceKind] = msgspec.field(default_factory=dict)
 
 
-def _machine(of: _MachineFile) -> Machine:
+def _from_file(file: _MachineFile) -> Machine:
     return Machine(
-        name=of.name,
-        ranks_per_node=of.ranks_per_node,
-        memory_bytes=of.memory_bytes,
-        node=Link(**asdict(of.links.node)),
-        network=Link(**asdict(of.links.network)),
-        overlap=Overlap(**asdict(of.overlap)),
-        compute=tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in of.compute),
-        on_chip_bytes=of.on_chip_bytes,
+        name=file.name,
+        ranks_per_node=file.ranks_per_node,
+        memory_bytes=file.memory_bytes,
+        node=Link(**asdict(file.links.node)),
+        network=Link(**asdict(file.links.network)),
+        overlap=Overlap(**asdict(file.overlap)),
+        compute=tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in file.compute),
+        on_chip_bytes=file.on_chip_bytes,
         kinds={
-            name: DeviceKind(each.memory_bytes, Roofline(**asdict(each.roofline))) for name, each in of.kinds.items()
+            name: DeviceKind(each.memory_bytes, Roofline(**asdict(each.roofline))) for name, each in file.kinds.items()
         },
     )
 
 
-def _file(of: Machine) -> _MachineFile:
+def _to_file(machine: Machine) -> _MachineFile:
     names = {field.name: field.encode_name for field in fields(_MachineFile)}
-    content = {key: of if name == "links" else getattr(of, name) for name, key in names.items()}
-    content["compute"] = [replace(each, table={key: float(s) for key, s in each.table.items()}) for each in of.compute]
+    content = {key: machine if name == "links" else getattr(machine, name) for name, key in names.items()}
+    content["compute"] = [
+        replace(each, table={key: float(s) for key, s in each.table.items()}) for each in machine.compute
+    ]
     try:
         return msgspec.convert(content, _MachineFile, from_attributes=True, dec_hook=_quantity)
     except msgspec.ValidationError as error:
-        raise MachineError(f"machine {of.name} cannot be written: {error}") from None
+        raise MachineError(f"machine {machine.name} cannot be written: {error}") from None
 
 
 def _quantity(kind: type[Quantity], amount: float) -> Quantity:

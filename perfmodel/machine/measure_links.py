@@ -25,7 +25,7 @@ from distconv.perfmodel.machine.links import Link
 SIZES = tuple(8 << shift for shift in range(0, 21, 2))
 """Bytes per message: 8 B to 8 MB."""
 
-_MEAN_OF = 10
+_MESSAGES_PER_MEASUREMENT = 10
 _REPETITIONS = 7
 
 
@@ -130,7 +130,7 @@ def near_partners(nodes: Sequence[int]) -> dict[int, int]:
     for ranks in _by_node(nodes):
         half = len(ranks) // 2
         pairs += zip(ranks[:half], ranks[half : 2 * half], strict=True)
-    return _both_ways(pairs)
+    return _as_two_way(pairs)
 
 
 def far_partners(nodes: Sequence[int]) -> dict[int, int]:
@@ -155,14 +155,14 @@ def far_partners(nodes: Sequence[int]) -> dict[int, int]:
     groups = _by_node(nodes)
     for here, there in zip(groups[::2], groups[1::2], strict=False):
         pairs += zip(here, there, strict=False)
-    return _both_ways(pairs)
+    return _as_two_way(pairs)
 
 
 def _by_node(nodes: Sequence[int]) -> list[list[int]]:
     return [[rank for rank, of in enumerate(nodes) if of == node] for node in sorted(set(nodes))]
 
 
-def _both_ways(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+def _as_two_way(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
     return dict(sorted([*pairs, *((b, a) for a, b in pairs)]))
 
 
@@ -232,9 +232,9 @@ def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
     for _ in range(1 + _REPETITIONS):
         comm.Barrier()
         start = time.perf_counter()
-        for _ in range(_MEAN_OF):
+        for _ in range(_MESSAGES_PER_MEASUREMENT):
             action()
         if torch.cuda.is_initialized():  # copies to the device may still be running
             torch.cuda.synchronize()
-        means.append((time.perf_counter() - start) / _MEAN_OF)
+        means.append((time.perf_counter() - start) / _MESSAGES_PER_MEASUREMENT)
     return float(comm.allreduce(statistics.median(means[1:]), MPI.MAX))

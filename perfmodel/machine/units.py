@@ -72,7 +72,7 @@ class Quantity(float):
         ('1.5 us', '12.5 GB/s')
         """
         if not 0.0 < self < math.inf:
-            raise MachineError(f"machine: {self} is no quantity to write: it must be positive and finite")
+            raise MachineError(f"machine: {self} cannot be written: it must be positive and finite")
         exact = Decimal(repr(float(self)))
         sizes = {unit: Decimal(size) for unit, size in self.units.items() if not unit.startswith(("Ki", "Mi", "Gi"))}
         reached = [unit for unit, size in sizes.items() if size <= exact] or [min(sizes, key=lambda unit: sizes[unit])]

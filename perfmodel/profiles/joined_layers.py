@@ -13,7 +13,7 @@ from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 
 
 @dataclass(frozen=True)
-class Blocks(Profile):
+class JoinedProfile(Profile):
     """Profile of joined layers.
 
     A block sums the times and sizes of its layers. Splits carry the bytes of the original profile.
@@ -32,7 +32,7 @@ class Blocks(Profile):
         return self.crossing
 
 
-def joined(profile: Profile, cuts: Iterable[str]) -> Profile:
+def join_layers(profile: Profile, cuts: Iterable[str]) -> Profile:
     """Return a profile whose layers are joined into blocks that begin at some layers.
 
     Parameters
@@ -49,7 +49,7 @@ def joined(profile: Profile, cuts: Iterable[str]) -> Profile:
     Examples
     --------
     >>> layers = [Layer(name, 1.0, 2.0, 8, 4) for name in ("a", "b.0", "b.1", "c")]
-    >>> [(block.name, block.time_s) for block in joined(Profile(layers), ["b"]).layers]
+    >>> [(block.name, block.time_s) for block in join_layers(Profile(layers), ["b"]).layers]
     [('a', 3.0), ('b', 9.0)]
     """
     names = [layer.name for layer in profile.layers]
@@ -62,7 +62,7 @@ def joined(profile: Profile, cuts: Iterable[str]) -> Profile:
     edges = [*sorted(starts), len(names)]
     crossing = profile.crossing_bytes
     blocks = [_block(starts[first], profile.layers[first:end]) for first, end in pairwise(edges)]
-    return Blocks(blocks, None, tuple(crossing[edge] for edge in edges))
+    return JoinedProfile(blocks, None, tuple(crossing[edge] for edge in edges))
 
 
 def _block(name: str, layers: Iterable[Layer]) -> Layer:

@@ -80,7 +80,9 @@ class Layer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ProfileError(f"profile: found {shorten(repr(self.name))} as the name of a layer, expected text")
+            raise ProfileError(
+                f"profile: found {shorten(repr(self.name))} as the name of a layer, expected a string that is not empty"
+            )
         for key in _KEYS[1:]:
             value = getattr(self, key)
             if (amount := number(value)) is None:
@@ -144,12 +146,12 @@ class Profile:
             if not math.isfinite(sum(getattr(layer, key) for layer in self.layers)):
                 raise ProfileError(f"profile: {key}: the sum over {len(names)} layers is too large for a number")
         _check_once(edges, "edge")
-        place = {name: index for index, name in enumerate(names)}
+        position = {name: index for index, name in enumerate(names)}
         for edge in edges:
             for name in edge:
-                if name not in place:
+                if name not in position:
                     raise ProfileError(f"profile: edge {shorten(repr(edge))}: there is no layer {shorten(repr(name))}")
-        object.__setattr__(self, "layers", tuple(self.layers[index] for index in _order(place, edges)))
+        object.__setattr__(self, "layers", tuple(self.layers[index] for index in _order(position, edges)))
         object.__setattr__(self, "edges", tuple(edges))
 
     @property
@@ -159,12 +161,12 @@ class Profile:
         These bytes are the output of each layer before the split that a layer after it reads, counted once. Outputs
         that no layer reads also cross: the network returns them, and the loss is computed with the last layer.
         """
-        place = {layer.name: index for index, layer in enumerate(self.layers)}
-        last = dict.fromkeys(place, len(self.layers) - 1)
+        position = {layer.name: index for index, layer in enumerate(self.layers)}
+        last = dict.fromkeys(position, len(self.layers) - 1)
         for name in {producer for producer, _ in self.edges or ()}:
             last[name] = 0
         for producer, consumer in self.edges or ():
-            last[producer] = max(last[producer], place[consumer])
+            last[producer] = max(last[producer], position[consumer])
         change = [0.0] * (len(self.layers) + 2)
         for index, layer in enumerate(self.layers):
             change[index + 1] += layer.activation_bytes
@@ -216,15 +218,15 @@ class Profile:
             raise ProfileError(f"profile {path} cannot be written: {error.strerror or error}") from error
 
 
-def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[int]:
+def _order(position: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[int]:
     """Return the indices of the layers in the first order in which each layer follows those that it reads."""
-    graph = TopologicalSorter(dict.fromkeys(place.values(), ()))
+    graph = TopologicalSorter(dict.fromkeys(position.values(), ()))
     for producer, consumer in edges:
-        graph.add(place[consumer], place[producer])
+        graph.add(position[consumer], position[producer])
     try:
         graph.prepare()
     except CycleError as error:
-        names = list(place)
+        names = list(position)
         loop = " -> ".join(repr(names[index]) for index in error.args[1][:-1][:8])
         raise ProfileError(f"profile: the edges form a cycle: {loop} -> ...; no layer can read itself") from error
     ready: list[int] = []
@@ -261,7 +263,7 @@ def _from_json(text: str) -> Profile:
     return Profile([Layer(*msgspec.structs.astuple(layer)) for layer in file.layers], file.edges)
 
 
-def mean(profiles: Sequence[Profile]) -> Profile:
+def mean_profile(profiles: Sequence[Profile]) -> Profile:
     """Return the profile with the mean times of several profiles of the same layers.
 
     Parameters
@@ -280,7 +282,7 @@ def mean(profiles: Sequence[Profile]) -> Profile:
     """
     names = [[layer.name for layer in profile.layers] for profile in profiles]
     if any(each != names[0] for each in names):
-        raise ProfileError(f"profile: {len(profiles)} profiles to take the mean of have different layers")
+        raise ProfileError(f"profile: the {len(profiles)} profiles to average have different layers")
     layers = [
         replace(
             alike[0],
@@ -305,7 +307,7 @@ def _from_pipedream(text: str) -> Profile:
         try:
             if line.startswith("\t"):
                 edges.append(_edge(line))
-            elif (match := _matched(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
+            elif (match := _match(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
                 inputs.add(match[1])
             else:
                 layers.append(_layer(match))
@@ -313,15 +315,15 @@ def _from_pipedream(text: str) -> Profile:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
     # PipeDream writes nodes in the order of a hash table; their numbers are the order in which they ran.
-    layers.sort(key=lambda layer: _place(layer.name))
+    layers.sort(key=lambda layer: _trailing_number(layer.name))
     return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
 
 
 def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> None:
     """Raise ProfileError if nodes are unconnected: edges come last, so a truncated file lacks some of them."""
     nodes = list(dict.fromkeys([*names, *itertools.chain.from_iterable(edges)]))
-    place = {name: index for index, name in enumerate(nodes)}
-    ends = np.array([(place[a], place[b]) for a, b in edges], dtype=int).reshape(-1, 2).T
+    position = {name: index for index, name in enumerate(nodes)}
+    ends = np.array([(position[a], position[b]) for a, b in edges], dtype=int).reshape(-1, 2).T
     count, parts = connected_components(coo_matrix((np.ones(len(edges)), ends), shape=(len(nodes), len(nodes))))
     if count > 1:
         raise ProfileError(
@@ -330,7 +332,7 @@ def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> N
         )
 
 
-def _place(name: str) -> tuple[int, str]:
+def _trailing_number(name: str) -> tuple[int, str]:
     """Return a sort key: the number at the end of a name, which may have any number of digits."""
     digits = name[len(name.rstrip(string.digits)) :].lstrip("0")
     return len(digits), digits
@@ -342,11 +344,11 @@ def _layer(match: re.Match[str]) -> Layer:
 
 
 def _edge(line: str) -> tuple[str, str]:
-    match = _matched(_EDGE, line, "'NAME -- NAME' after the tab")
+    match = _match(_EDGE, line, "'NAME -- NAME' after the tab")
     return match[1], match[2]
 
 
-def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
+def _match(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
     match = pattern.fullmatch(line.strip())
     if match is None:
         raise ProfileError(f"profile: found {shorten(repr(line.strip()))}, expected {expected}")

@@ -101,7 +101,7 @@ def time_layers(
     training = {module: module.training for module in model.modules()}
     model.train()
     try:
-        return _timed(model, inputs, warm_up, iterations)
+        return _time_steps(model, inputs, warm_up, iterations)
     except TimingError:
         raise
     except Exception as error:
@@ -114,29 +114,29 @@ def time_layers(
             module.training = mode
 
 
-def _timed(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iterations: int) -> Timing:
-    graph = _Graph({id(parameter) for parameter in model.parameters()}, sparse=any(map(_is_sparse, inputs)))
+def _time_steps(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iterations: int) -> Timing:
+    graph = _ProfileRecorder({id(parameter) for parameter in model.parameters()}, sparse=any(map(_is_sparse, inputs)))
     with graph, module_calls(model, graph.begin, lambda result: None, _is_layer):
-        outputs = model(*_anew(inputs))
-    graph.returned(outputs)
+        outputs = model(*_fresh_inputs(inputs))
+    graph.mark_returned(outputs)
     errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
     del outputs
     clock = _DeviceClock(inputs[0].device)
     for _ in range(warm_up):
-        _step(model, _anew(inputs), errors)
+        _step(model, _fresh_inputs(inputs), errors)
     plain, layered = [], []
     for _ in range(iterations):
-        given = _anew(inputs)
+        given = _fresh_inputs(inputs)
         start = clock.now()
         _step(model, given, errors)
         plain.append(clock.seconds([(0, start, clock.now())], 1)[0])
-        layered.append(_layered(model, _anew(inputs), errors, clock, len(graph.names)))
+        layered.append(_time_layers_of_step(model, _fresh_inputs(inputs), errors, clock, len(graph.names)))
     columns = list(zip(*layered, strict=True))
     seconds = [statistics.median(column) for column in columns]
     return Timing(graph.profile(type(model).__name__, seconds), statistics.median(plain))
 
 
-def _anew(inputs: Sequence[Any]) -> Any:
+def _fresh_inputs(inputs: Sequence[Any]) -> Any:
     """Return the inputs, with sparse tensors cloned so that they lack the kernel maps of an earlier step."""
     return [tree_map(torch.clone, given) if _is_sparse(given) else given for given in inputs]
 
@@ -154,7 +154,7 @@ def _step(model: torch.nn.Module, inputs: Sequence[Any], errors: Sequence[torch.
 def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
     tensors = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
     if not tensors:
-        raise TimingError(f"{type(model).__name__} has no output that requires a gradient; nothing would be trained")
+        raise TimingError(f"{type(model).__name__} has no output that requires a gradient, so it has no backward pass")
     return tensors
 
 
@@ -177,7 +177,7 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
 # -- layers of a network ----------------------------------------------------------------------------------------------
 
 
-class _Graph(FunctionRecorder):
+class _ProfileRecorder(FunctionRecorder):
     """Records in one forward pass which layer made and read each tensor, and which used each parameter first.
 
     In a ``sparse`` network, integer tensors are coordinates and kernel maps, not results of layers.
@@ -201,21 +201,21 @@ class _Graph(FunctionRecorder):
 
     def begin(self, name: str, module: torch.nn.Module, args: object) -> None:
         self.names.append(name)
-        self._noted(args)
+        self._record_tensors(args)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = self._noted((args, kwargs or {}))
+        given = self._record_tensors((args, kwargs or {}))
         self._read(given)
         result = func(*args, **(kwargs or {}))
         ids = {id(tensor) for tensor in given}
-        for tensor in self._noted(result):
+        for tensor in self._record_tensors(result):
             # A call that returns its argument, such as a property, does not make the tensor.
             if id(tensor) not in self.parameters and (id(tensor) not in ids or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
                 self.kept.append(tensor)
         return result
 
-    def _noted(self, values: object) -> list[torch.Tensor]:
+    def _record_tensors(self, values: object) -> list[torch.Tensor]:
         for value in filter(_is_sparse, _values(values)):
             self.coordinates[id(value.features)] = value.coords.nbytes
         return [tensor for tensor in _tensors(values) if tensor.is_floating_point() or not self.sparse]
@@ -228,22 +228,22 @@ class _Graph(FunctionRecorder):
             producer = self.made.get(id(tensor), self.current)
             if producer != self.current:
                 self.edges.setdefault((producer, self.current))
-                self._passed_on(producer, tensor)
+                self._mark_used(producer, tensor)
 
-    def _passed_on(self, producer: int, tensor: torch.Tensor) -> None:
+    def _mark_used(self, producer: int, tensor: torch.Tensor) -> None:
         size = tensor.nbytes + self.coordinates.get(id(tensor), 0)
         self.passed_on.setdefault(producer, {})[tensor.untyped_storage()._cdata] = size
 
-    def returned(self, outputs: object) -> None:
+    def mark_returned(self, outputs: object) -> None:
         """Record that the network's outputs are passed on as well."""
         for tensor in _tensors(outputs):
             if id(tensor) in self.made:
-                self._passed_on(self.made[id(tensor)], tensor)
+                self._mark_used(self.made[id(tensor)], tensor)
         self.kept.clear()
 
     def profile(self, model: str, seconds: Sequence[float]) -> Profile:
         """Return the profile with ``seconds``: forward of each layer, then backward of each."""
-        names = _numbered([name or model for name in self.names] or [model])
+        names = _number_names([name or model for name in self.names] or [model])
         layers = [
             Layer(
                 name,
@@ -257,7 +257,7 @@ class _Graph(FunctionRecorder):
         return Profile(layers, [(names[producer], names[consumer]) for producer, consumer in self.edges])
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def _number_names(names: Sequence[str]) -> list[str]:
     """Return unique names: ``name``, and ``name#2`` for the second call."""
     seen: dict[str, int] = {}
     numbered = []
@@ -303,19 +303,19 @@ class _Intervals:
     index: int = 0
     start: Any = None
 
-    def go(self, index: int) -> None:
+    def start_interval(self, index: int) -> None:
         self.index, self.start = index, self.clock.now()
 
-    def stop(self) -> None:
+    def stop_interval(self) -> None:
         self.found.append((self.index, self.start, self.clock.now()))
 
     def switch(self, index: int) -> None:
         if index != self.index:
-            self.stop()
-            self.go(index)
+            self.stop_interval()
+            self.start_interval(index)
 
 
-def _layered(
+def _time_layers_of_step(
     model: torch.nn.Module,
     inputs: Sequence[Any],
     errors: Sequence[torch.Tensor],
@@ -332,26 +332,28 @@ def _layered(
             node.register_prehook(lambda gradients: intervals.switch(layers + layer))
 
     def before(name: str, module: torch.nn.Module, args: object) -> None:
-        intervals.stop()
+        intervals.stop_interval()
         own(args)
         names.append(name)
-        intervals.go(len(names) - 1)
+        intervals.start_interval(len(names) - 1)
 
     def after(result: object) -> None:
-        intervals.stop()
+        intervals.stop_interval()
         own(result)
-        intervals.go(len(names) - 1)
+        intervals.start_interval(len(names) - 1)
 
-    intervals.go(0)
+    intervals.start_interval(0)
     with module_calls(model, before, after, _is_layer):
         outputs = model(*inputs)
-    intervals.stop()
+    intervals.stop_interval()
     if max(1, len(names)) != layers:
-        raise TimingError(f"{type(model).__name__} called {layers} layers at first and {len(names)} now")
+        raise TimingError(
+            f"{type(model).__name__} called {layers} layers in an earlier step and {len(names)} in this one"
+        )
     own(outputs)
-    intervals.go(2 * layers - 1)
+    intervals.start_interval(2 * layers - 1)
     torch.autograd.backward(_trained(model, outputs), errors)
-    intervals.stop()
+    intervals.stop_interval()
     return clock.seconds(intervals.found, 2 * layers)
 
 

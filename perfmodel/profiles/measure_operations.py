@@ -35,7 +35,7 @@ from distconv.kernels.convolution import (
 )
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
-from distconv.perfmodel.cost.convolution_pieces import Pieces
+from distconv.perfmodel.cost.convolution_pieces import ConvolutionRanges
 from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call, work
 from distconv.perfmodel.graph.graph import GraphConstant, LayerGraph, Value
 from distconv.perfmodel.graph.tracing import trace
@@ -55,7 +55,7 @@ DIFFERENCES = 15
 CACHE_BYTES = 64 << 20
 """Total size of the copies of the tensors, so that none is found in a cache."""
 
-MOST_COPIES = 5
+MAX_COPIES = 5
 
 SUMS = 16
 """Number of weights whose gradients are summed, to measure the cost of each."""
@@ -85,7 +85,7 @@ def calls_of(
     calls: dict[str, LocalCall] = {}
     for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
-            call = local_call(op, AxisParts.of(candidate, ranks, per_node))
+            call = local_call(op, AxisParts.from_axes(candidate, ranks, per_node))
             calls.setdefault(call.key, call)
     return calls
 
@@ -113,12 +113,12 @@ def measure(
     grid = ProcessGrid(comm, n=comm.size)
     for _ in range(rounds):
         for key, call in calls.items():
-            for phase, seconds in _measured(call, grid, comm, device):
+            for phase, seconds in _measure_call(call, grid, comm, device):
                 found[f"{key} {phase}"] = min(seconds, found.get(f"{key} {phase}", math.inf))
     return found
 
 
-def _measured(
+def _measure_call(
     call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
 ) -> Iterator[tuple[str, float]]:
     try:
@@ -127,7 +127,7 @@ def _measured(
         runs = None
     if comm.allreduce(runs is not None, MPI.LAND) and runs is not None:
         for phase, of in runs.items():
-            yield phase, _timed(of, comm, device)
+            yield phase, _time_runs(of, comm, device)
 
 
 def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
@@ -150,9 +150,9 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     block = torch.rand(1, 64, device=device, requires_grad=True)
     tiny = DistTensor(block, Distribution(grid, ("n", None)), torch.Size((grid.size, 64)))
     macs = x.numel() * w[0].numel()
-    convolution = _timed(_Runs(lambda: torch.conv2d(x, w, padding=1)), comm, device)
-    addition = _timed(_Runs(lambda: torch.add(large[0], large[1], out=large[2])), comm, device)
-    kernel = _timed(_Runs(lambda: torch.relu(tiny)), comm, device)
+    convolution = _time_runs(_Runs(lambda: torch.conv2d(x, w, padding=1)), comm, device)
+    addition = _time_runs(_Runs(lambda: torch.add(large[0], large[1], out=large[2])), comm, device)
+    kernel = _time_runs(_Runs(lambda: torch.relu(tiny)), comm, device)
     return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
 
 
@@ -174,7 +174,7 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
     shape = (8, 16, 16 * comm.size, 16)
     layers = (torch.nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
     graph = trace(torch.nn.Sequential(*layers), shape)
-    call = local_call(graph.operations[1], AxisParts.of({"h": comm.size}, comm.size, comm.size))
+    call = local_call(graph.operations[1], AxisParts.from_axes({"h": comm.size}, comm.size, comm.size))
     grid = ProcessGrid(comm, h=comm.size)
     block = torch.rand(8, 16, 16, 16, device=device, requires_grad=True)
     x = DistTensor(block, Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape))
@@ -186,8 +186,8 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
         return torch.autograd.grad(torch.conv2d(x, weight, padding=1).local, block, error)  # type: ignore[attr-defined]
 
     def difference() -> float:
-        computing = sum(_timed(runs[phase], comm, device) for phase in ("forward", "input"))
-        return (_timed(_Runs(exchanging), comm, device) - computing) / 2
+        computing = sum(_time_runs(runs[phase], comm, device) for phase in ("forward", "input"))
+        return (_time_runs(_Runs(exchanging), comm, device) - computing) / 2
 
     return max(0.0, statistics.median(difference() for _ in range(DIFFERENCES)))
 
@@ -228,7 +228,7 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
         gradient_reduction.set_unsynced_grads([])
 
     def difference() -> float:
-        return (_timed(_Runs(backward), comm, device) - _timed(_Runs(alone), comm, device)) / SUMS
+        return (_time_runs(_Runs(backward), comm, device) - _time_runs(_Runs(alone), comm, device)) / SUMS
 
     kept = gradient_reduction.unsynced_grads()
     gradient_reduction.set_unsynced_grads([])
@@ -245,7 +245,7 @@ class _Runs:
     count: int = 1
 
 
-def _timed(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
+def _time_runs(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
     """Return the mean seconds of ten runs on the slowest rank. Collective.
 
     The other ranks wait for the slowest one sooner or later.
@@ -267,7 +267,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class _Copy:
+class _CallCopy:
     """Arguments of a call as separate tensors. Only those that ``phase`` differentiates require a gradient.
 
     BPx differentiates the inputs, and the weights as well if BPw is not measured separately.
@@ -307,7 +307,7 @@ class _Copy:
         return self.function(*self.args, **self.kwargs)
 
 
-def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
+def _backward(copies: Sequence[_CallCopy]) -> Callable[[], object]:
     """Return a function that computes the gradients. Weight gradients stay local; their all-reduce is BPa."""
     results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
     errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.unsynced_grads()
@@ -325,10 +325,10 @@ def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
     return run
 
 
-class _InPieces:
+class _BlockConvolution:
     """Convolution of the owned block and the received blocks, as :mod:`distconv.layers` runs it."""
 
-    def __init__(self, call: LocalCall, pieces: Pieces, phase: str, device: torch.device) -> None:
+    def __init__(self, call: LocalCall, pieces: ConvolutionRanges, phase: str, device: torch.device) -> None:
         op, window = call.operation, call.operation.window
         assert window is not None
         self.phase = phase
@@ -359,14 +359,14 @@ class _InPieces:
     def backward(self) -> Callable[[], object]:
         """Return a function that computes BPw or BPx."""
         if self.at_once:
-            return partial(self._at_once, self._pieces()[0])
+            return partial(self._gradients_at_once, self._pieces()[0])
         if self.phase == "weight":
             return lambda: self.work.parameter_gradients(
                 self.error, self._pieces(), self.weight, bias=self.bias is not None
             )
         return self._input_gradients
 
-    def _at_once(self, whole: Piece) -> object:
+    def _gradients_at_once(self, whole: Piece) -> object:
         """Compute gradients from the assembled input, which the forward pass has kept."""
         weights = self.phase == "weight"
         wanted = (not weights, weights, weights and self.bias is not None)
@@ -400,24 +400,26 @@ def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
 def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
     """Return the runs of each phase of a call."""
     size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
-    count = max(2, min(MOST_COPIES, CACHE_BYTES // max(1, 2 * size)))
+    count = max(2, min(MAX_COPIES, CACHE_BYTES // max(1, 2 * size)))
     phases = [phase for phase in PHASES if work(call, phase).kernels]
-    runs = {phase: _Runs(_taken(call, phase, count, grid, device), count) for phase in phases}
+    runs = {phase: _Runs(_runs_of_phase(call, phase, count, grid, device), count) for phase in phases}
     for of in runs.values():
         of.take()
     return runs
 
 
-def _taken(call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device) -> Callable[[], object]:
+def _runs_of_phase(
+    call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device
+) -> Callable[[], object]:
     """Return a function that runs a phase of ``count`` copies of a call."""
     if call.pieces is not None:
-        pieces = [_InPieces(call, call.pieces, phase, device) for _ in range(count)]
-        return _in_turn([each.forward if phase == "forward" else each.backward() for each in pieces])
-    copies = [_Copy(call, phase, grid, device) for _ in range(count)]
-    return _in_turn([copy.forward for copy in copies]) if phase == "forward" else _backward(copies)
+        pieces = [_BlockConvolution(call, call.pieces, phase, device) for _ in range(count)]
+        return _run_each([each.forward if phase == "forward" else each.backward() for each in pieces])
+    copies = [_CallCopy(call, phase, grid, device) for _ in range(count)]
+    return _run_each([copy.forward for copy in copies]) if phase == "forward" else _backward(copies)
 
 
-def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+def _run_each(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """Return a function that calls ``runs`` one after the other.
 
     Results stay alive until their next call, as they do in a training step.

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import resolve
-from distconv.perfmodel.cost.evaluation import Assignment, Model
+from distconv.perfmodel.cost.evaluation import Assignment, StepModel
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.cost.step_memory import block_bytes
 from distconv.perfmodel.graph.graph import INPUT, GraphConstant, LayerGraph, Operation
@@ -61,7 +61,7 @@ def predicted_profile(
     PlanError
         If the plan does not fit the graph or ``ranks``.
     """
-    model = Model.of(graph, machine, ranks, Settings())
+    model = StepModel.cached(graph, machine, ranks, Settings())
     strategy = resolve(graph, {"*": {}} if plan is None else plan, ranks)
     grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     layers: list[Layer] = []
@@ -88,10 +88,10 @@ def is_estimated(graph: LayerGraph, machine: Machine, plan: Plan | Assignment | 
         As in :func:`predicted_profile`.
     """
     strategy = resolve(graph, {"*": {}} if plan is None else plan, ranks)
-    return Model.of(graph, machine, ranks, Settings()).is_estimated(strategy)
+    return StepModel.cached(graph, machine, ranks, Settings()).is_estimated(strategy)
 
 
-def scaled(profile: Profile, factor: float) -> Profile:
+def scale_profile(profile: Profile, factor: float) -> Profile:
     """Return the profile for ``factor`` times as many samples, with times and outputs in proportion.
 
     Parameters
@@ -117,7 +117,7 @@ def scaled(profile: Profile, factor: float) -> Profile:
     return Profile(layers, profile.edges)
 
 
-def _layer(op: Operation, model: Model, grids: Mapping[str, AxisParts], used: set[GraphConstant]) -> Layer:
+def _layer(op: Operation, model: StepModel, grids: Mapping[str, AxisParts], used: set[GraphConstant]) -> Layer:
     costs, parts = model.costs, grids[op.layer]
     cost = costs.operation(op, parts)
     forward, backward = cost.forward, cost.backward + cost.bpa

@@ -122,7 +122,7 @@ def record(model: nn.Module, x: SparseTensor) -> SparseRecording:
     """
     model = copy.deepcopy(model).train()
     recorder = _SparseRecorder(x.sites, x.batch_size)
-    with recorder.inside(model), torch.enable_grad():
+    with recorder.record_modules(model), torch.enable_grad():
         model(SparseTensor.on(x.sites, _RecordingManager(recorder), x.features.detach()))
     return SparseRecording(tuple(recorder.operations), x.features.element_size(), x.batch_size, x.sites)
 
@@ -135,10 +135,12 @@ class _SparseRecorder(FunctionRecorder):
         self.sites, self.samples = sites, samples
         self.operations: list[SiteOperation] = []
 
-    def note(self, kind: str, inputs: Sites, outputs: Sites, channels: int, filters: int, **more: Any) -> None:
+    def record_operation(
+        self, kind: str, inputs: Sites, outputs: Sites, channels: int, filters: int, **more: Any
+    ) -> None:
         """Append an operation of the running module."""
         operation = SiteOperation(
-            name=self.place,
+            name=self.running_module,
             kind=kind,
             inputs=inputs,
             outputs=outputs,
@@ -158,11 +160,11 @@ class _SparseRecorder(FunctionRecorder):
             sparse = next(x for x in _flat(args) if isinstance(x, SparseTensor))
             kind = {F.batch_norm: "batch_norm", F.linear: "linear"}.get(func, "pointwise")
             more = {"parameters": sum(x.numel() for x in given), "input_gradient": sparse.requires_grad}
-            self.note(kind, sparse.sites, result.sites, sparse.shape[1], result.shape[1], **more)
+            self.record_operation(kind, sparse.sites, result.sites, sparse.shape[1], result.shape[1], **more)
         elif func is F.linear:
             filters, channels = args[1].shape
             parameters = sum(x.numel() for x in given)
-            self.note("head", self.sites, self.sites, channels, filters, parameters=parameters)
+            self.record_operation("head", self.sites, self.sites, channels, filters, parameters=parameters)
         return result
 
 
@@ -209,7 +211,7 @@ class _RecordingManager(CoordinateManager):
     def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
         """Return the features unchanged, and record the operation."""
         kind = "convolution" if self._asked["parameters"] else "pooling"
-        self._recorder.note(kind, outputs=sites, filters=features.shape[1], **self._asked)
+        self._recorder.record_operation(kind, outputs=sites, filters=features.shape[1], **self._asked)
         return features
 
     def population(self, sites: Sites) -> torch.Tensor:
@@ -226,5 +228,5 @@ class _RecordingManager(CoordinateManager):
         return self._pooled(values)
 
     def _pooled(self, values: torch.Tensor) -> torch.Tensor:
-        self._recorder.note("global_pool", channels=values.shape[1], filters=values.shape[1], **self._asked)
+        self._recorder.record_operation("global_pool", channels=values.shape[1], filters=values.shape[1], **self._asked)
         return values

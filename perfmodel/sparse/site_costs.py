@@ -52,28 +52,40 @@ class SiteCosts:
         self.recording, self.machine, self.ranks = recording, machine, grid.size
         self.partition = Partition.balanced(grid, recording.sites.coords)
         self.group = RankGroup(self.ranks, min(self.ranks, machine.ranks_per_node))
-        self._here = machine.computing(self.group.per_node).roofline
+        self._rank = machine.computing(self.group.per_node).roofline
         self._known: dict[Hashable, torch.Tensor] = {}
 
     # -- counts -------------------------------------------------------------------------------------------------------
 
     def owners(self, sites: Sites) -> torch.Tensor:
         """Return the rank of each site, (N,)."""
-        return self._once(("owners", sites), lambda: self.partition.owners(sites.coords))
+        return self._cached(("owners", sites), lambda: self.partition.owners(sites.coords))
 
     def most_sites(self, sites: Sites) -> int:
         """Return the number of sites of the rank with the most."""
         return int(torch.bincount(self.owners(sites), minlength=1).max())
 
     def most_pairs(self, window: SiteWindow, outputs: Sites) -> int:
-        """Return the number of pairs of the rank with the most. A pair is computed by the owner of its output site."""
+        """Return the number of pairs of the rank with the most. A pair is computed by the owner of its output site.
+
+        Parameters
+        ----------
+        window : SiteWindow
+            Pairs of input and output sites.
+        outputs : Sites
+            Output sites.
+
+        Returns
+        -------
+        int
+        """
 
         def count() -> torch.Tensor:
             owners = self.owners(outputs)
             counts = [torch.bincount(owners[rows], minlength=self.ranks) for _, rows in window.pairs.pairs]
             return torch.stack(counts).sum(0)
 
-        return int(self._once(("pairs", window.key), count).max())
+        return int(self._cached(("pairs", window.key), count).max())
 
     def halo_rows(self, op: SiteOperation) -> torch.Tensor:
         """Return the number of sites that each rank sends to each other one, (ranks, ranks).
@@ -82,9 +94,9 @@ class SiteCosts:
         """
         window = op.window
         assert window is not None
-        return self._once(("halo", op.inputs, window.low, window.high), lambda: self._sent(op.inputs, window))
+        return self._cached(("halo", op.inputs, window.low, window.high), lambda: self._sent_rows(op.inputs, window))
 
-    def _sent(self, sites: Sites, window: SiteWindow) -> torch.Tensor:
+    def _sent_rows(self, sites: Sites, window: SiteWindow) -> torch.Tensor:
         table = torch.full((self.ranks, self.ranks), -1)
         owners = self.owners(sites)
         for rank in range(self.ranks):
@@ -93,7 +105,7 @@ class SiteCosts:
                 table[rank, peer] = len(rows)
         return table
 
-    def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _cached(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
@@ -109,14 +121,29 @@ class SiteCosts:
     # -- times --------------------------------------------------------------------------------------------------------
 
     def roofline(self, flops: float, nbytes: float, kernels: int = 1) -> float:
-        """Return the seconds of ``kernels`` kernels with this work in total."""
-        return self._here.time(flops, nbytes, math.inf) + (kernels - 1) * self._here.kernel_s
+        """Return the seconds of ``kernels`` kernels with this work in total.
+
+        Parameters
+        ----------
+        flops, nbytes : float
+            Work and memory traffic of all kernels.
+        kernels : int
+            Number of kernels.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        return self._rank.time(flops, nbytes, math.inf) + (kernels - 1) * self._rank.kernel_s
 
     def forward(self, op: SiteOperation) -> float:
         """Return the forward seconds on the slowest rank."""
         if op.window is not None:
-            return self._gathered(op, op.channels) + self._products(op) + self._added(op, op.filters)
-        return self._products(op) if op.kind in ("linear", "head") else self._passes(op, LAYER_PASSES[op.kind][0])
+            return self._gather_time(op, op.channels) + self._product_time(op) + self._scatter_time(op, op.filters)
+        return (
+            self._product_time(op) if op.kind in ("linear", "head") else self._pass_time(op, LAYER_PASSES[op.kind][0])
+        )
 
     def backward(self, op: SiteOperation) -> float:
         """Return the backward seconds on the slowest rank.
@@ -124,20 +151,20 @@ class SiteCosts:
         dy leads to dx, and x and dy to dw; dy is gathered once for both.
         """
         if op.kind in ("linear", "head"):
-            return (2 if op.input_gradient else 1) * self._products(op)
+            return (2 if op.input_gradient else 1) * self._product_time(op)
         if op.window is None:
-            return self._passes(op, LAYER_PASSES[op.kind][1]) if op.input_gradient else 0.0
-        back = self._gathered(op, op.filters) if op.parameters or op.input_gradient else 0.0
+            return self._pass_time(op, LAYER_PASSES[op.kind][1]) if op.input_gradient else 0.0
+        back = self._gather_time(op, op.filters) if op.parameters or op.input_gradient else 0.0
         if op.parameters:
-            back += self._gathered(op, op.channels) + self._products(op)
-        return back + (self._products(op) + self._added(op, op.channels) if op.input_gradient else 0.0)
+            back += self._gather_time(op, op.channels) + self._product_time(op)
+        return back + (self._product_time(op) + self._scatter_time(op, op.channels) if op.input_gradient else 0.0)
 
-    def _passes(self, op: SiteOperation, passes: int) -> float:
+    def _pass_time(self, op: SiteOperation, passes: int) -> float:
         """Return the seconds of some passes over the features."""
         size = self.most_sites(op.inputs) * max(op.channels, op.filters) * self.recording.itemsize
         return self.roofline(0, passes * size)
 
-    def _products(self, op: SiteOperation) -> float:
+    def _product_time(self, op: SiteOperation) -> float:
         """Return the seconds of rows times a matrix.
 
         There is one product, or one for each offset of a window. Pooling has none.
@@ -151,23 +178,23 @@ class SiteCosts:
         pairs = self.most_pairs(op.window, op.outputs)
         return self.roofline(2.0 * pairs * matrix, pairs * (op.channels + op.filters) * size, _offsets(op.window))
 
-    def _gathered(self, op: SiteOperation, channels: int) -> float:
+    def _gather_time(self, op: SiteOperation, channels: int) -> float:
         """Return the seconds to gather the rows of each offset, one kernel each.
 
         Pairs of a site with itself need no gather.
         """
         assert op.window is not None
-        moved = self.most_pairs(op.window, op.outputs) - self._itself(op, op.window)
+        moved = self.most_pairs(op.window, op.outputs) - self._self_pairs(op, op.window)
         return self.roofline(0, moved * (2 * channels * self.recording.itemsize + INDEX_BYTES), _offsets(op.window))
 
-    def _added(self, op: SiteOperation, channels: int) -> float:
+    def _scatter_time(self, op: SiteOperation, channels: int) -> float:
         """Return the seconds to add the rows of each offset to those of sites."""
         assert op.window is not None
         pairs, row = self.most_pairs(op.window, op.outputs), 3 * channels * self.recording.itemsize
-        moved = pairs * row + (pairs - self._itself(op, op.window)) * INDEX_BYTES
+        moved = pairs * row + (pairs - self._self_pairs(op, op.window)) * INDEX_BYTES
         return self.roofline(0, moved, _offsets(op.window))
 
-    def _itself(self, op: SiteOperation, window: SiteWindow) -> int:
+    def _self_pairs(self, op: SiteOperation, window: SiteWindow) -> int:
         """Return the number of pairs of a site with itself."""
         return self.most_sites(op.outputs) if window.pairs.identity is not None else 0
 
@@ -178,16 +205,16 @@ class SiteCosts:
         searched = -(-offsets // 2) if op.window.pairs.identity is not None else offsets
         queries = searched * self.most_sites(op.outputs)
         coordinates = INDEX_BYTES * (1 + self.recording.dimension)
-        asked = 2 * self._exchange(op, 0) + self._exchange(op, coordinates) if self.ranks > 1 else 0.0
+        asked = 2 * self._exchange_time(op, 0) + self._exchange_time(op, coordinates) if self.ranks > 1 else 0.0
         return self.roofline(0, SEARCH_PASSES * INDEX_BYTES * queries, 6 * searched) + asked
 
     def halo(self, op: SiteOperation) -> float:
         """Return the seconds to exchange features of other ranks' sites, and their gradients in backward."""
         if self.ranks == 1:
             return 0.0
-        return (2 if op.input_gradient else 1) * self._exchange(op, op.channels * self.recording.itemsize)
+        return (2 if op.input_gradient else 1) * self._exchange_time(op, op.channels * self.recording.itemsize)
 
-    def _exchange(self, op: SiteOperation, row_bytes: int) -> float:
+    def _exchange_time(self, op: SiteOperation, row_bytes: int) -> float:
         """Return the seconds until the slowest rank has packed and sent its rows."""
         rows = self.halo_rows(op)
         nodes = torch.arange(self.ranks) // self.machine.ranks_per_node
@@ -199,7 +226,7 @@ class SiteCosts:
         busiest = int(total.argmax())
         if not bool((rows[busiest] >= 0).any()):
             return 0.0
-        return float(total[busiest]) + self.roofline(0, 4 * float(sent[busiest].sum()), 2) + self._here.exchange_s
+        return float(total[busiest]) + self.roofline(0, 4 * float(sent[busiest].sum()), 2) + self._rank.exchange_s
 
     def sync(self, op: SiteOperation) -> float:
         """Return the seconds of the all-reduces for which a layer waits, forward and backward."""

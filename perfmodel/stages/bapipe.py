@@ -21,22 +21,22 @@ from itertools import pairwise
 import numpy as np
 
 from distconv.perfmodel.stages.devices import PartitionError, kinds_in_order
-from distconv.perfmodel.stages.dynamic_program import chain
-from distconv.perfmodel.stages.memory import does_not_fit, excess, least_memory
-from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, Terms, staged
+from distconv.perfmodel.stages.dynamic_program import fixed_moves
+from distconv.perfmodel.stages.memory import excess_bytes, least_memory, no_fit_error
+from distconv.perfmodel.stages.stage_costs import Array, Counts, PrefixSums, StageRange, stages_between
 
 BISECTIONS = 60
 """Halvings of the range of the time of a shared partition, until only rounding is left."""
 
 
-def balanced(terms: Terms) -> tuple[list[int], list[StageRange]]:
+def balanced_partition(terms: PrefixSums) -> tuple[list[int], list[StageRange]]:
     """Return the split points between layers, and the stages, which may share the layers at the split points.
 
     Source: Zhao et al. 2020 (BaPipe), 3.3.
 
     Parameters
     ----------
-    terms : Terms
+    terms : PrefixSums
         Costs on the devices.
 
     Returns
@@ -52,15 +52,15 @@ def balanced(terms: Terms) -> tuple[list[int], list[StageRange]]:
     """
     chain = DeviceChain(terms)
     allowed = list(range(1, terms.size))
-    cuts = chain.improved(chain.start(allowed), allowed)
+    cuts = chain.improve(chain.start_cuts(allowed), allowed)
     positions: Sequence[float] = cuts
     if chain.slowest_boundary(cuts) > chain.slowest_stage(cuts):
-        small = chain.coarse()
-        positions = cuts = min(cuts, chain.improved(chain.start(small), small), key=chain.time)
+        small = chain.coarse_cuts()
+        positions = cuts = min(cuts, chain.improve(chain.start_cuts(small), small), key=chain.time)
     else:
-        cuts, positions = chain.shared(cuts)
-    if excess(terms, chain.stages(positions)) or excess(terms, chain.stages(cuts)):
-        positions = cuts = chain.tuned(cuts)
+        cuts, positions = chain.share_layers(cuts)
+    if excess_bytes(terms, chain.stages(positions)) or excess_bytes(terms, chain.stages(cuts)):
+        positions = cuts = chain.tune(cuts)
     return list(cuts), chain.stages(positions)
 
 
@@ -75,7 +75,7 @@ class DeviceChain:
         If there are more devices than layers.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PrefixSums) -> None:
         self.terms = terms
         self.kinds = kinds_in_order(terms.devices)
         width = len(terms.devices)
@@ -88,25 +88,25 @@ class DeviceChain:
 
     def stages(self, positions: Sequence[float]) -> list[StageRange]:
         """Return the stages between some positions."""
-        return staged([0, *positions, self.terms.size], self.counts)
+        return stages_between([0, *positions, self.terms.size], self.counts)
 
-    def works(self, positions: Sequence[float]) -> list[float]:
+    def stage_times(self, positions: Sequence[float]) -> list[float]:
         """Return the seconds of each stage."""
-        return [float(self.terms.stage(s.first, s.last, s.counts)) for s in self.stages(positions)]
+        return [float(self.terms.stage_time(s.first, s.last, s.counts)) for s in self.stages(positions)]
 
     def slowest_stage(self, positions: Sequence[float]) -> float:
         """Return the seconds of the slowest stage."""
-        return max(self.works(positions))
+        return max(self.stage_times(positions))
 
     def slowest_boundary(self, positions: Sequence[float]) -> float:
         """Return the seconds of the slowest boundary."""
-        return max((float(self.terms.boundary(position, 1)) for position in positions), default=0.0)
+        return max((float(self.terms.boundary_time(position, 1)) for position in positions), default=0.0)
 
     def time(self, positions: Sequence[float]) -> float:
         """Return the seconds of the slowest stage or boundary."""
         return self.terms.time(self.stages(positions))
 
-    def ideal(self) -> float:
+    def ideal_time(self) -> float:
         """Return the seconds of each stage if layers were uniform and could be split anywhere.
 
         Source: Zhao et al. 2020 (BaPipe), Eq. 1.
@@ -116,22 +116,35 @@ class DeviceChain:
 
     # -- 1. between layers --------------------------------------------------------------------------------------------
 
-    def start(self, allowed: Sequence[int]) -> list[int]:
+    def start_cuts(self, allowed: Sequence[int]) -> list[int]:
         """Return split points among the allowed ones, each closest to the ideal time of its stage."""
         cuts: list[int] = []
         for index, kind in enumerate(self.kinds[:-1]):
             first = bisect.bisect_right(allowed, cuts[-1] if cuts else 0)
             last = len(allowed) - (len(self.kinds) - 2 - index)
             sums = self.terms.seconds[kind]
-            target = sums[cuts[-1] if cuts else 0] + self.ideal()
+            target = sums[cuts[-1] if cuts else 0] + self.ideal_time()
             cuts.append(min(allowed[first:last], key=lambda cut: abs(float(sums[cut] - target))))
         return cuts
 
-    def improved(self, cuts: Sequence[int], allowed: Sequence[int]) -> list[int]:
-        """Move single split points while that lowers first the bytes beyond the memory, then the sorted stage times."""
+    def improve(self, cuts: Sequence[int], allowed: Sequence[int]) -> list[int]:
+        """Move single split points while that lowers first the bytes beyond the memory, then the sorted stage times.
+
+        Parameters
+        ----------
+        cuts : sequence of int
+            Split points to start from.
+        allowed : sequence of int
+            Allowed split points, ascending.
+
+        Returns
+        -------
+        list of int
+            The improved split points.
+        """
 
         def key(candidate: list[int]) -> tuple[float, list[float]]:
-            return excess(self.terms, self.stages(candidate)), sorted(self.works(candidate), reverse=True)
+            return excess_bytes(self.terms, self.stages(candidate)), sorted(self.stage_times(candidate), reverse=True)
 
         best = list(cuts)
         while key(nearest := min(_neighbours(best, allowed), key=key, default=best)) < key(best):
@@ -140,20 +153,20 @@ class DeviceChain:
 
     # -- 2. where boundaries are small --------------------------------------------------------------------------------
 
-    def coarse(self) -> list[int]:
+    def coarse_cuts(self) -> list[int]:
         """Return the split points that carry at most a_th = T BW; the smallest ones if the stages need more.
 
         Source: Zhao et al. 2020 (BaPipe), 3.3.3.
         """
-        carried = self.terms.boundary(self.terms.edges, 1)
+        carried = self.terms.boundary_time(self.terms.edges, 1)
         cuts = sorted(range(1, self.terms.size), key=lambda cut: (float(carried[cut]), cut))
         needed = len(self.kinds) - 1
-        small = [cut for cut in cuts if carried[cut] <= self.ideal()]
+        small = [cut for cut in cuts if carried[cut] <= self.ideal_time()]
         return sorted(small if len(small) >= needed else cuts[:needed])
 
     # -- 3. within layers ---------------------------------------------------------------------------------------------
 
-    def shared(self, cuts: list[int]) -> tuple[list[int], Sequence[float]]:
+    def share_layers(self, cuts: list[int]) -> tuple[list[int], Sequence[float]]:
         """Return split points, and positions at most one layer from ``cuts`` with the least time of the slowest stage.
 
         Positions are used if they are faster and each stage keeps a layer of its own at the split points. Otherwise
@@ -161,31 +174,31 @@ class DeviceChain:
 
         Source: Zhao et al. 2020 (BaPipe), 3.3.2.
         """
-        positions = self._evenest(cuts)
+        positions = self._most_even_positions(cuts)
         whole = [int(at) if at == int(at) else cut for cut, at in zip(cuts, positions, strict=True)]
         each = all(a < b for a, b in pairwise([0, *whole, self.terms.size]))
         return (whole, positions) if each and self.time(positions) < self.time(cuts) else (cuts, cuts)
 
-    def _evenest(self, cuts: Sequence[int]) -> list[float]:
+    def _most_even_positions(self, cuts: Sequence[int]) -> list[float]:
         low, high = 0.0, self.slowest_stage(cuts)
         best: list[float] = list(cuts)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            filled = self._filled(cuts, middle)
+            filled = self._fill_stages(cuts, middle)
             if filled is None:
                 low = middle
             else:
                 best, high = filled, middle
         return best
 
-    def _filled(self, cuts: Sequence[int], limit: float) -> list[float] | None:
+    def _fill_stages(self, cuts: Sequence[int], limit: float) -> list[float] | None:
         """Fill each stage up to ``limit`` seconds and return the positions; None if the layers do not fit."""
         grid = self.terms.edges
         positions: list[float] = []
         for kind, cut in zip(self.kinds, [*cuts, self.terms.size], strict=False):
             sums: Array = self.terms.seconds[kind]
             begin = positions[-1] if positions else 0.0
-            reached = _whole(float(np.interp(np.interp(begin, grid, sums) + limit, sums, grid)))
+            reached = _round_exact(float(np.interp(np.interp(begin, grid, sums) + limit, sums, grid)))
             if reached < (cut - 1 if cut < self.terms.size else cut):
                 return None
             positions.append(min(reached, cut + 1))
@@ -193,7 +206,7 @@ class DeviceChain:
 
     # -- 4. memory ----------------------------------------------------------------------------------------------------
 
-    def tuned(self, cuts: Sequence[int]) -> list[int]:
+    def tune(self, cuts: Sequence[int]) -> list[int]:
         """Return split points that fit the memory, near ``cuts`` if moving those is enough.
 
         Raises
@@ -202,23 +215,23 @@ class DeviceChain:
             If none fit.
         """
         allowed = range(1, self.terms.size)
-        tuned_cuts = self.improved(cuts, allowed)
-        if not excess(self.terms, self.stages(tuned_cuts)):
+        tuned_cuts = self.improve(cuts, allowed)
+        if not excess_bytes(self.terms, self.stages(tuned_cuts)):
             return tuned_cuts
-        moves = chain(self.counts)
+        moves = fixed_moves(self.counts)
         emptiest = least_memory(self.terms, moves)
         assert emptiest is not None
-        if excess(self.terms, emptiest):
-            raise does_not_fit(self.terms, moves)
-        return self.improved([int(stage.first) for stage in emptiest[1:]], allowed)
+        if excess_bytes(self.terms, emptiest):
+            raise no_fit_error(self.terms, moves)
+        return self.improve([int(stage.first) for stage in emptiest[1:]], allowed)
 
 
 def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
     """Return all split points with one moved to the next or previous allowed position, still in increasing order."""
     neighbours = []
     for index, cut in enumerate(cuts):
-        place = allowed.index(cut)
-        for other in (place - 1, place + 1):
+        position_index = allowed.index(cut)
+        for other in (position_index - 1, position_index + 1):
             if 0 <= other < len(allowed):
                 moved = [*cuts[:index], allowed[other], *cuts[index + 1 :]]
                 if all(a < b for a, b in pairwise(moved)):
@@ -226,6 +239,6 @@ def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
     return neighbours
 
 
-def _whole(position: float) -> float:
+def _round_exact(position: float) -> float:
     """Return ``position``, rounded if it differs from an integer by rounding error alone."""
     return float(round(position)) if abs(position - round(position)) < 1e-9 else position

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Form:
+class ClosedForm:
     """Properties of a schedule that its closed form depends on.
 
     Attributes
@@ -59,14 +59,14 @@ class Form:
     stashed: bool = False
 
 
-SCHEDULES: Mapping[str, Form] = {
-    "1f1b-sno": Form(),
-    "1f1b-so": Form(copies=2),
-    "1f1b-as": Form(hidden=True),
-    "fbp-as": Form(copies=2, hidden=True),
-    "gpipe": Form(flushed=True),
-    "pipedream": Form(endless=True, stashed=True),
-    "stale": Form(copies=2, endless=True),
+SCHEDULES: Mapping[str, ClosedForm] = {
+    "1f1b-sno": ClosedForm(),
+    "1f1b-so": ClosedForm(copies=2),
+    "1f1b-as": ClosedForm(hidden=True),
+    "fbp-as": ClosedForm(copies=2, hidden=True),
+    "gpipe": ClosedForm(flushed=True),
+    "pipedream": ClosedForm(endless=True, stashed=True),
+    "stale": ClosedForm(copies=2, endless=True),
 }
 """Closed forms by the names of ``distconv.pipeline.schedule``."""
 
@@ -150,7 +150,7 @@ def minibatch_time(
     chains = [*_chains(passes, turns, form.copies), (1, link)]
     if form.endless:
         return microbatches * max(length / count for count, length in chains)
-    return first + _worst(chains, microbatches - 1)
+    return first + _longest_chains(chains, microbatches - 1)
 
 
 def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> list[tuple[int, float]]:
@@ -165,7 +165,7 @@ def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> lis
     return list(longest.items())
 
 
-def _worst(chains: Sequence[tuple[int, float]], microbatches: int) -> float:
+def _longest_chains(chains: Sequence[tuple[int, float]], microbatches: int) -> float:
     """Return the longest time of a multiset of chains of at most ``microbatches`` in total: an unbounded knapsack.
 
     All but a few of its chains are the one that is longest per micro-batch. Of any ``count`` others, some make up a

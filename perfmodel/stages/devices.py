@@ -47,7 +47,7 @@ class Device:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        if not is_whole(self.count) or self.count < 1:
+        if not is_integer(self.count) or self.count < 1:
             raise PartitionError(f"device {self.name!r}: found count={self.count!r}, expected a positive whole number")
         object.__setattr__(self, "count", int(self.count))
         if self.memory is not None:
@@ -89,7 +89,7 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
         If there are no devices, an element is not a Device, two have one name, or one has times for another number of
         layers.
     """
-    if is_whole(devices):
+    if is_integer(devices):
         if devices < 1:
             raise PartitionError(f"partition: found {devices} devices, expected at least one")
         return (Device("device", int(devices)),)
@@ -104,7 +104,7 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
             )
     names = [device.name for device in devices]
     if len(set(names)) < len(names):
-        raise PartitionError(f"partition: found devices named {', '.join(names)}: each kind once, with its count")
+        raise PartitionError(f"partition: found devices named {', '.join(names)}. List each kind once, with its count")
     return tuple(devices)
 
 
@@ -154,6 +154,6 @@ def check_positive(value: object, what: str, unit: str) -> float:
     return amount
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     """Return True if it is an integer, those of NumPy included, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)

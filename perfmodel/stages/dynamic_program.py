@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, onward
+from distconv.perfmodel.stages.stage_costs import Array, Counts, StageRange, devices_onward
 
 
 @dataclass(frozen=True)
-class Move:
+class StageMove:
     """Stage on some devices, as a transition between sets of used devices.
 
     Attributes
@@ -42,7 +42,7 @@ class Move:
     onward: int
 
 
-def any_groups(available: Counts) -> Iterator[Move]:
+def any_groups(available: Counts) -> Iterator[StageMove]:
     """Yield every group of devices after every other one.
 
     Keys are the devices used of each kind. The number of moves is the product of (c + 1)(c + 2) / 2 over the kinds.
@@ -54,17 +54,17 @@ def any_groups(available: Counts) -> Iterator[Move]:
 
     Yields
     ------
-    Move
+    StageMove
     """
     total = sum(available)
-    for after in _up_to(available):
-        for before in _up_to(after):
+    for after in _counts_up_to(available):
+        for before in _counts_up_to(after):
             if before != after:
                 counts = tuple(a - b for a, b in zip(after, before, strict=True))
-                yield Move(before, after, counts, total - sum(before))
+                yield StageMove(before, after, counts, total - sum(before))
 
 
-def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
+def successive_groups(order: Sequence[int], kinds: int) -> Iterator[StageMove]:
     """Yield groups of successive devices in one order. Keys are numbers of devices.
 
     Source: Zhai et al. 2020 (SparsePipe), Algorithm 1.
@@ -78,7 +78,7 @@ def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
 
     Yields
     ------
-    Move
+    StageMove
 
     Examples
     --------
@@ -88,17 +88,17 @@ def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
     for after in range(1, len(order) + 1):
         for before in range(after):
             held = order[before:after]
-            yield Move((before,), (after,), tuple(map(held.count, range(kinds))), len(order) - before)
+            yield StageMove((before,), (after,), tuple(map(held.count, range(kinds))), len(order) - before)
 
 
-def chain(groups: Sequence[Counts]) -> list[Move]:
+def fixed_moves(groups: Sequence[Counts]) -> list[StageMove]:
     """Return the moves of fixed groups, one after the other. Keys are numbers of groups."""
-    devices = onward(groups)
-    return [Move((index,), (index + 1,), counts, devices[index]) for index, counts in enumerate(groups)]
+    devices = devices_onward(groups)
+    return [StageMove((index,), (index + 1,), counts, devices[index]) for index, counts in enumerate(groups)]
 
 
-def cheapest(
-    size: int, moves: Sequence[Move], work: Callable[[Move], Array], carry: Callable[[Move], Array]
+def cheapest_stages(
+    size: int, moves: Sequence[StageMove], work: Callable[[StageMove], Array], carry: Callable[[StageMove], Array]
 ) -> list[StageRange] | None:
     """Return the stages whose largest cost is least. The time is O(moves size^2), the memory O(keys size).
 
@@ -108,7 +108,7 @@ def cheapest(
     ----------
     size : int
         Number of layers.
-    moves : sequence of Move
+    moves : sequence of StageMove
         In an order in which all moves that lead to a key come before those that leave it. The last one leads to the
         end. Of equal ones the first is taken.
     work : callable
@@ -124,7 +124,7 @@ def cheapest(
     start = np.full(size + 1, np.inf)
     start[0] = 0.0
     costs = {moves[0].before: start}
-    origin: dict[Counts, tuple[Array, list[Move | None]]] = {}
+    origin: dict[Counts, tuple[Array, list[StageMove | None]]] = {}
     forward = np.arange(size + 1)[:, None] < np.arange(size + 1)[None, :]
     for move in moves:
         so_far = np.maximum(costs[move.before], carry(move))[:, None]
@@ -137,10 +137,12 @@ def cheapest(
         best[better], cuts[better] = times[better], where[better]
         for j in np.flatnonzero(better):
             through[j] = move
-    return _traced(moves[-1].after, size, origin)
+    return _trace_back(moves[-1].after, size, origin)
 
 
-def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move | None]]]) -> list[StageRange] | None:
+def _trace_back(
+    end: Counts, size: int, origin: dict[Counts, tuple[Array, list[StageMove | None]]]
+) -> list[StageRange] | None:
     stages: list[StageRange] = []
     key, last = end, size
     while last:
@@ -154,5 +156,5 @@ def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move 
     return stages[::-1]
 
 
-def _up_to(most: Counts) -> Iterator[Counts]:
+def _counts_up_to(most: Counts) -> Iterator[Counts]:
     return itertools.product(*(range(count + 1) for count in most))

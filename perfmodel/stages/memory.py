@@ -9,17 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.perfmodel.stages.devices import PartitionError
-from distconv.perfmodel.stages.dynamic_program import Move, cheapest
-from distconv.perfmodel.stages.stage_costs import Array, StageRange, Terms
+from distconv.perfmodel.stages.dynamic_program import StageMove, cheapest_stages
+from distconv.perfmodel.stages.stage_costs import Array, PrefixSums, StageRange
 
 
-def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:
+def fits_devices(
+    terms: PrefixSums, move: StageMove, first: float | Array, last: float | Array
+) -> npt.NDArray[np.bool_]:
     """Return True, for each pair of positions, if the stage between them fits each of its devices.
 
     Parameters
     ----------
-    terms : Terms
-    move : Move
+    terms : PrefixSums
+    move : StageMove
         Devices of the stage.
     first, last : float or array
         Positions of the stage's ends.
@@ -28,32 +30,32 @@ def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array)
     -------
     array of bool
     """
-    room = terms.room(move.counts)
-    return np.asarray(terms.memory(first, last, move.counts, move.onward) <= room)
+    limit = terms.memory_limit(move.counts)
+    return np.asarray(terms.stage_bytes(first, last, move.counts, move.onward) <= limit)
 
 
-def excess(terms: Terms, stages: Sequence[StageRange]) -> float:
+def excess_bytes(terms: PrefixSums, stages: Sequence[StageRange]) -> float:
     """Return the bytes by which stages exceed the memory of their devices, summed over the stages.
 
     Parameters
     ----------
-    terms : Terms
+    terms : PrefixSums
     stages : sequence of StageRange
 
     Returns
     -------
     float
     """
-    return sum(max(0.0, _needed(terms, stage) - terms.room(stage.counts)) for stage in stages)
+    return sum(max(0.0, _needed_bytes(terms, stage) - terms.memory_limit(stage.counts)) for stage in stages)
 
 
-def least_memory(terms: Terms, moves: Sequence[Move]) -> list[StageRange] | None:
+def least_memory(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageRange] | None:
     """Return the stages that fill their devices least.
 
     Parameters
     ----------
-    terms : Terms
-    moves : sequence of Move
+    terms : PrefixSums
+    moves : sequence of StageMove
         Allowed groups of devices.
 
     Returns
@@ -62,22 +64,22 @@ def least_memory(terms: Terms, moves: Sequence[Move]) -> list[StageRange] | None
         None if there are fewer layers than the stages that ``moves`` require.
     """
 
-    def work(move: Move) -> Array:
-        needed = terms.memory(terms.edges[:, None], terms.edges[None, :], move.counts, move.onward)
-        return np.asarray(needed / terms.room(move.counts))
+    def work(move: StageMove) -> Array:
+        needed = terms.stage_bytes(terms.edges[:, None], terms.edges[None, :], move.counts, move.onward)
+        return np.asarray(needed / terms.memory_limit(move.counts))
 
-    return cheapest(terms.size, moves, work, lambda move: np.zeros(terms.size + 1))
+    return cheapest_stages(terms.size, moves, work, lambda move: np.zeros(terms.size + 1))
 
 
-def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
+def no_fit_error(terms: PrefixSums, moves: Sequence[StageMove]) -> PartitionError:
     """Return the error that no partition fits.
 
     It names the fullest stage of the partition that needs least, and the memory that this stage needs.
 
     Parameters
     ----------
-    terms : Terms
-    moves : sequence of Move
+    terms : PrefixSums
+    moves : sequence of StageMove
         Allowed groups of devices.
 
     Returns
@@ -87,20 +89,20 @@ def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
     """
     stages = least_memory(terms, moves)
     assert stages is not None
-    fullest = max(stages, key=lambda stage: _needed(terms, stage) / terms.room(stage.counts))
-    needed, room = math.ceil(_needed(terms, fullest)), terms.room(fullest.counts)
-    held = [device for device, count in zip(terms.devices, fullest.counts, strict=True) if count]
-    smallest = next(device for device in held if device.memory == room)
-    names = [layer.name for layer in terms.profile.layers[int(fullest.first) : int(fullest.last)]]
+    tightest = max(stages, key=lambda stage: _needed_bytes(terms, stage) / terms.memory_limit(stage.counts))
+    needed, limit = math.ceil(_needed_bytes(terms, tightest)), terms.memory_limit(tightest.counts)
+    held = [device for device, count in zip(terms.devices, tightest.counts, strict=True) if count]
+    smallest = next(device for device in held if device.memory == limit)
+    names = [layer.name for layer in terms.profile.layers[int(tightest.first) : int(tightest.last)]]
     # Rounded up to three decimals: a factor that is rounded down would not be enough.
-    times = (math.floor(1000 * needed / room) + 1) / 1000
+    times = (math.floor(1000 * needed / limit) + 1) / 1000
     others = f" (and the others {times:.3f} times theirs)" if len(terms.devices) > 1 else ""
     return PartitionError(
-        f"partition: no partition fits the memory: in the one that needs least, stage {stages.index(fullest) + 1} of "
+        f"partition: no partition fits the memory: in the one that needs least, stage {stages.index(tightest) + 1} of "
         f"{len(stages)} (layers {names[0]!r} to {names[-1]!r}) needs {needed} bytes on device {smallest.name!r}, "
-        f"which has {room:.0f}; the smallest memory that works is {needed} bytes{others}"
+        f"which has {limit:.0f}; the smallest memory that works is {needed} bytes{others}"
     )
 
 
-def _needed(terms: Terms, stage: StageRange) -> float:
-    return float(terms.memory(stage.first, stage.last, stage.counts, stage.onward))
+def _needed_bytes(terms: PrefixSums, stage: StageRange) -> float:
+    return float(terms.stage_bytes(stage.first, stage.last, stage.counts, stage.onward))

@@ -25,15 +25,15 @@ import numpy as np
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages import bapipe
 from distconv.perfmodel.stages.devices import Device, PartitionError, as_devices, kinds_in_order
-from distconv.perfmodel.stages.dynamic_program import Move, any_groups, cheapest, successive_groups
-from distconv.perfmodel.stages.memory import does_not_fit, fitting
+from distconv.perfmodel.stages.dynamic_program import StageMove, any_groups, cheapest_stages, successive_groups
+from distconv.perfmodel.stages.memory import fits_devices, no_fit_error
 from distconv.perfmodel.stages.stage_costs import (
     COSTS,
     Array,
     Counts,
+    PrefixSums,
     StagePartition,
     StageRange,
-    Terms,
     check_profile,
     stage_time,
 )
@@ -93,33 +93,33 @@ def partition(
     """
     check_profile("partition", profile)
     if not isinstance(method, str) or method not in METHODS:
-        raise PartitionError(f"partition: there is no method {method!r}; there are {', '.join(METHODS)}")
+        raise PartitionError(f"partition: method={method!r} is not valid. Use one of {', '.join(METHODS)}")
     given = as_devices(devices, len(profile.layers))
-    seen = _taken_for_equal(given) if method == "pipedream" else given
-    terms = Terms(profile, seen, bandwidth, COSTS[METHODS[method]])
+    seen = _as_equal_devices(given) if method == "pipedream" else given
+    terms = PrefixSums(profile, seen, bandwidth, COSTS[METHODS[method]])
     if method == "bapipe":
-        cuts, stages = bapipe.balanced(terms)
+        cuts, stages = bapipe.balanced_partition(terms)
     else:
-        stages = least(terms, moves_of(method, terms))
+        stages = fastest_stages(terms, allowed_moves(method, terms))
         cuts = [int(stage.first) for stage in stages[1:]]
-    counts = _given_out(stages, given) if method == "pipedream" else [stage.counts for stage in stages]
-    return _result(method, terms, cuts, stages, _named(counts, given))
+    counts = _assign_devices(stages, given) if method == "pipedream" else [stage.counts for stage in stages]
+    return _result(method, terms, cuts, stages, _count_names(counts, given))
 
 
-def moves_of(method: str, terms: Terms) -> list[Move]:
+def allowed_moves(method: str, terms: PrefixSums) -> list[StageMove]:
     """Return the groups of devices that a method may give to a stage.
 
     Parameters
     ----------
     method : str
         Key of ``METHODS`` except ``"bapipe"``.
-    terms : Terms
+    terms : PrefixSums
         Costs on the devices.
 
     Returns
     -------
-    list of Move
-        In the order that :func:`.cheapest` requires.
+    list of StageMove
+        In the order that :func:`.cheapest_stages` requires.
     """
     available = tuple(device.count for device in terms.devices)
     if method != "sparsepipe":
@@ -128,13 +128,13 @@ def moves_of(method: str, terms: Terms) -> list[Move]:
     return list(successive_groups([kind for kind in slowest_first for _ in range(available[kind])], len(available)))
 
 
-def least(terms: Terms, moves: Sequence[Move]) -> list[StageRange]:
+def fastest_stages(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageRange]:
     """Return the stages with the least time that fit the devices' memory.
 
     Parameters
     ----------
-    terms : Terms
-    moves : sequence of Move
+    terms : PrefixSums
+    moves : sequence of StageMove
         Allowed groups of devices.
 
     Returns
@@ -147,25 +147,25 @@ def least(terms: Terms, moves: Sequence[Move]) -> list[StageRange]:
         If no partition fits.
     """
     first, last = terms.edges[:, None], terms.edges[None, :]
-    seconds = functools.cache(lambda counts: terms.stage(first, last, counts))
+    seconds = functools.cache(lambda counts: terms.stage_time(first, last, counts))
 
-    def work(move: Move) -> Array:
-        if math.isinf(terms.room(move.counts)):
+    def work(move: StageMove) -> Array:
+        if math.isinf(terms.memory_limit(move.counts)):
             return seconds(move.counts)
-        return np.where(fitting(terms, move, first, last), seconds(move.counts), np.inf)
+        return np.where(fits_devices(terms, move, first, last), seconds(move.counts), np.inf)
 
-    stages = cheapest(terms.size, moves, work, lambda move: terms.boundary(terms.edges, sum(move.counts)))
+    stages = cheapest_stages(terms.size, moves, work, lambda move: terms.boundary_time(terms.edges, sum(move.counts)))
     if stages is None:
-        raise does_not_fit(terms, moves)
+        raise no_fit_error(terms, moves)
     return stages
 
 
-def _taken_for_equal(devices: Sequence[Device]) -> tuple[Device, ...]:
+def _as_equal_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     smallest = min(devices, key=lambda device: math.inf if device.memory is None else device.memory)
     return (Device(smallest.name, sum(device.count for device in devices), memory=smallest.memory),)
 
 
-def _given_out(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[Counts]:
+def _assign_devices(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[Counts]:
     """Return the devices of each stage, assigned in the order in which they are listed."""
     order = kinds_in_order(devices)
     ends = np.cumsum([0] + [sum(stage.counts) for stage in stages]).tolist()
@@ -173,12 +173,16 @@ def _given_out(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[
     return [tuple(map(kinds.count, range(len(devices)))) for kinds in held]
 
 
-def _named(counts: Sequence[Counts], devices: Sequence[Device]) -> tuple[dict[str, int], ...]:
+def _count_names(counts: Sequence[Counts], devices: Sequence[Device]) -> tuple[dict[str, int], ...]:
     return tuple({device.name: count for device, count in zip(devices, held, strict=True) if count} for held in counts)
 
 
 def _result(
-    method: str, terms: Terms, cuts: Sequence[int], stages: Sequence[StageRange], assignment: tuple[dict[str, int], ...]
+    method: str,
+    terms: PrefixSums,
+    cuts: Sequence[int],
+    stages: Sequence[StageRange],
+    assignment: tuple[dict[str, int], ...],
 ) -> StagePartition:
     edges = [0, *cuts, terms.size]
     names = [layer.name for layer in terms.profile.layers]

@@ -26,28 +26,28 @@ Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Cost:
+class PartitionCost:
     """Communication and memory as one system counts them.
 
     Attributes
     ----------
-    synchronised : callable
+    allreduce_factor : callable
         Bytes that m replicas send per byte of parameters, as a function of m.
-    carried : callable
+    boundary_factor : callable
         Bytes sent per byte of a boundary before a stage of m replicas, as a function of m.
-    stashed : bool
+    stashes_weights : bool
         True if weights are kept for every mini-batch in flight (PipeDream's weight stashing). Otherwise once.
     """
 
-    synchronised: Callable[[int], float]
-    carried: Callable[[int], float]
-    stashed: bool
+    allreduce_factor: Callable[[int], float]
+    boundary_factor: Callable[[int], float]
+    stashes_weights: bool
 
 
-COSTS: Mapping[str, Cost] = {
-    "pipedream": Cost(lambda m: 4 * (m - 1) / m, lambda m: 2 / m, stashed=True),
-    "sparsepipe": Cost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashed=True),
-    "bapipe": Cost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashed=False),
+COSTS: Mapping[str, PartitionCost] = {
+    "pipedream": PartitionCost(lambda m: 4 * (m - 1) / m, lambda m: 2 / m, stashes_weights=True),
+    "sparsepipe": PartitionCost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashes_weights=True),
+    "bapipe": PartitionCost(lambda m: 2.0 * (m - 1), lambda m: 1.0, stashes_weights=False),
 }
 """Costs by name. BaPipe has no replicas; apart from stashing, its cost is SparsePipe's."""
 
@@ -110,7 +110,7 @@ class StagePartition:
         return f"{'-'.join(map(str, self.replicas))} ({where}): {self.time:.6g} s"
 
 
-class Terms:
+class PrefixSums:
     """Sums over layers from which costs are computed, for a profile on kinds of devices.
 
     Methods accept positions or arrays of positions.
@@ -122,22 +122,36 @@ class Terms:
         is not a positive number.
     """
 
-    def __init__(self, profile: Profile, devices: int | Sequence[Device], bandwidth: float, cost: Cost) -> None:
+    def __init__(
+        self, profile: Profile, devices: int | Sequence[Device], bandwidth: float, cost: PartitionCost
+    ) -> None:
         self.profile, self.devices, self.cost = profile, as_devices(devices, len(profile.layers)), cost
         self.bandwidth = check_positive(bandwidth, "bandwidth", "bytes per second")
         self.size = len(profile.layers)
         self.edges: Array = np.arange(self.size + 1.0)
         own = [layer.time_s for layer in profile.layers]
-        self.seconds = [_sums(own if device.times is None else device.times) for device in self.devices]
-        self.parameters = _sums([layer.parameter_bytes for layer in profile.layers])
-        self.outputs = _sums([layer.activation_bytes for layer in profile.layers])
+        self.seconds = [_prefix_sums(own if device.times is None else device.times) for device in self.devices]
+        self.parameters = _prefix_sums([layer.parameter_bytes for layer in profile.layers])
+        self.outputs = _prefix_sums([layer.activation_bytes for layer in profile.layers])
         self.crossing = np.array(profile.crossing_bytes)
 
-    def between(self, sums: Array, first: float | Array, last: float | Array) -> Array:
-        """Return the part of a sum over layers between two positions, interpolated within layers."""
+    def sum_between(self, sums: Array, first: float | Array, last: float | Array) -> Array:
+        """Return the part of a sum over layers between two positions, interpolated within layers.
+
+        Parameters
+        ----------
+        sums : array
+            One of the sums of this object, by position.
+        first, last : float or array
+            Positions in layers.
+
+        Returns
+        -------
+        array
+        """
         return np.asarray(np.interp(last, self.edges, sums) - np.interp(first, self.edges, sums))
 
-    def stage(self, first: float | Array, last: float | Array, counts: Counts) -> Array:
+    def stage_time(self, first: float | Array, last: float | Array, counts: Counts) -> Array:
         """Return the seconds of a stage: its slowest device computes, and all replicas all-reduce their gradients.
 
         Source: Zhai et al. 2020 (SparsePipe), Eq. 4, for the cost "sparsepipe".
@@ -156,33 +170,58 @@ class Terms:
         """
         m = sum(counts)
         # Replicas take mini-batches round-robin: m of them finish m mini-batches in the time of the slowest replica.
-        kinds = [self.between(self.seconds[kind], first, last) for kind, count in enumerate(counts) if count]
-        sent = self.cost.synchronised(m) * self.between(self.parameters, first, last)
+        kinds = [self.sum_between(self.seconds[kind], first, last) for kind, count in enumerate(counts) if count]
+        sent = self.cost.allreduce_factor(m) * self.sum_between(self.parameters, first, last)
         return np.asarray((np.maximum.reduce(kinds) + sent / self.bandwidth) / m)
 
-    def boundary(self, position: float | Array, replicas: int) -> Array:
+    def boundary_time(self, position: float | Array, replicas: int) -> Array:
         """Return the seconds in which the bytes that cross a split reach a stage of ``replicas`` devices.
 
         A shared layer is computed on both sides from its full input. The first stage also sends its part of the output.
-        """
-        whole = np.floor(position).astype(int)
-        crossing = self.crossing[whole]
-        shared = np.asarray(position) - whole
-        crossing = crossing + shared * self.between(self.outputs, whole, np.minimum(whole + 1, self.size))
-        return np.asarray(self.cost.carried(replicas) * crossing / self.bandwidth)
 
-    def memory(self, first: float | Array, last: float | Array, counts: Counts, onward: int) -> Array:
+        Parameters
+        ----------
+        position : float or array
+            Position of the split, in layers.
+        replicas : int
+            Devices of the stage after it.
+
+        Returns
+        -------
+        array
+            Seconds per mini-batch.
+        """
+        layer = np.floor(position).astype(int)
+        fraction = np.asarray(position) - layer
+        outputs = self.sum_between(self.outputs, layer, np.minimum(layer + 1, self.size))
+        crossing = self.crossing[layer] + fraction * outputs
+        return np.asarray(self.cost.boundary_factor(replicas) * crossing / self.bandwidth)
+
+    def stage_bytes(self, first: float | Array, last: float | Array, counts: Counts, onward: int) -> Array:
         """Return the bytes on each device of a stage.
 
         A replica has ceil(onward / replicas) mini-batches in flight, which is BaPipe's N - i + 1 without replicas. For
         each of them it keeps the outputs of its layers, and their weights if they are stashed. Gradients are kept once.
-        """
-        flying = math.ceil(onward / sum(counts))
-        weights = (flying if self.cost.stashed else 1) + 1
-        parameters, outputs = (self.between(sums, first, last) for sums in (self.parameters, self.outputs))
-        return flying * outputs + weights * parameters
 
-    def room(self, counts: Counts) -> float:
+        Parameters
+        ----------
+        first, last : float or array
+            Positions of the stage's ends.
+        counts : tuple of int
+            Devices of each kind.
+        onward : int
+            Devices of this stage and of all later ones.
+
+        Returns
+        -------
+        array
+        """
+        in_flight = math.ceil(onward / sum(counts))
+        weights = (in_flight if self.cost.stashes_weights else 1) + 1
+        parameters, outputs = (self.sum_between(sums, first, last) for sums in (self.parameters, self.outputs))
+        return in_flight * outputs + weights * parameters
+
+    def memory_limit(self, counts: Counts) -> float:
         """Return the bytes of the smallest device among ``counts``; infinity if no device has a limit."""
         sizes = [device.memory for device, count in zip(self.devices, counts, strict=True) if count]
         return min((size for size in sizes if size is not None), default=math.inf)
@@ -192,8 +231,8 @@ class Terms:
 
         Source: Zhai et al. 2020 (SparsePipe), Eq. 5.
         """
-        works = [float(self.stage(stage.first, stage.last, stage.counts)) for stage in stages]
-        return max(works + [float(self.boundary(stage.first, sum(stage.counts))) for stage in stages[1:]])
+        works = [float(self.stage_time(stage.first, stage.last, stage.counts)) for stage in stages]
+        return max(works + [float(self.boundary_time(stage.first, sum(stage.counts))) for stage in stages[1:]])
 
 
 def check_profile(where: str, profile: object) -> None:
@@ -256,26 +295,28 @@ def stage_time(
     if not isinstance(partition, StagePartition):
         raise PartitionError(f"stage_time: found {shorten(repr(partition))}, expected what partition() returns")
     if cost not in COSTS:
-        raise PartitionError(f"stage_time: there is no cost {cost!r}; there are {', '.join(COSTS)}")
-    terms = Terms(profile, devices, bandwidth, COSTS[cost])
+        raise PartitionError(f"stage_time: cost={cost!r} is not valid. Use one of {', '.join(COSTS)}")
+    terms = PrefixSums(profile, devices, bandwidth, COSTS[cost])
     names = [device.name for device in terms.devices]
     layers = sum(len(stage) for stage in partition.stages)
-    strange = sorted({name for held in partition.assignment for name in held} - set(names))
-    if strange or layers != terms.size:
+    unknown_names = sorted(
+        {name for devices_of_stage in partition.assignment for name in devices_of_stage} - set(names)
+    )
+    if unknown_names or layers != terms.size:
         raise PartitionError(
-            f"stage_time: the partition has {layers} layers and devices {strange or names}, "
-            f"the profile {terms.size} layers and there are devices {names}"
+            f"stage_time: the partition has {layers} layers on devices {unknown_names or names}, but the profile has "
+            f"{terms.size} layers and the devices are {names}"
         )
-    counts = [tuple(held.get(name, 0) for name in names) for held in partition.assignment]
+    counts = [tuple(devices_of_stage.get(name, 0) for name in names) for devices_of_stage in partition.assignment]
     for device, used in zip(terms.devices, map(sum, zip(*counts, strict=True)), strict=True):
         if used > device.count:
             raise PartitionError(
                 f"stage_time: the partition has {used} devices {device.name!r}, but there are {device.count}"
             )
-    return terms.time(staged([0, *partition.cuts, terms.size], counts))
+    return terms.time(stages_between([0, *partition.cuts, terms.size], counts))
 
 
-def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[StageRange]:
+def stages_between(positions: Sequence[float], counts: Sequence[Counts]) -> list[StageRange]:
     """Return the stages between successive positions.
 
     Parameters
@@ -289,10 +330,12 @@ def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[StageRa
     -------
     list of StageRange
     """
-    return [StageRange(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward(counts), strict=True)]
+    return [
+        StageRange(*ends) for ends in zip(positions[:-1], positions[1:], counts, devices_onward(counts), strict=True)
+    ]
 
 
-def onward(counts: Sequence[Counts]) -> list[int]:
+def devices_onward(counts: Sequence[Counts]) -> list[int]:
     """Return the number of devices of each group and all later ones.
 
     Parameters
@@ -306,11 +349,11 @@ def onward(counts: Sequence[Counts]) -> list[int]:
 
     Examples
     --------
-    >>> onward([(2, 0), (0, 1)])
+    >>> devices_onward([(2, 0), (0, 1)])
     [3, 1]
     """
     return [sum(map(sum, counts[index:])) for index in range(len(counts))]
 
 
-def _sums(values: Sequence[float]) -> Array:
+def _prefix_sums(values: Sequence[float]) -> Array:
     return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from distconv.perfmodel.cost.cost_tables import Array, Choices, Sums
+from distconv.perfmodel.cost.cost_tables import Array, Choices, TableSums
 
 BUCKET_ENTRIES = 3_000_000
 ALL_ENTRIES = 30_000_000
@@ -78,14 +78,14 @@ class Elimination:
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     order : tuple of int
         All variables.
     entries : int, optional
         Most entries of a bucket. By default the entries of all buckets together are bounded as well.
     """
 
-    def __init__(self, sums: Sums, order: tuple[int, ...], entries: int | None = None):
+    def __init__(self, sums: TableSums, order: tuple[int, ...], entries: int | None = None):
         self.sums, self.order = sums, order
         self._position = {variable: index for index, variable in enumerate(order)}
         self._functions = self._stacked()
@@ -234,7 +234,7 @@ class Relaxation:
         return np.moveaxis(beliefs[bucket.parent].min(axis=others), 0, -1)
 
 
-def neighbours(sums: Sums) -> Neighbours:
+def neighbours(sums: TableSums) -> Neighbours:
     """Return the variables that share a term with each variable."""
     result: Neighbours = [set() for _ in sums.sizes]
     for scope in sums.scopes:
@@ -243,7 +243,7 @@ def neighbours(sums: Sums) -> Neighbours:
     return result
 
 
-def decision_order(sums: Sums) -> tuple[int, ...]:
+def decision_order(sums: TableSums) -> tuple[int, ...]:
     """Return an order in which few decided variables stay relevant; if buckets do not fit, one with small buckets."""
     near = neighbours(sums)
     count = len(sums.sizes)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distconv.perfmodel.cost.cost_tables import Array, Choices, Sums
+from distconv.perfmodel.cost.cost_tables import Array, Choices, TableSums
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, Relaxation, neighbours
 
 Indices = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ HURRIED_WIDTH = 200
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class SumColumns:
     """Sums that share a column because they have the same past or the same future.
 
     Attributes
@@ -77,7 +77,7 @@ class SearchLevel:
         Increments by another variable (None: independent of any), shape (its values or 1, values, increments).
     old, increment : array (candidates)
         A candidate is an old column plus an increment; these are their indices.
-    columns : Columns
+    columns : SumColumns
         Columns after the decision.
     open_variables : tuple of int
         Decided variables that share terms with undecided ones.
@@ -87,7 +87,7 @@ class SearchLevel:
     tables: tuple[tuple[int | None, Array], ...]
     old: Indices
     increment: Indices
-    columns: Columns
+    columns: SumColumns
     open_variables: tuple[int, ...]
 
 
@@ -131,10 +131,10 @@ class LabelSearch:
 
     def __init__(self, elimination: Elimination, weights: Array, threshold: float, floor: float):
         self.sums, self.weights, self.threshold, self.floor = elimination.sums, weights, threshold, floor
-        self.first, self.levels = levels(self.sums, elimination.order)
+        self.first, self.levels = search_levels(self.sums, elimination.order)
         relaxation = elimination.run(weights)
         self._bound = relaxation.bound
-        self._excesses = by_variable(relaxation)
+        self._excesses = excess_by_variable(relaxation)
 
     def run(self, width: int, expired: Callable[[], bool]) -> tuple[Choices, float]:
         """Search with at most ``width`` labels per level.
@@ -153,27 +153,27 @@ class LabelSearch:
         bound : float
             Lower bound of all others within the threshold; infinite if no label was dropped.
         """
-        labels = self._root()
+        labels = self._root_label()
         bound = np.inf
         for level in self.levels:
             width = min(width, HURRIED_WIDTH) if expired() else width
-            labels, cut = self._decided(labels, level, width)
+            labels, cut = self._extend_labels(labels, level, width)
             bound = min(bound, cut)
             labels = labels.take(undominated(group_keys(labels.choices, self.sums.sizes, level), labels.values))
-            which, cut = lowest(np.arange(len(labels)), labels.bounds, width)
+            which, cut = keep_lowest(np.arange(len(labels)), labels.bounds, width)
             labels, bound = labels.take(which), min(bound, cut)
         best = np.argsort(labels.values[:, self.levels[-1].columns.column_of[0]], kind="stable")
         return labels.choices[best].astype(np.int64), bound
 
-    def _root(self) -> Labels:
+    def _root_label(self) -> Labels:
         constants = [
             float(t) if not scope else 0.0 for t, scope in zip(self.sums.tables, self.sums.scopes, strict=True)
         ]
         start = (self.sums.offsets + self.sums.rows @ np.array(constants))[None]
         choices = np.zeros((1, len(self.sums.sizes)), np.int16)
-        return self._merged(Labels(choices, start, np.array([self._bound])), self.first)
+        return self._merge_columns(Labels(choices, start, np.array([self._bound])), self.first)
 
-    def _decided(self, labels: Labels, level: SearchLevel, width: int) -> tuple[Labels, float]:
+    def _extend_labels(self, labels: Labels, level: SearchLevel, width: int) -> tuple[Labels, float]:
         """Return all labels with each value of the level's variable, and the least bound of the dropped ones."""
         size = self.sums.sizes[level.variable]
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
@@ -181,7 +181,7 @@ class LabelSearch:
             bounds += excess[labels.choices[:, scope] @ strides]
         # Bounds first: each takes one table lookup, while the sums of a label take a row.
         which = np.flatnonzero(bounds <= self.threshold)
-        which, cut = lowest(which, bounds.ravel()[which], CROWD * width)
+        which, cut = keep_lowest(which, bounds.ravel()[which], CROWD * width)
         parents, values = which // size, which % size
         choices = labels.choices[parents]
         choices[:, level.variable] = values
@@ -189,11 +189,11 @@ class LabelSearch:
         for other, table in level.tables:
             increments += table[choices[:, other] if other is not None else 0, values]
         candidates = labels.values[parents][:, level.old] + increments[:, level.increment]
-        merged = self._merged(Labels(choices, candidates, bounds.ravel()[which]), level.columns)
+        merged = self._merge_columns(Labels(choices, candidates, bounds.ravel()[which]), level.columns)
         allowed = (merged.values[:, ~level.columns.objective] <= TOLERANCE).all(axis=1)
         return merged.take(np.flatnonzero(allowed & (merged.bounds <= self.threshold))), cut
 
-    def _merged(self, labels: Labels, columns: Columns) -> Labels:
+    def _merge_columns(self, labels: Labels, columns: SumColumns) -> Labels:
         """Return the labels with candidates merged into columns, and the bounds raised by what the maxima add."""
         # A sum that cannot reach the floor any more counts like one that just reaches it, so that more labels tie.
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
@@ -204,7 +204,7 @@ class LabelSearch:
         return Labels(labels.choices, values, labels.bounds + values @ new - labels.values @ old)
 
 
-def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices, Array]]]:
+def excess_by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices, Array]]]:
     """Return for each variable the scope, strides and excess of its buckets.
 
     The excess has shape (choices of the scope, values), and the strides turn choices of the scope into its first index.
@@ -220,12 +220,12 @@ def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices
     return result
 
 
-def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[SearchLevel]]:
+def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, list[SearchLevel]]:
     """Return the columns before any decision, and a level for each variable.
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     order : sequence of int
         All variables.
 
@@ -251,7 +251,7 @@ def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[SearchLevel]
     return first, result
 
 
-def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indices, most: Array) -> Columns:
+def columns_after(sums: TableSums, future: npt.NDArray[np.bool_], candidate_of: Indices, most: Array) -> SumColumns:
     """Return the columns of the sums while some terms are still undecided.
 
     A sum matters only while it exceeds every other sum to which at least the same terms will be added, so it may be
@@ -259,7 +259,7 @@ def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indic
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     future : array (terms)
         True for undecided terms. Otherwise they are decided.
     candidate_of : array (sums)
@@ -269,23 +269,23 @@ def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indic
 
     Returns
     -------
-    Columns
+    SumColumns
     """
     coming = sums.rows * future
     objective = np.arange(len(sums.rows)) < sums.objective
-    kinds, first, kind_of = alike(np.column_stack([objective, coming]))
+    kinds, first, kind_of = distinct_rows(np.column_stack([objective, coming]))
     # covered[a, b]: all future terms of kind a are also added to kind b.
     covered = ((kinds[:, 1:] @ (1 - kinds[:, 1:]).T) == 0) & (kinds[:, :1] == kinds[:, 0])
     holds = np.zeros((len(kinds), int(candidate_of.max()) + 1))
     holds[kind_of, candidate_of] = 1
-    members, leaders, column_of_kind = alike(covered @ holds > 0)
+    members, leaders, column_of_kind = distinct_rows(covered @ holds > 0)
     column_of = column_of_kind[kind_of]
     still = np.zeros(len(members))
     np.maximum.at(still, column_of, coming @ most)
-    return Columns(tuple(map(np.flatnonzero, members)), candidate_of, column_of, still, objective[first[leaders]])
+    return SumColumns(tuple(map(np.flatnonzero, members)), candidate_of, column_of, still, objective[first[leaders]])
 
 
-def alike(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
+def distinct_rows(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
     """Return the distinct rows of an array of zeros and ones.
 
     Also returned are the first index of each distinct row, and the distinct row of each row.
@@ -297,13 +297,13 @@ def alike(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
 
 
 def increment_tables(
-    sums: Sums, variable: int, terms: Indices, patterns: Array
+    sums: TableSums, variable: int, terms: Indices, patterns: Array
 ) -> tuple[tuple[int | None, Array], ...]:
     """Return what some terms add, grouped by the other variable on which they depend.
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     variable : int
         Variable that is decided.
     terms : array
@@ -408,7 +408,7 @@ def undominated_by_pivots(keys: Indices, values: Array) -> Indices:
     return order
 
 
-def lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, float]:
+def keep_lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, float]:
     """Return the ``count`` labels with the least bounds, and the least bound of the others.
 
     Parameters

@@ -15,12 +15,14 @@ import numpy as np
 
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
-from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph
 
 
-def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], price: float = 0.0) -> dict[str, int]:
+def longest_path(
+    model: StepModel, candidates: Mapping[str, Sequence[Candidate]], memory_weight: float = 0.0
+) -> dict[str, int]:
     """Choose a candidate for each layer, along the longest paths first.
 
     The length of a path is the number of its layers that have no distribution yet; ties go to more FLOPs. Layers that
@@ -30,7 +32,7 @@ def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], pr
 
     Parameters
     ----------
-    model : Model
+    model : StepModel
     candidates : mapping of str to sequence
         Candidates of each deciding layer.
     price : float
@@ -42,7 +44,7 @@ def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], pr
         Index of each layer's candidate.
     """
     chosen: dict[str, int] = {}
-    costs = {name: _layer_costs(model, name, options_of, price) for name, options_of in candidates.items()}
+    costs = {name: _layer_costs(model, name, options_of, memory_weight) for name, options_of in candidates.items()}
     for path in _paths(model.graph):
         options = {name: [chosen[name]] if name in chosen else list(range(len(candidates[name]))) for name in path}
         chosen.update(_shortest(model, candidates, costs, path, options))
@@ -74,7 +76,7 @@ def _flops(graph: LayerGraph) -> dict[int, float]:
     return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
 
 
-def _layer_costs(model: Model, name: str, options: Sequence[Candidate], price: float) -> np.ndarray:
+def _layer_costs(model: StepModel, name: str, options: Sequence[Candidate], memory_weight: float) -> np.ndarray:
     """Return Cost_D of a layer with the operations that inherit its distribution; its all-reduce does not overlap."""
     total = np.zeros(len(options))
     for op in model.graph.operations:
@@ -82,15 +84,15 @@ def _layer_costs(model: Model, name: str, options: Sequence[Candidate], price: f
             for index, candidate in enumerate(options):
                 cost = model.costs.operation(op, model.parts(candidate))
                 total[index] += cost.update + cost.forward + cost.backward + cost.bpa
-    if price:
+    if memory_weight:
         for term in model.memory:
             if term.layers == (name,):
-                total += price * np.array([term.of(model.parts(candidate)) for candidate in options])
+                total += memory_weight * np.array([term.cost(model.parts(candidate)) for candidate in options])
     return total
 
 
 def _shortest(
-    model: Model,
+    model: StepModel,
     candidates: Mapping[str, Sequence[Candidate]],
     costs: Mapping[str, np.ndarray],
     path: list[str],
@@ -106,7 +108,7 @@ def _shortest(
             if term.layers == (before, here):
                 sources = [model.parts(candidates[before][i]) for i in options[before]]
                 targets = [model.parts(candidates[here][j]) for j in options[here]]
-                edges += [[term.of(source, target) for target in targets] for source in sources]
+                edges += [[term.cost(source, target) for target in targets] for source in sources]
         through = best[:, None] + edges
         back.append(through.argmin(axis=0))
         best = through.min(axis=0) + costs[here][options[here]]

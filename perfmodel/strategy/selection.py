@@ -17,7 +17,7 @@ from distconv.errors import PlanError
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.candidates import Candidate, candidates
 from distconv.perfmodel.cost.cost_tables import CostKind
-from distconv.perfmodel.cost.evaluation import Model, Prediction, evaluate
+from distconv.perfmodel.cost.evaluation import Prediction, StepModel, evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.longest_path import longest_path
@@ -26,7 +26,7 @@ from distconv.plan import Plan, format_parts
 
 METHODS = ("exact", "longest-path")
 
-PRICES = tuple(10.0**exponent for exponent in range(-15, -5))
+MEMORY_WEIGHTS = tuple(10.0**exponent for exponent in range(-15, -5))
 """Seconds per byte by which ``longest-path`` penalizes memory, in increasing order until the limit is met."""
 
 
@@ -81,7 +81,7 @@ class Strategy:
         str
             Several lines; times in milliseconds, memory in GB.
         """
-        return "\n".join(_explained(self))
+        return "\n".join(_format_strategy(self))
 
 
 def select(
@@ -129,12 +129,12 @@ def select(
         If an assumption is invalid.
     """
     if method not in METHODS:
-        raise PlanError(f"select: method={method!r}; there are {', '.join(METHODS)}")
+        raise PlanError(f"select: method={method!r} is not valid. Use one of {', '.join(METHODS)}")
     if memory is not None and not memory > 0:
         raise PlanError(f"select: memory={memory!r} must be a positive number of bytes per rank, or None")
     options = candidates(graph, ranks)
-    model = Model.of(graph, machine, ranks, Settings(**assumptions))
-    solution = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
+    model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
+    solution = (_solve_exactly if method == "exact" else _solve_along_paths)(model, options, memory, seconds)
     chosen = {name: options[name][i] for name, i in zip(options, solution.choices, strict=True)}
     parts = {name: dict(candidate) for name, candidate in chosen.items()}
     return Strategy(
@@ -145,55 +145,60 @@ def select(
         gap=solution.gap,
         optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
-        uniform={name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
-        impossible=_impossible(graph, ranks),
+        uniform={
+            name: _evaluate_uniform(graph, plan, machine, ranks, assumptions)
+            for name, plan in pure_parallelism(graph, ranks).items()
+        },
+        impossible=_impossible_parallelism(graph, ranks),
         method=method,
         estimated=model.is_estimated(chosen),
     )
 
 
-def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float) -> Solution:
+def _solve_exactly(
+    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
+) -> Solution:
     """Return the best solution found; it is not slower than that of the paper's method."""
     problem = model.problem(options)
     start = _path(model, options, 0.0)
     solution = solve(problem, None, [start], seconds)
     if memory is None or solution.memory <= memory:
         return solution
-    starts = [start, *(_path(model, options, price) for price in PRICES)]
+    starts = [start, *(_path(model, options, weight) for weight in MEMORY_WEIGHTS)]
     try:
         return solve(problem, memory, starts, seconds)
     except Infeasible as error:
-        raise _too_small(model, options, memory, error.choices, error.smallest) from None
+        raise _no_fit_error(model, options, memory, error.choices, error.smallest) from None
 
 
-def _along_paths(
-    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
+def _solve_along_paths(
+    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
 ) -> Solution:
     """Return the paper's choice, with a penalty on memory if it does not fit otherwise. Nothing is proven."""
-    for price in (0.0, *PRICES):
-        path = _path(model, options, price)
-        time, size = model.value({name: options[name][i] for name, i in zip(options, path, strict=True)})
+    for weight in (0.0, *MEMORY_WEIGHTS):
+        path = _path(model, options, weight)
+        time, size = model.predict({name: options[name][i] for name, i in zip(options, path, strict=True)})
         if memory is None or size <= memory:
             return Solution(tuple(path), time, size, 0.0, False)
     assert memory is not None
     smallest = smallest_memory(model.problem(options), [path], seconds)
-    raise _too_small(model, options, memory, smallest.choices, smallest.memory)
+    raise _no_fit_error(model, options, memory, smallest.choices, smallest.memory)
 
 
-def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float) -> list[int]:
-    path = longest_path(model, options, price)
+def _path(model: StepModel, options: Mapping[str, Sequence[Candidate]], memory_weight: float) -> list[int]:
+    path = longest_path(model, options, memory_weight)
     return [path[name] for name in options]
 
 
-def _too_small(
-    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
+def _no_fit_error(
+    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
 ) -> PlanError:
     """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
     chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
     for term in model.memory:
         if term.layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
-            held[term.layers[-1]] += term.of(*[model.parts(chosen[name]) for name in term.layers])
+            held[term.layers[-1]] += term.cost(*[model.parts(chosen[name]) for name in term.layers])
     tightest = max(held, key=lambda name: held[name])
     return PlanError(
         f"select: no plan of {model.graph.model} on {model.ranks} ranks fits into {memory / 1e9:.4g} GB per rank; the "
@@ -203,7 +208,7 @@ def _too_small(
     )
 
 
-def pure(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
+def pure_parallelism(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
     """Return pure sample and pure spatial parallelism of all layers.
 
     Parameters
@@ -223,22 +228,22 @@ def pure(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
     return {"sample": sample, "spatial": options[0] if options else None}
 
 
-def _impossible(graph: LayerGraph, ranks: int) -> dict[str, str]:
+def _impossible_parallelism(graph: LayerGraph, ranks: int) -> dict[str, str]:
     extents = " x ".join(map(str, graph.by_layer[graph.input_layer][0].x.shape[2:]))
     why = {
         "sample": f"{graph.batch} samples for {ranks} ranks",
         "spatial": f"no even cut of the input's {extents or 'single element'} over {ranks} ranks",
     }
-    return {name: why[name] for name, parts in pure(graph, ranks).items() if parts is None}
+    return {name: why[name] for name, parts in pure_parallelism(graph, ranks).items() if parts is None}
 
 
-def _uniform(
+def _evaluate_uniform(
     graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
 ) -> Prediction | None:
     return None if parts is None else evaluate(graph, {"*": parts}, machine, ranks, **assumptions)
 
 
-def _explained(strategy: Strategy) -> Iterator[str]:
+def _format_strategy(strategy: Strategy) -> Iterator[str]:
     prediction = strategy.prediction
     proven = "proven the best" if strategy.optimal else f"at most {strategy.gap:.2%} above the best possible"
     if strategy.bound <= 0:
@@ -261,4 +266,4 @@ def _explained(strategy: Strategy) -> Iterator[str]:
         figures = [sum(getattr(p, f) for _, p in layers) for f in ("fp", "bpx", "bpw", "bpa", "halo", "shuffle")]
         yield f"  {names:<44} {parts:<18} " + " ".join(f"{1e3 * figure:8.3f}" for figure in figures)
     if prediction.unknown:
-        yield f"  priced by the memory they touch (see register_cost): {', '.join(prediction.unknown)}"
+        yield f"  estimated by the memory that they touch (see register_cost): {', '.join(prediction.unknown)}"

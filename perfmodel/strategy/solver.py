@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.cost.cost_tables import Array, AssignmentProblem, Choices, Sums, one
+from distconv.perfmodel.cost.cost_tables import Array, AssignmentProblem, Choices, TableSums, as_choice_array
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, decision_order
 from distconv.perfmodel.strategy.label_search import TOLERANCE, LabelSearch
 from distconv.perfmodel.strategy.lagrange_multipliers import best_weights
 
-FEW = 20_000
+MAX_ENUMERATED = 20_000
 """Most combinations that are enumerated."""
 
 CHUNK = 4096
@@ -77,17 +77,17 @@ class Solution:
     @property
     def gap(self) -> float:
         """Relative difference between the time and the bound."""
-        return excess(self.time, self.bound)
+        return relative_gap(self.time, self.bound)
 
 
 @dataclass(frozen=True)
-class Smallest(Solution):
+class SmallestChoice(Solution):
     """A choice that takes little memory; ``bound`` is in bytes."""
 
     @property
     def gap(self) -> float:
         """Relative difference between the memory and the bound."""
-        return excess(self.memory, self.bound)
+        return relative_gap(self.memory, self.bound)
 
 
 class Infeasible(DistconvError, ValueError):
@@ -103,7 +103,7 @@ class Infeasible(DistconvError, ValueError):
         No choice has fewer bytes.
     """
 
-    def __init__(self, limit: float, smallest: Smallest):
+    def __init__(self, limit: float, smallest: SmallestChoice):
         self.choices, self.smallest, self.bound = smallest.choices, smallest.memory, smallest.bound
         proof = "" if smallest.bound > limit else f", though one of {smallest.bound:.6g} is not ruled out"
         super().__init__(
@@ -117,7 +117,7 @@ def solve(
     limit: float | None = None,
     starts: Sequence[Sequence[int]] = (),
     seconds: float = 20.0,
-    few: int = FEW,
+    few: int = MAX_ENUMERATED,
 ) -> Solution:
     """Find the fastest choice within a memory limit.
 
@@ -148,37 +148,37 @@ def solve(
     if problem.combinations <= few:
         return fastest_of_all(problem, limit)
     sums = problem.time_sums()
-    feasible = _known(problem, starts)
+    feasible = _best_start(problem, starts)
     scale = _scale(sums, feasible)
-    sums = sums.scaled(1 / scale)
+    sums = sums.scale(1 / scale)
     if limit is not None:
         # Scaling by a power of two keeps bytes exact.
         memory_scale = 2.0 ** math.frexp(limit)[1]
-        sums = sums.subject_to(problem.memory_sums().scaled(1 / memory_scale), limit / memory_scale)
+        sums = sums.constrain(problem.memory_sums().scale(1 / memory_scale), limit / memory_scale)
 
     def cost(choices: Choices) -> float:
         allowed = limit is None or fits(problem.memories(choices), limit)
         return float(problem.times(choices)) / scale if allowed else np.inf
 
-    minimum = Minimum(sums, cost, deadline)
+    minimum = BranchAndBound(sums, cost, deadline)
     for choices in feasible:
         minimum.improve(choices)
     if limit is not None and minimum.best is None:
         smallest = smallest_memory(problem, starts, deadline - time.perf_counter(), few, limit)
         if not fits(np.array(smallest.memory), limit):
             raise Infeasible(limit, smallest)
-        minimum.improve(one(smallest.choices))
-    best, bound = minimum.found()
-    return Solution(*described(problem, best), *proven(float(problem.times(best)), bound * scale))
+        minimum.improve(as_choice_array(smallest.choices))
+    best, bound = minimum.search()
+    return Solution(*with_costs(problem, best), *prove_bound(float(problem.times(best)), bound * scale))
 
 
 def smallest_memory(
     problem: AssignmentProblem,
     starts: Sequence[Sequence[int]] = (),
     seconds: float = 20.0,
-    few: int = FEW,
+    few: int = MAX_ENUMERATED,
     enough: float = -np.inf,
-) -> Smallest:
+) -> SmallestChoice:
     """Find the choice with the least memory.
 
     Parameters
@@ -190,31 +190,33 @@ def smallest_memory(
 
     Returns
     -------
-    Smallest
+    SmallestChoice
     """
     deadline = time.perf_counter() + seconds
     if problem.combinations <= few:
         return smallest_of_all(problem)
     sums = problem.memory_sums()
-    feasible = _known(problem, starts)
+    feasible = _best_start(problem, starts)
     scale = _scale(sums, feasible)
-    minimum = Minimum(sums.scaled(1 / scale), lambda c: float(problem.memories(c)) / scale, deadline, enough / scale)
+    minimum = BranchAndBound(
+        sums.scale(1 / scale), lambda c: float(problem.memories(c)) / scale, deadline, enough / scale
+    )
     for choices in feasible:
         minimum.improve(choices)
-    best, bound = minimum.found()
-    return Smallest(*described(problem, best), *proven(float(problem.memories(best)), bound * scale))
+    best, bound = minimum.search()
+    return SmallestChoice(*with_costs(problem, best), *prove_bound(float(problem.memories(best)), bound * scale))
 
 
-def _known(problem: AssignmentProblem, starts: Sequence[Sequence[int]]) -> list[Choices]:
-    return [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
+def _best_start(problem: AssignmentProblem, starts: Sequence[Sequence[int]]) -> list[Choices]:
+    return [as_choice_array(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
 
 
-def _scale(sums: Sums, feasible: Sequence[Choices]) -> float:
+def _scale(sums: TableSums, feasible: Sequence[Choices]) -> float:
     """Return a number of the order of the minimum, not zero: the value of the best known choice."""
-    return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in feasible) or 1.0
+    return min(float(worst_sum(sums, sums.values(improve_choices(sums, choices)))) for choices in feasible) or 1.0
 
 
-def described(problem: AssignmentProblem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
+def with_costs(problem: AssignmentProblem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
     """Return the choices as a tuple, with their time and memory.
 
     Parameters
@@ -229,7 +231,7 @@ def described(problem: AssignmentProblem, choices: Choices) -> tuple[tuple[int, 
     return tuple(int(choice) for choice in choices), float(problem.times(choices)), float(problem.memories(choices))
 
 
-def proven(value: float, bound: float) -> tuple[float, bool]:
+def prove_bound(value: float, bound: float) -> tuple[float, bool]:
     """Return the bound of a minimized value, and True if they differ by rounding only.
 
     Parameters
@@ -261,7 +263,7 @@ def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
     return memory <= limit * (1 + ROUNDING)
 
 
-def excess(value: float, bound: float) -> float:
+def relative_gap(value: float, bound: float) -> float:
     """Return ``value / bound - 1``; 0 if both are zero.
 
     Parameters
@@ -277,12 +279,12 @@ def excess(value: float, bound: float) -> float:
     return 0.0 if value == bound else np.inf
 
 
-class Minimum:
+class BranchAndBound:
     """Search for the choice with the least cost.
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
         Sums of the order of one.
     cost : callable
         Cost of a choice; infinite if it is not allowed.
@@ -292,7 +294,7 @@ class Minimum:
         Cost at which the search ends.
     """
 
-    def __init__(self, sums: Sums, cost: Callable[[Choices], float], deadline: float, enough: float = -np.inf):
+    def __init__(self, sums: TableSums, cost: Callable[[Choices], float], deadline: float, enough: float = -np.inf):
         self.sums, self.cost, self.deadline, self.enough = sums, cost, deadline, enough
         self.best: Choices | None = None
         self.value = np.inf
@@ -309,9 +311,9 @@ class Minimum:
     def improve(self, choices: Choices) -> None:
         """Offer ``choices``, and the result of changing one variable at a time."""
         self.offer(choices)
-        self.offer(improved(self.sums, choices))
+        self.offer(improve_choices(self.sums, choices))
 
-    def found(self) -> tuple[Choices, float]:
+    def search(self) -> tuple[Choices, float]:
         """Search, and return the best choice and a lower bound of the cost of all."""
         for width in WIDTHS:
             self._round(width)
@@ -321,48 +323,48 @@ class Minimum:
         return self.best, self.bound
 
     def _round(self, width: int) -> None:
-        self._weigh()
-        while not self._finished() and self._drop():
-            self._weigh()
+        self._improve_weights()
+        while not self._finished() and self._drop_values():
+            self._improve_weights()
         if self._finished():
             return
         labels = LabelSearch(self._elimination(), self._weights, self._threshold, self.bound)
         choices, cut = labels.run(width, self._expired)
         for row in choices:
-            self.improve(self._whole(row))
-            if not np.isfinite(self.cost(self._whole(row))):
+            self.improve(self._renumber(row))
+            if not np.isfinite(self.cost(self._renumber(row))):
                 # Rounding at the limit may also have ended the label of a choice that fits, so the bound does not hold.
                 cut = -np.inf
-        self._raise(cut)
+        self._raise_bound(cut)
 
     def _elimination(self) -> Elimination:
-        return Elimination(self.sums.restricted(self._kept), self._order)
+        return Elimination(self.sums.restrict(self._kept), self._order)
 
-    def _weigh(self) -> None:
+    def _improve_weights(self) -> None:
         """Find an order and better weights for the values that are left."""
-        self._order = decision_order(self.sums.restricted(self._kept))
+        self._order = decision_order(self.sums.restrict(self._kept))
 
         def found(choices: Choices) -> None:
-            self.improve(self._whole(choices))
+            self.improve(self._renumber(choices))
 
         def finished(bound: float) -> bool:
-            self._raise(bound)
+            self._raise_bound(bound)
             return self._finished()
 
         self._weights = best_weights(self._elimination(), self._weights, WEIGHT_ROUNDS, finished, found)
 
-    def _drop(self) -> bool:
+    def _drop_values(self) -> bool:
         """Drop the values that no better choice has. Return True if enough were dropped for the weights to improve."""
         before = sum(len(values) for values in self._kept)
         marginals = self._elimination().run(self._weights).marginals()
         alive = [marginal <= self._threshold for marginal in marginals]
         if not all(values.any() for values in alive):
-            self._raise(np.inf)
+            self._raise_bound(np.inf)
             return False
         self._kept = [kept[values] for kept, values in zip(self._kept, alive, strict=True)]
         return sum(len(values) for values in self._kept) < WORTHWHILE * before
 
-    def _whole(self, choices: Choices) -> Choices:
+    def _renumber(self, choices: Choices) -> Choices:
         return np.array([kept[choice] for kept, choice in zip(self._kept, choices, strict=True)], dtype=np.int64)
 
     @property
@@ -370,7 +372,7 @@ class Minimum:
         """Cost above which a choice is not better than the best."""
         return self.value * (1 - CLOSED / 2)
 
-    def _raise(self, bound: float) -> None:
+    def _raise_bound(self, bound: float) -> None:
         """Raise the lower bound to ``bound``, which holds for every choice below the threshold."""
         self.bound = max(self.bound, min(bound, self._threshold))
 
@@ -382,12 +384,12 @@ class Minimum:
         return closed or self.value <= self.enough or self._expired()
 
 
-def improved(sums: Sums, choices: Choices) -> Choices:
+def improve_choices(sums: TableSums, choices: Choices) -> Choices:
     """Return ``choices`` after changing one variable at a time to its best value for as long as that helps.
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     choices : array (variables)
 
     Returns
@@ -399,21 +401,21 @@ def improved(sums: Sums, choices: Choices) -> Choices:
     unchanged = 0
     while unchanged < len(sums.sizes):
         for variable in range(len(sums.sizes)):
-            tried = values + sums.changes(choices, variable)
-            costs = worst(sums, tried)
+            tried = values + sums.sum_changes(choices, variable)
+            costs = worst_sum(sums, tried)
             unchanged += 1
-            if costs.min() < worst(sums, values) * (1 - CLOSED):
+            if costs.min() < worst_sum(sums, values) * (1 - CLOSED):
                 choices[variable] = costs.argmin()
                 values, unchanged = sums.values(choices), 0
     return choices
 
 
-def worst(sums: Sums, values: Array) -> Array:
+def worst_sum(sums: TableSums, values: Array) -> Array:
     """Return the largest of the sums to be minimized, or more than ``INFEASIBLE`` if a constraint is violated.
 
     Parameters
     ----------
-    sums : Sums
+    sums : TableSums
     values : array (..., rows)
 
     Returns
@@ -445,21 +447,21 @@ def fastest_of_all(problem: AssignmentProblem, limit: float | None) -> Solution:
     Infeasible
         If no choice fits.
     """
-    best, least = enumerated(problem, problem.times, np.inf if limit is None else limit)
+    best, least = enumerate_choices(problem, problem.times, np.inf if limit is None else limit)
     if best is None:
         assert limit is not None
         raise Infeasible(limit, smallest_of_all(problem))
-    return Solution(*described(problem, best), least, True)
+    return Solution(*with_costs(problem, best), least, True)
 
 
-def smallest_of_all(problem: AssignmentProblem) -> Smallest:
+def smallest_of_all(problem: AssignmentProblem) -> SmallestChoice:
     """Return the choice with the least memory, the first of equal ones."""
-    best, least = enumerated(problem, problem.memories, np.inf)
+    best, least = enumerate_choices(problem, problem.memories, np.inf)
     assert best is not None
-    return Smallest(*described(problem, best), least, True)
+    return SmallestChoice(*with_costs(problem, best), least, True)
 
 
-def enumerated(
+def enumerate_choices(
     problem: AssignmentProblem, cost: Callable[[Choices], Array], limit: float
 ) -> tuple[Choices | None, float]:
     """Return the first choice with the least cost among those within the memory limit, and its cost.

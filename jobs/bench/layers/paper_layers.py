@@ -68,7 +68,7 @@ def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device:
     machine = machine_of("this machine", profile_network(comm, device), comm, device)
 
     def table(parts: Mapping[str, int], ranks: int, group: MPI.Intracomm) -> dict[str, float]:
-        call = local_call(op, AxisParts.of(parts, ranks, machine.ranks_per_node))
+        call = local_call(op, AxisParts.from_axes(parts, ranks, machine.ranks_per_node))
         return on_first_ranks(comm, ranks, lambda: measure({call.key: call}, group, device))
 
     alone, *together = machine.compute

@@ -123,7 +123,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
     graph = trace(model_options.model_of(options), model_options.shape_of(options))
     slots = OPTIMIZERS[options.optimizer][1]
     prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
-    parts = AxisParts.of(axes, ranks, machine.ranks_per_node)
+    parts = AxisParts.from_axes(axes, ranks, machine.ranks_per_node)
     packages = packages_bytes(options.model) + max(0, before - START_BYTES)
     return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)
 

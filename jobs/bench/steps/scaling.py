@@ -30,7 +30,7 @@ from distconv.jobs.planning.options import (
 from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, strategies
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.strategy.selection import pure
+from distconv.perfmodel.strategy.selection import pure_parallelism
 from distconv.plan import Plan, format_parts
 
 EXAMPLES = """\
@@ -94,7 +94,9 @@ def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans]
     planned = strategies(graph, machine, counts)
     plans = {}
     for ranks in rank_counts(most):
-        alone = {f"pure {name}": Plan({"*": parts}, ranks) for name, parts in pure(graph, ranks).items() if parts}
+        alone = {
+            f"pure {name}": Plan({"*": parts}, ranks) for name, parts in pure_parallelism(graph, ranks).items() if parts
+        }
         plans[ranks] = {"planned": planned[ranks].plan} | (alone if ranks > 1 else {})
     return plans, Scaling.of(graph, machine, planned)
 

@@ -6,7 +6,7 @@ The networks and GPUs of Table III, 64 micro-batches of 32 samples, no limit of 
 from __future__ import annotations
 
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Stages, whole
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, PipelineCandidate, round_to_layers
 from distconv.perfmodel.exploration.cuts import best_cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.stages.devices import Device
@@ -38,10 +38,10 @@ def cuts_table(machine: Machine) -> Rows:
 
 def compared(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
     """Return a row of the table."""
-    stages = setting.stages(name, 1, MICROBATCHES)
+    stages = setting.pipeline_candidate(name, 1, MICROBATCHES)
     # There are more layers than GPUs.
     assert stages is not None
-    theirs = whole(setting.balanced.positions, stages.size)
+    theirs = round_to_layers(setting.balanced_partition.positions, stages.size)
     ours = best_cuts(stages, [theirs])
     first, second = stages.time(theirs), stages.time(ours)
     over = first / simulated(stages, theirs), second / simulated(stages, ours)
@@ -50,7 +50,7 @@ def compared(model: str, setting: ExplorationContext, name: str) -> dict[str, ob
     return {"schedule": name, "bapipe_s": first, "searched_s": second, "bapipe_over": over[0], "searched_over": over[1]}
 
 
-def simulated(stages: Stages, cuts: list[int]) -> float:
+def simulated(stages: PipelineCandidate, cuts: list[int]) -> float:
     """Seconds of a mini-batch on one pipeline."""
     (kinds,) = stages.pipelines
     forward, backward, transfer = stages.costs(cuts, kinds)

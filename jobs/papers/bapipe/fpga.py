@@ -116,7 +116,7 @@ def convolutions() -> list[FpgaConvolution]:
 
 
 def _convolution(op: Operation) -> FpgaConvolution:
-    call = local_call(op, AxisParts.of({}, 1, 1))
+    call = local_call(op, AxisParts.from_axes({}, 1, 1))
     forward, *backward = (work(call, phase).flops for phase in PHASES)
     weights = sum(constant.elements for constant in op.parameters)
     return FpgaConvolution(op.name, forward, sum(backward), op.x.elements, op.y.elements, weights)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, ExplorationContext
-from distconv.perfmodel.exploration.cuts import emptiest_cuts
+from distconv.perfmodel.exploration.cuts import least_memory_cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.stages.devices import Device
 from distconv.perfmodel.stages.partition import partition
-from distconv.perfmodel.stages.stage_costs import COSTS, Terms, staged
+from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, stages_between
 
 from .networks import gnmt
 
@@ -72,10 +72,12 @@ def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
     parallel = schedule == PARALLEL or gpus == 1
     profile = gnmt(layers, 32 if parallel else 16, machine)
     setting = ExplorationContext(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
-    stages = setting.stages(PARALLEL if parallel else schedule, gpus if parallel else 1, gpus if parallel else 2 * gpus)
+    stages = setting.pipeline_candidate(
+        PARALLEL if parallel else schedule, gpus if parallel else 1, gpus if parallel else 2 * gpus
+    )
     # There are always more layers than GPUs.
     assert stages is not None
-    return max(stages.memory(() if parallel else emptiest_cuts(stages)))
+    return max(stages.memory(() if parallel else least_memory_cuts(stages)))
 
 
 def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
@@ -84,12 +86,12 @@ def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
     bandwidth = machine.node.bandwidth_bytes_per_s
     chosen, terms = (
         partition(profile, gpus, bandwidth, "pipedream"),
-        Terms(profile, gpus, bandwidth, COSTS["pipedream"]),
+        PrefixSums(profile, gpus, bandwidth, COSTS["pipedream"]),
     )
-    stages = staged([0, *chosen.cuts, terms.size], [(count,) for count in chosen.replicas])
+    stages = stages_between([0, *chosen.cuts, terms.size], [(count,) for count in chosen.replicas])
     return max(
-        float(terms.memory(s.first, s.last, s.counts, s.onward))
-        + ADAM * float(terms.between(terms.parameters, s.first, s.last))
+        float(terms.stage_bytes(s.first, s.last, s.counts, s.onward))
+        + ADAM * float(terms.sum_between(terms.parameters, s.first, s.last))
         for s in stages
     )
 

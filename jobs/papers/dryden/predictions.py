@@ -26,7 +26,7 @@ from distconv.jobs.papers.dryden.published import TABLES, PublishedTime, calibra
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.candidates import resolve
-from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
@@ -60,7 +60,7 @@ def seconds(machine: Machine, cell: PublishedTime, grids: Grids = GRIDS, width: 
     graph = graph_of(cell.model, cell.samples, width)
     axes = {"n": cell.samples // cell.samples_per_group, **grids[cell.group]}
     strategy = resolve(graph, {"*": axes}, cell.ranks)
-    return Model(graph, machine, cell.ranks, SETTINGS).value(strategy)[0]
+    return StepModel(graph, machine, cell.ranks, SETTINGS).predict(strategy)[0]
 
 
 def calibrated(machine: Machine, constants: Sequence[FittedConstant] = LASSEN, grids: Grids = GRIDS) -> Machine:

@@ -17,9 +17,9 @@ from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.training.options import positive, positive_float
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.devices import Device
-from distconv.perfmodel.stages.dynamic_program import chain
-from distconv.perfmodel.stages.partition import METHODS, StagePartition, least, partition, stage_time
-from distconv.perfmodel.stages.stage_costs import COSTS, Terms, staged
+from distconv.perfmodel.stages.dynamic_program import fixed_moves
+from distconv.perfmodel.stages.partition import METHODS, StagePartition, fastest_stages, partition, stage_time
+from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, stages_between
 
 EXAMPLES = """\
 examples:
@@ -194,14 +194,14 @@ def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
 def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Device], bandwidth: float) -> float:
     """Seconds per mini-batch of the paper's HETE-MP groups with the best cuts for them; the paper prints no cuts."""
     groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
-    terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
-    return terms.time(least(terms, chain(groups)))
+    terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
+    return terms.time(fastest_stages(terms, fixed_moves(groups)))
 
 
 def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float) -> float:
     """Return the seconds per mini-batch of the whole network on every device (Eq. 4)."""
-    terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
-    return terms.time(staged([0, terms.size], [tuple(device.count for device in devices)]))
+    terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
+    return terms.time(stages_between([0, terms.size], [tuple(device.count for device in devices)]))
 
 
 def _config(chosen: StagePartition) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distconv.perfmodel.machine.machine import Roofline
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from distconv.perfmodel.profiles.predicted_profile import scaled
+from distconv.perfmodel.profiles.predicted_profile import scale_profile
 from distconv.perfmodel.stages.devices import Device
 
 GPUS = {
@@ -119,7 +119,7 @@ def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Prof
     ProfileError
         If the file is no profile.
     """
-    profile = scaled(Profile.load(path), BATCH / batch)
+    profile = scale_profile(Profile.load(path), BATCH / batch)
     total = EPOCH_S * BATCH / CLOUDS / sum(layer.time_s for layer in profile.layers)
 
     def source(name: str, speed: Callable[[Roofline], float]) -> ProfileSource:

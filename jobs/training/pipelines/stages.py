@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from distconv.perfmodel import Device, LayerGraph, Machine, Profile, partition, trace
-from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.profiles.joined_layers import join_layers
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
 
@@ -81,7 +81,7 @@ def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], mo
         raise SplitError(
             f"{model} has {len(starts)} layers to cut at, too few for {len(replicas)} parts; use fewer stages"
         )
-    blocks = joined(profile, starts[1:])
+    blocks = join_layers(profile, starts[1:])
     times = [layer.time_s for layer in blocks.layers]
     devices = [Device(f"part {index}", times=[t / count for t in times]) for index, count in enumerate(replicas)]
     stages = partition(blocks, devices, Machine.load(MACHINE).node.bandwidth_bytes_per_s, "bapipe")

@@ -196,7 +196,7 @@ def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.Cap
     assert free == 0 and PipelinePlan.load(out, MPI.COMM_SELF).cuts
     capsys.readouterr()
     assert cli.main(explored(out, "unet", 4, "--schedules", "gpipe", "--memory", "1kB")) == 2
-    assert "nothing fits 1000 bytes" in capsys.readouterr().err
+    assert "no choice fits into 1000 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

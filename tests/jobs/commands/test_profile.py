@@ -56,7 +56,7 @@ def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm)
     machine = replace(Machine.load("localhost"), ranks_per_node=2, compute=(Compute(1, roofline), Compute(2, roofline)))
     graph = trace(MODELS["lenet5"](), (8, 1, 28, 28))
     first = graph.by_layer["c1"][0]
-    key = f"{local_call(first, AxisParts.of({'c': 2}, 2, 2)).key} forward"
+    key = f"{local_call(first, AxisParts.from_axes({'c': 2}, 2, 2)).key} forward"
     for more, there in ([], False), ([{"c": 2}], True):
         found = profile.profiled(machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, more=more)
         assert (key in found.computing(2).table) is there

@@ -12,7 +12,7 @@ from distconv.errors import DistconvError, MachineError
 from distconv.jobs.planning.mixed_devices import Mixed, described, lines, mixed, plan_of, profiles_in
 from distconv.perfmodel import Layer, Machine, Profile, trace
 from distconv.perfmodel.machine.machine import DeviceKind, Roofline
-from distconv.perfmodel.profiles.layer_profile import mean
+from distconv.perfmodel.profiles.layer_profile import mean_profile
 from tests.perfmodel.networks import machine
 
 NAMES = "abcdef"
@@ -96,7 +96,7 @@ def test_kinds_of_a_machines_file_have_its_times_and_memory() -> None:
 
 
 def test_the_mean_of_profiles_is_that_of_each_layers_times() -> None:
-    found = mean([equal_layers(3.0), equal_layers(6.0)])
+    found = mean_profile([equal_layers(3.0), equal_layers(6.0)])
     assert [(layer.forward_s, layer.backward_s) for layer in found.layers] == [(1.5, 3.0)] * 6
     with pytest.raises(DistconvError, match="have different layers"):
-        mean([equal_layers(3.0), Profile([Layer("z", 1.0, 1.0, 0, 0)])])
+        mean_profile([equal_layers(3.0), Profile([Layer("z", 1.0, 1.0, 0, 0)])])

@@ -46,7 +46,7 @@ def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
             target = Distribution(grid_b, default_axes(None, len(shape)))
             most = max(_missing(shape, source, target, rank) for rank in range(comm.size))
             moved = block_geometry.redistribution(
-                shape, AxisParts.of(a, comm.size, comm.size), AxisParts.of(b, comm.size, comm.size)
+                shape, AxisParts.from_axes(a, comm.size, comm.size), AxisParts.from_axes(b, comm.size, comm.size)
             )
             assert moved.near == most and moved.far == 0, (shape, a, b)
 
@@ -55,8 +55,12 @@ def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
 def test_elements_come_from_the_own_node_where_it_has_them(comm):
     shape = (4, 3, 12, 12)
     for a, b in itertools.product(_grids(comm.size, ["n", "h", "w"]), repeat=2):
-        alone = block_geometry.redistribution(shape, AxisParts.of(a, comm.size, 1), AxisParts.of(b, comm.size, 1))
-        pairs = block_geometry.redistribution(shape, AxisParts.of(a, comm.size, 2), AxisParts.of(b, comm.size, 2))
+        alone = block_geometry.redistribution(
+            shape, AxisParts.from_axes(a, comm.size, 1), AxisParts.from_axes(b, comm.size, 1)
+        )
+        pairs = block_geometry.redistribution(
+            shape, AxisParts.from_axes(a, comm.size, 2), AxisParts.from_axes(b, comm.size, 2)
+        )
         assert alone.near == 0
         assert pairs.near + pairs.far <= alone.far and pairs.far <= alone.far
 
@@ -78,7 +82,7 @@ def test_halos_are_what_ranks_need_beyond_what_they_own(comm, kernel, stride):
             own, need = dist.box(rank, (1, 1, extent))[2], needs.needed[0][1][rank]
             below, above = own.start - max(0, need.start), min(extent, need.stop) - own.stop
             needed.append((max(0, below), max(0, above)))
-        assert block_geometry.halo(window, extent, out, comm.size, 0) == max(needed, key=sum)
+        assert block_geometry.widest_halo(window, extent, out, comm.size, 0) == max(needed, key=sum)
 
 
 def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_output():
@@ -93,24 +97,24 @@ def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_outp
             touching = [i for i in range(extent) if {i * stride - padding + k * dilation for k in range(kernel)} & outs]
             most = max(most, max(0, own.start - min(touching)) + max(0, max(touching) + 1 - own.stop))
         # The range may begin and end with inputs that only lie between those that touch.
-        assert most <= sum(block_geometry.halo(window, extent, out, parts, 0)) <= most + 2 * (dilation - 1)
+        assert most <= sum(block_geometry.widest_halo(window, extent, out, parts, 0)) <= most + 2 * (dilation - 1)
 
 
 @pytest.mark.ranks(4, 6, 8)
 def test_groups_and_strides_are_those_of_process_grids(comm):
     for axes in _grids(comm.size, ["n", "c", "h", "w"]):
         grid = dc.ProcessGrid(comm, r=comm.size // math.prod(axes.values()), **axes)
-        parts = AxisParts.of(axes, comm.size, 2)
+        parts = AxisParts.from_axes(axes, comm.size, 2)
         for axis, number in axes.items():
             if number > 1:
                 here = grid.coords[axis]
                 other = {**grid.coords, axis: here - 1 if here else here + 1}
                 assert abs(grid.rank_of(other) - grid.rank) == parts.stride(axis)
-        assert parts.along("r") == grid.shape["r"]
+        assert parts.parts_along("r") == grid.shape["r"]
 
 
 def test_groups_know_how_many_of_them_share_a_node():
-    parts = AxisParts.of({"n": 4, "h": 2, "w": 2}, 16, 4)
+    parts = AxisParts.from_axes({"n": 4, "h": 2, "w": 2}, 16, 4)
     assert parts.group(("w",)) == RankGroup(2, 2)
     assert parts.group(("h", "w")) == RankGroup(4, 4)
     assert parts.group(("n",)) == RankGroup(4, 1)
@@ -118,8 +122,8 @@ def test_groups_know_how_many_of_them_share_a_node():
 
 
 def test_neighbours_on_other_nodes_are_counted():
-    assert AxisParts.of({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
-    assert AxisParts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
-    assert AxisParts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
-    assert AxisParts.of({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
-    assert AxisParts.of({"h": 8}, 8, 4).far_neighbours("h") == 1
+    assert AxisParts.from_axes({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
+    assert AxisParts.from_axes({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
+    assert AxisParts.from_axes({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
+    assert AxisParts.from_axes({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
+    assert AxisParts.from_axes({"h": 8}, 8, 4).far_neighbours("h") == 1

@@ -73,7 +73,7 @@ def test_a_layout_that_fits_one_layer_on_some_ranks_is_checked_for_others() -> N
 
 def test_measured_times_are_named_by_everything_that_decides_them() -> None:
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), (4, 4, 12, 12))
-    usual = local_call(graph.operations[0], AxisParts.of({"h": 2}, 2, 2))
+    usual = local_call(graph.operations[0], AxisParts.from_axes({"h": 2}, 2, 2))
     op, window = usual.operation, usual.operation.window
     assert window is not None and usual.pieces is not None
     calls = [

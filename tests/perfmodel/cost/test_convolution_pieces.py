@@ -9,7 +9,7 @@ from torch import nn
 
 from distconv.distribution import block_range
 from distconv.perfmodel.cost.block_geometry import AxisParts
-from distconv.perfmodel.cost.convolution_pieces import pieces_of
+from distconv.perfmodel.cost.convolution_pieces import convolution_ranges
 from distconv.perfmodel.cost.operation_work import channel_layout
 from distconv.perfmodel.graph.tracing import trace
 
@@ -40,7 +40,7 @@ def test_needed_rows_are_those_that_the_outputs_of_the_rank_touch(kernel, stride
         padding = kernel // 2
         op = operation(nn.Conv2d(4, 6, kernel, stride, padding, dilation), (2, 4, extent, 9))
         expected = most_ghost_rows(extent, op.y.shape[2], parts, kernel, stride, padding, dilation)
-        found = pieces_of(op, AxisParts.of({"h": parts}, parts, parts), None)
+        found = convolution_ranges(op, AxisParts.from_axes({"h": parts}, parts, parts), None)
         if not expected:
             assert found is None
             continue
@@ -51,7 +51,7 @@ def test_needed_rows_are_those_that_the_outputs_of_the_rank_touch(kernel, stride
 
 def test_ghosts_are_what_is_needed_and_not_owned_each_element_once():
     op = operation(nn.Conv2d(4, 6, 3, padding=1), (2, 4, 12, 12))
-    found = pieces_of(op, AxisParts.of({"h": 3, "w": 3}, 9, 9), None)
+    found = convolution_ranges(op, AxisParts.from_axes({"h": 3, "w": 3}, 9, 9), None)
     cells = [cell for box in found.ghosts() for cell in itertools.product(*(range(*side) for side in box))]
     whole = set(itertools.product(*(range(*side) for side in found.needed)))
     owned = set(itertools.product(*(range(*side) for side in found.own)))
@@ -62,7 +62,7 @@ def test_ghosts_are_what_is_needed_and_not_owned_each_element_once():
 
 def test_split_channels_are_owned_in_part_and_gathered_where_there_are_more_filters():
     op = operation(nn.Conv2d(8, 32, 1), (2, 8, 6, 6))
-    found = pieces_of(op, AxisParts.of({"c": 2}, 2, 2), channel_layout(op, 2))
+    found = convolution_ranges(op, AxisParts.from_axes({"c": 2}, 2, 2), channel_layout(op, 2))
     assert found.own[0] == (0, 4) and found.needed[0] == (0, 8)
     assert found.own[1:] == found.needed[1:] == found.out == ((0, 6), (0, 6))
 
@@ -70,10 +70,10 @@ def test_split_channels_are_owned_in_part_and_gathered_where_there_are_more_filt
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)], ids=type)
 def test_other_operations_have_no_pieces(layer):
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), layer), (2, 4, 8, 8))
-    assert pieces_of(graph.operations[1], AxisParts.of({"h": 2}, 2, 2), None) is None
+    assert convolution_ranges(graph.operations[1], AxisParts.from_axes({"h": 2}, 2, 2), None) is None
 
 
 def test_the_name_says_what_lies_below_in_and_above_the_block():
     # Four rows under the kernel, one of them padding: outputs 4 to 7 of the middle rank need the inputs 3 to 9.
     op = operation(nn.Conv2d(4, 6, (4, 1), padding=(1, 0)), (2, 4, 12, 9))
-    assert pieces_of(op, AxisParts.of({"h": 3}, 3, 3), None).name == "0+4+0x1+4+2x0+9+0"
+    assert convolution_ranges(op, AxisParts.from_axes({"h": 3}, 3, 3), None).name == "0+4+0x1+4+2x0+9+0"

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from distconv.perfmodel.cost.cost_tables import CostKind, makespan, one, peak
+from distconv.perfmodel.cost.cost_tables import CostKind, as_choice_array, makespan, peak
 from tests.perfmodel.strategy.problems import close, plain_memory, plain_time, random_problem
 
 
@@ -22,13 +22,13 @@ def test_unrolled_sums_are_the_recurrences():
 
 def test_changes_are_differences_of_values():
     problem = random_problem(3, (4, 3, 4, 2))
-    sums, choices = problem.time_sums(), one([3, 1, 2, 0])
+    sums, choices = problem.time_sums(), as_choice_array([3, 1, 2, 0])
     for variable, size in enumerate(problem.sizes):
         for value in range(size):
             other = choices.copy()
             other[variable] = value
             change = sums.values(other) - sums.values(choices)
-            assert sums.changes(choices, variable)[value] == pytest.approx(change, abs=1e-12)
+            assert sums.sum_changes(choices, variable)[value] == pytest.approx(change, abs=1e-12)
 
 
 def test_allreduces_run_one_after_the_other_behind_what_is_computed():

@@ -12,7 +12,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings, SettingsError
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import candidates
-from distconv.perfmodel.cost.evaluation import Model, evaluate
+from distconv.perfmodel.cost.evaluation import StepModel, evaluate
 from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.graph.tracing import trace
 from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plain
@@ -21,7 +21,7 @@ from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plai
 def _by_hand(graph, plan, here, ranks, settings):
     """The step of a chain: operation after operation, allreduces one at a time behind what follows (V-B)."""
     costs = OperationCosts(here, ranks, settings)
-    grids = {name: AxisParts.of(parts, ranks, here.ranks_per_node) for name, parts in plan.items()}
+    grids = {name: AxisParts.from_axes(parts, ranks, here.ranks_per_node) for name, parts in plan.items()}
     clock = end = 0.0
     for op in graph.operations:
         cost = costs.operation(op, grids[op.layer])
@@ -49,7 +49,7 @@ def test_tables_evaluations_and_the_formula_by_hand_agree(overlap):
         graph = trace(network, (4, network.channels, 16, 18))
         ranks, here = draw.choice([2, 4, 6]), machine(overlap=overlap, bandwidth=2e8)
         options = candidates(graph, ranks)
-        problem = Model.of(graph, here, ranks, Settings()).problem(options)
+        problem = StepModel.cached(graph, here, ranks, Settings()).problem(options)
         for _ in range(5):
             choices = [draw.randrange(len(found)) for found in options.values()]
             plan = {name: options[name][i] for name, i in zip(options, choices, strict=True)}

@@ -63,7 +63,7 @@ def test_flops_are_those_that_torch_counts(name):
 
 def test_an_operation_that_computes_little_reads_its_inputs_and_writes_its_outputs():
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)), (2, 4, 8, 8))
-    relu, norm = (work(local_call(op, AxisParts.of({"n": 2}, 2, 2)), "forward") for op in graph.operations[1:])
+    relu, norm = (work(local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), "forward") for op in graph.operations[1:])
     block = 4 * 1 * 4 * 8 * 8
     assert (relu.flops, relu.bytes, relu.elements) == (0, 2 * block, block / 4)
     assert norm.bytes == 3 * block  # read twice: for the statistics, and for the result
@@ -73,6 +73,6 @@ def test_a_measured_time_is_that_of_as_many_groups():
     keys = []
     for groups in (1, 2, 4):
         graph = trace(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=groups)), (1, 4, 16, 16))
-        keys.append(local_call(graph.operations[0], AxisParts.of({"n": 1}, 1, 1)).key)
+        keys.append(local_call(graph.operations[0], AxisParts.from_axes({"n": 1}, 1, 1)).key)
     assert [key.split(" g")[1:] and key.split(" g")[1].split()[0] for key in keys] == [[], "2", "4"]
     assert len(set(keys)) == 3

@@ -25,7 +25,7 @@ def inside(layer, shape, **axes):
     graph = trace(nn.Sequential(layer), shape)
     ranks = 2 if axes else 1
     return process_memory(
-        graph, dict.fromkeys(graph.deciding, AxisParts.of(axes, ranks, 8)), prediction(0.0)
+        graph, dict.fromkeys(graph.deciding, AxisParts.from_axes(axes, ranks, 8)), prediction(0.0)
     ).convolutions
 
 
@@ -46,7 +46,7 @@ def test_volumes_of_few_planes_have_columns_although_they_are_float32():
 
 def test_the_sum_is_what_a_bounded_heap_may_hold():
     graph = trace(nn.Sequential(nn.Conv2d(16, 8, 3, padding=1)), (1, 16, 64, 64))
-    grids = dict.fromkeys(graph.deciding, AxisParts.of({}, 1, 8))
+    grids = dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8))
     found = process_memory(graph, grids, prediction(1000.0 * MIB), 100.0 * MIB)
     assert found.total / MIB == pytest.approx((1000 + 340 + 100 + 0.375) * 1.10 + 128)
     assert found.fits(1.2 * found.total) and not found.fits(1.19 * found.total)
@@ -56,7 +56,7 @@ def test_no_more_is_free_than_a_step_frees():
     """What lasts leaves no holes; of a volume's convolution the columns do."""
     graph = trace(nn.Sequential(nn.Conv3d(4, 8, 3, padding=1)), (1, 4, 32, 32, 32))
     found = process_memory(
-        graph, dict.fromkeys(graph.deciding, AxisParts.of({}, 1, 8)), prediction(50.0 * MIB, 40.0 * MIB)
+        graph, dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8)), prediction(50.0 * MIB, 40.0 * MIB)
     )
     assert found.holes / MIB == pytest.approx(50 - 40 + 4 * 27 * 4 * 32**3 / MIB)
 
@@ -91,5 +91,5 @@ def test_columns_are_what_torch_takes(dims, channels, extents, dtype):
 def test_convolutions_work_one_after_the_other():
     layers = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 32, 3, padding=1)
     graph = trace(nn.Sequential(*layers), (1, 16, 64, 64))
-    found = process_memory(graph, dict.fromkeys(graph.deciding, AxisParts.of({}, 1, 8)), prediction(0.0))
+    found = process_memory(graph, dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8)), prediction(0.0))
     assert found.convolutions == 4 * 64 * 64 * (8 + 32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Overheads, whole
+from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Overheads, round_to_layers
 from distconv.perfmodel.exploration.explore import explore
 from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.stages.devices import Device
@@ -14,9 +14,9 @@ from tests.perfmodel.exploration.equal_layers import LATENCY, equal_layers, mach
 
 
 def test_cuts_beside_positions_leave_each_stage_a_layer():
-    assert whole([1.4, 1.6, 3.7], 5) == [1, 2, 4]
-    assert whole([0.2, 0.3], 3) == [1, 2]
-    assert whole([4.9, 4.95], 5) == [3, 4]
+    assert round_to_layers([1.4, 1.6, 3.7], 5) == [1, 2, 4]
+    assert round_to_layers([0.2, 0.3], 3) == [1, 2]
+    assert round_to_layers([4.9, 4.95], 5) == [3, 4]
 
 
 def test_memory_is_activations_in_flight_and_weights_with_gradients_and_state():
@@ -72,7 +72,8 @@ def test_overheads_of_passes_messages_and_updates_count_once_each():
 def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, share):
     setting = ExplorationContext(equal_layers(8), machine_of(1e12), [Device("any", 4)], 1)
     plain, joined = (
-        replace(setting, overheads=each).stages("gpipe", replicas, 4) for each in (NO_OVERHEADS, Overheads(join_s=0.25))
+        replace(setting, overheads=each).pipeline_candidate("gpipe", replicas, 4)
+        for each in (NO_OVERHEADS, Overheads(join_s=0.25))
     )
     cuts = {1: [2, 4, 6], 2: [4], 4: []}[replicas]
     assert joined.time(cuts) == pytest.approx(plain.time(cuts) + 0.25 * share)
@@ -80,7 +81,7 @@ def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, sh
 
 def stages_of(layers, devices, replicas=1):
     setting = ExplorationContext(equal_layers(layers), machine_of(1e12), devices, 1)
-    return setting.stages("gpipe", replicas, 4)
+    return setting.pipeline_candidate("gpipe", replicas, 4)
 
 
 def test_there_are_at_most_as_many_stages_as_layers():
@@ -93,7 +94,7 @@ def test_a_stage_has_the_room_of_the_smallest_device_that_has_it():
     # Replica r has devices 2 r and 2 r + 1: the first stage is on large ones, then on small ones.
     devices = [Device("large", 3, None, 9e9), Device("small", 1, None, 1e9)]
     found = stages_of(4, devices, replicas=2)
-    assert found.rooms == [9e9, 1e9]
+    assert found.memory_limits == [9e9, 1e9]
     assert found.partition([2]).assignment == ({"large": 2}, {"large": 1, "small": 1})
 
 
@@ -107,7 +108,7 @@ def test_a_partition_has_the_layers_between_whole_cuts_and_the_time_of_its_posit
 
 def test_part_of_a_layer_takes_its_part_of_the_time_and_memory():
     found = stages_of(4, [Device("gpu", 2, None)])
-    forward, backward, _ = found.costs([1.5], found.setting.kinds)
+    forward, backward, _ = found.costs([1.5], found.context.kinds)
     assert forward == pytest.approx([1.5, 2.5]) and backward == pytest.approx([3.0, 5.0])
     # GPipe holds the outputs of all four micro-batches, beside weights, gradients and momentum.
     assert found.memory([1.5]) == pytest.approx([8 * 1.5 * (4 + 3), 8 * 2.5 * (4 + 3)])
@@ -121,7 +122,7 @@ def three_stages(overheads=NO_OVERHEADS, replicas=1, parameters=8.0):
         equal_layers(6, parameters=parameters), machine_of(1e9), [Device("gpu", 3 * replicas, None)], 1,
         overheads=overheads,
     )  # fmt: skip
-    return setting.stages("gpipe", replicas, 4)
+    return setting.pipeline_candidate("gpipe", replicas, 4)
 
 
 def test_a_message_occupies_who_takes_it_forward_the_next_stage_and_backward_the_one_before():
@@ -135,9 +136,9 @@ def test_a_message_occupies_who_takes_it_forward_the_next_stage_and_backward_the
 def test_an_allreduce_hides_behind_the_backward_passes_of_the_stages_before_it():
     # Two replicas sum 2e9 bytes of each stage in as many seconds; only the last stage has passes of others behind it.
     stages = three_stages(replicas=2, parameters=1e9)
-    summed = stages.setting.machine.allreduce(RankGroup(2, 2), 2e9)
-    assert stages._exposed([2, 4], [0.1, 0.1, 0.1], [0.0, 0.0]) == pytest.approx(summed)
+    summed = stages.context.machine.allreduce(RankGroup(2, 2), 2e9)
+    assert stages._exposed_allreduce([2, 4], [0.1, 0.1, 0.1], [0.0, 0.0]) == pytest.approx(summed)
     # The first stage has nothing to sum: behind the second there is 0.5 + 0.25 of the first, which is what is hidden.
-    assert stages._exposed([0, 2], [0.5, 0.1, 0.1], [0.25, 0.0]) == pytest.approx(
-        max(summed - 0.75, stages.setting.machine.allreduce(RankGroup(2, 2), 4e9) - 0.85)
+    assert stages._exposed_allreduce([0, 2], [0.5, 0.1, 0.1], [0.25, 0.0]) == pytest.approx(
+        max(summed - 0.75, stages.context.machine.allreduce(RankGroup(2, 2), 4e9) - 0.85)
     )

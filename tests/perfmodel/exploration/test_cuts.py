@@ -9,7 +9,7 @@ import pytest
 
 from distconv.perfmodel.exploration import cuts as cuts_module
 from distconv.perfmodel.exploration.candidate_stages import ExplorationContext
-from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts, key
+from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, excess_and_time, least_memory_cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.devices import Device
@@ -29,7 +29,9 @@ def random_stages(seed):
     ]
     device = Device("gpu", rng.randint(2, 4), None, rng.choice([1e15, rng.uniform(3e11, 9e11)]))
     setting = ExplorationContext(Profile(layers), Machine.load("lassen"), [device], 1)
-    found = setting.stages(rng.choice(["1f1b-sno", "1f1b-so", "gpipe", "1f1b-as"]), 1, rng.choice([2, 4, 8, 16]))
+    found = setting.pipeline_candidate(
+        rng.choice(["1f1b-sno", "1f1b-so", "gpipe", "1f1b-as"]), 1, rng.choice([2, 4, 8, 16])
+    )
     assert found is not None
     return found
 
@@ -44,7 +46,10 @@ def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
     fitting = optimal = 0
     for seed in range(300):
         stages = random_stages(seed)
-        best, found = min(key(stages, cuts) for cuts in every_cut(stages)), key(stages, best_cuts(stages))
+        best, found = (
+            min(excess_and_time(stages, cuts) for cuts in every_cut(stages)),
+            excess_and_time(stages, best_cuts(stages)),
+        )
         assert (found[0] > 0) == (best[0] > 0), "cuts fit where any do"
         if not best[0]:
             fitting += 1
@@ -55,21 +60,21 @@ def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
 
 def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
     cases = [random_stages(seed) for seed in range(100, 120)]
-    fits = [key(stages, best_cuts(stages))[0] == 0 for stages in cases]
-    monkeypatch.setattr(cuts_module, "PRICES", ())
-    assert [key(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
+    fits = [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases]
+    monkeypatch.setattr(cuts_module, "MEMORY_WEIGHTS", ())
+    assert [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
     assert any(fits) and not all(fits)
 
 
 def slowest(stages, cuts):
     """Seconds of the slowest stage."""
-    seconds = [layer.time_s for layer in stages.setting.profile.layers]
+    seconds = [layer.time_s for layer in stages.context.profile.layers]
     return max(sum(seconds[first:last]) for first, last in itertools.pairwise([0, *cuts, stages.size]))
 
 
 def fullest(stages, cuts):
     """The share of a device's memory that is taken where most of it is."""
-    return max(held / room for held, room in zip(stages.memory(cuts), stages.rooms, strict=True))
+    return max(held / room for held, room in zip(stages.memory(cuts), stages.memory_limits, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(100, 120))
@@ -87,25 +92,25 @@ def test_without_a_price_on_transfers_the_slowest_stage_that_fits_is_as_fast_as_
 def test_the_emptiest_cuts_fill_the_fullest_stage_least(seed):
     stages = random_stages(seed)
     least = min(fullest(stages, cuts) for cuts in every_cut(stages))
-    assert fullest(stages, emptiest_cuts(stages)) == pytest.approx(least, rel=1e-12)
+    assert fullest(stages, least_memory_cuts(stages)) == pytest.approx(least, rel=1e-12)
 
 
 def test_a_high_price_on_transfers_finds_the_small_boundary():
     sizes = [1e12, 1e12, 1e12, 1.0, 1e12, 1e12]
     layers = [Layer(f"l{index}", 1.0, 2.0, size, 0.0) for index, size in enumerate(sizes)]
-    stages = ExplorationContext(Profile(layers), Machine.load("lassen"), [Device("gpu", 2, None)], 1).stages(
-        "gpipe", 1, 4
-    )
+    stages = ExplorationContext(
+        Profile(layers), Machine.load("lassen"), [Device("gpu", 2, None)], 1
+    ).pipeline_candidate("gpipe", 1, 4)
     assert stages is not None
     assert balanced_cuts(stages) == [3]
-    assert balanced_cuts(stages, price=2.0) == [4]
+    assert balanced_cuts(stages, memory_weight=2.0) == [4]
 
 
 @pytest.mark.parametrize("start", [[2, 6], [4, 6], [3, 5], [3, 7]])
 def test_each_cut_moves_to_where_the_stages_are_even(monkeypatch, start):
-    monkeypatch.setattr(cuts_module, "PRICES", ())
+    monkeypatch.setattr(cuts_module, "MEMORY_WEIGHTS", ())
     layers = [Layer(f"l{index}", 1.0, 2.0, 1.0, 1.0) for index in range(9)]
-    stages = ExplorationContext(Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1).stages(
-        "1f1b-as", 1, 8
-    )
+    stages = ExplorationContext(
+        Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1
+    ).pipeline_candidate("1f1b-as", 1, 8)
     assert best_cuts(stages, [start]) == [3, 6]

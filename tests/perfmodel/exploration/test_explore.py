@@ -9,13 +9,13 @@ from torch import nn
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.cost.assumptions import Settings
-from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.exploration.choices import ExplorationError
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine, RankGroup
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scale_profile
 from distconv.perfmodel.stages.devices import Device
 from distconv.pipeline import schedule, simulate
 from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
@@ -61,14 +61,14 @@ def test_larger_networks_fit_more_devices_in_a_pipeline_only():
     machine = machine_of(1e12, memory=8 * 3 * 8 / 2 + 16)
     assert explore(equal_layers(), machine, 4, 16, schedules=PIPELINES).schedule in PIPELINES
     for devices in (4, 8, 16):
-        with pytest.raises(ExplorationError, match=r"nothing fits 112 bytes; least is needed by dp .*: \d+ bytes"):
+        with pytest.raises(ExplorationError, match=r"no choice fits into 112 bytes .* dp .* needs \d+ bytes"):
             explore(equal_layers(), machine, devices, 16, schedules=["dp"])
 
 
 def test_the_memory_named_where_nothing_fits_is_enough():
-    with pytest.raises(ExplorationError, match="nothing fits") as caught:
+    with pytest.raises(ExplorationError, match="no choice fits") as caught:
         explore(equal_layers(), machine_of(1e12, memory=10), 4, 16)
-    needed = float(str(caught.value).rsplit(": ", 1)[1].split()[0])
+    needed = float(str(caught.value).rsplit("needs ", 1)[1].split()[0])
     assert explore(equal_layers(), machine_of(1e12, memory=needed), 4, 16).memory == needed
 
 
@@ -84,11 +84,11 @@ def test_the_joint_search_is_never_slower_and_finds_pipelines_side_by_side():
 
 def test_a_profile_of_some_samples_counts_for_others_in_proportion():
     machine = machine_of(1e10)
-    of_four = scaled(equal_layers(activation=1e9), 4 / 16)
+    of_four = scale_profile(equal_layers(activation=1e9), 4 / 16)
     assert of_four.layers[0].parameter_bytes == 8
     whole_batch = explore(equal_layers(activation=1e9), machine, 4, 16)
     assert explore(of_four, machine, 4, 16, samples=4).time == pytest.approx(whole_batch.time)
-    made = explore(lambda samples: scaled(of_four, samples / 4), machine, 4, 16)
+    made = explore(lambda samples: scale_profile(of_four, samples / 4), machine, 4, 16)
     assert made.time == pytest.approx(whole_batch.time)
 
 
@@ -125,10 +125,10 @@ def test_one_device_takes_the_whole_network(joint):
         ({"schedules": ["spectrain"]}, r"expected some of dp, 1f1b-sno"),
         ({"schedules": []}, "expected some of"),
         ({"optimizer_slots": -1}, "optimizer_slots=-1"),
-        ({"microbatches": [2], "schedules": ["dp"]}, "data parallelism needs a multiple of 4"),
+        ({"microbatches": [2], "schedules": ["dp"]}, "Data parallelism needs a multiple of 4"),
         ({"devices": 16, "schedules": ["1f1b-so"]}, r"at least 16 layers \(there are 8\)"),
         ({"devices": 0}, "found 0 devices"),
-        ({"profile": lambda n: equal_layers(), "devices": [Device("a", 1, [1.0] * 8)]}, "times of their own"),
+        ({"profile": lambda n: equal_layers(), "devices": [Device("a", 1, [1.0] * 8)]}, "their own times"),
     ],
 )
 def test_questions_without_an_answer_are_refused(arguments, text):
@@ -181,7 +181,7 @@ def test_graphs_without_joint_are_profiles():
 def test_samples_too_large_for_a_device_are_divided_among_the_ranks_of_a_stage():
     """A stage of one convolution needs its output alone, 65,536 bytes; half of that must do."""
     machine = machine_of(1e9, memory=40_000.0)
-    with pytest.raises(ExplorationError, match="nothing fits 40000 bytes"):
+    with pytest.raises(ExplorationError, match="no choice fits into 40000 bytes"):
         explore(images, machine, 4, 2)
     found = explore(images, machine, 8, 2, joint=True)
     assert found.best.width > 1
@@ -239,7 +239,7 @@ def test_the_costs_of_a_choice_are_those_of_its_micro_batches():
 
 def measured_machine(graph, machine, ranks, factor):
     """``machine`` with measured times of the layers of ``graph``, ``factor`` times those of its roofline."""
-    model = Model.of(graph, machine.at_work(ranks), 1, Settings())
+    model = StepModel.cached(graph, machine.at_work(ranks), 1, Settings())
     table = {}
     for op in graph.operations:
         call = local_call(op, model.parts({}))

@@ -47,14 +47,14 @@ def test_only_those_that_are_asked_for():
 
 class Places(FunctionRecorder):
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        vars(self).setdefault("seen", []).append((self.place, func.__name__))
+        vars(self).setdefault("seen", []).append((self.running_module, func.__name__))
         return func(*args, **(kwargs or {}))
 
 
 def test_each_function_has_its_module():
     model, x = Outer(), torch.ones(3)
     places = Places()
-    with places.inside(model):
+    with places.record_modules(model):
         model(x)
     assert places.seen == [("", "mul"), ("inner", "relu"), ("inner", "add")]
 
@@ -65,6 +65,6 @@ def test_hooks_go_when_the_run_fails():
 
     model = Outer()
     model.inner.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="stop"), Places().inside(model):
+    with pytest.raises(RuntimeError, match="stop"), Places().record_modules(model):
         model(torch.ones(3))
     assert not model._forward_pre_hooks and len(model.inner._forward_pre_hooks) == 1

@@ -63,7 +63,7 @@ def test_a_kind_of_device_takes_the_place_of_the_machines_own(tmp_path):
     assert Machine.load(tmp_path / "again.yaml") == found
     with pytest.raises(dc.MachineError, match="there is no kind of device 'odd'; there are old, new"):
         found.of_kind("odd")
-    with pytest.raises(dc.MachineError, match="its devices are all alike"):
+    with pytest.raises(dc.MachineError, match="all of its devices are of one kind"):
         loaded(tmp_path, GOOD).of_kind("old")
 
 

@@ -186,7 +186,7 @@ def test_a_model_that_calls_other_layers_each_time_is_refused():
                 x = self.layer(x)
             return x
 
-    with pytest.raises(TimingError, match="Growing called 1 layers at first and 3 now"):
+    with pytest.raises(TimingError, match="Growing called 1 layers in an earlier step and 3 in this one"):
         time_layers(Growing(), [torch.rand(2, 4)], 0, 1)
 
 

@@ -17,14 +17,14 @@ from distconv.kernels.convolution import Piece, assemble_input, crop
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import candidates
-from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.profiles import measure_operations
 from distconv.perfmodel.profiles.measure_operations import (
     _backward,
-    _Copy,
-    _InPieces,
+    _BlockConvolution,
+    _CallCopy,
     calls_of,
     measure,
     measure_exchange,
@@ -53,7 +53,7 @@ class Network(nn.Module):
 @pytest.mark.ranks(1, 2)
 def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
     graph = trace(Network(), (4, 4, 8, 8))
-    model = Model.of(graph, machine(), 2, Settings())
+    model = StepModel.cached(graph, machine(), 2, Settings())
     options = candidates(graph, 2)
     table = measure(calls_of(graph, options, 2, model.per_node), comm, CPU)
     for op in graph.operations:
@@ -72,7 +72,7 @@ def test_costs_are_taken_from_the_table(comm):
     table = measure(calls_of(graph, options, 2, 2), comm, CPU)
     here = machine()
     here = dataclasses.replace(here, compute=(dataclasses.replace(here.compute[0], table=table),))
-    model = Model.of(graph, here, 2, Settings())
+    model = StepModel.cached(graph, here, 2, Settings())
     op = graph.operations[0]
     cost = model.costs.operation(op, model.parts({"n": 2}))
     key = local_call(op, model.parts({"n": 2})).key
@@ -82,10 +82,10 @@ def test_costs_are_taken_from_the_table(comm):
 @pytest.mark.ranks(2)
 def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_stays(comm):
     op = trace(Network(), (4, 4, 8, 8)).operations[0]
-    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
+    call, grid = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
     gradient_reduction.set_unsynced_grads([(leaf, share, comm)])
-    run = _backward([_Copy(call, "weight", grid, CPU) for _ in range(2)])
+    run = _backward([_CallCopy(call, "weight", grid, CPU) for _ in range(2)])
     with count_traffic() as traffic:
         shares = run()
     assert [tuple(each.shape) for each in shares if each is not None] == []  # they are kept for the sum that BPa is
@@ -98,8 +98,8 @@ def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_sta
 def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
     """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
-    call = local_call(op, AxisParts.of({"h": comm.size}, comm.size, comm.size))
-    copies = {phase: _InPieces(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
+    call = local_call(op, AxisParts.from_axes({"h": comm.size}, comm.size, comm.size))
+    copies = {phase: _BlockConvolution(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
     for phase, copy in copies.items():
         whole = assemble_input(copy.pieces, copy.needed).values.requires_grad_()
         weight, bias = copy.weight.detach().requires_grad_(), copy.bias.detach().requires_grad_()
@@ -172,7 +172,7 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
     monkeypatch.setattr(measure_operations, "CACHE_BYTES", copies)
     made = []
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1)), (2, 4, 8, 8))
-    monkeypatch.setattr(measure_operations, "_taken", lambda *_: lambda: made.append(None))
+    monkeypatch.setattr(measure_operations, "_runs_of_phase", lambda *_: lambda: made.append(None))
     table = measure(calls_of(graph, {"0": [{"n": 2}]}, 2, 2), comm, CPU)
     assert list(table.values()) == [pytest.approx(best * comm.size / runs) for best in (3.0, 7.0)]  # FP, BPw
     assert len(made) == 2 * 3 * (1 + 1 + times)  # to see that it runs, to warm up, and as often as is measured
@@ -181,8 +181,8 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
 @pytest.mark.ranks(1, 2)
 def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
-    call, grid = local_call(op, AxisParts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
-    copies = [_Copy(call, "input", grid, CPU) for _ in range(3)]
+    call, grid = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
+    copies = [_CallCopy(call, "input", grid, CPU) for _ in range(3)]
     calls, backward = [], torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))
     monkeypatch.setattr(torch, "randn_like", torch.ones_like)

@@ -9,7 +9,7 @@ from torch import nn
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scale_profile
 from distconv.plan import Plan
 from tests.perfmodel.networks import FLOPS, KERNEL, plain
 
@@ -68,7 +68,7 @@ def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redis
 
 def test_times_and_outputs_are_scaled_and_parameters_are_not():
     profile = predicted_profile(network(), plain())
-    for layer, twice in zip(profile.layers, scaled(profile, 2.0).layers, strict=True):
+    for layer, twice in zip(profile.layers, scale_profile(profile, 2.0).layers, strict=True):
         assert (twice.forward_s, twice.backward_s) == (2 * layer.forward_s, 2 * layer.backward_s)
         assert (twice.activation_bytes, twice.parameter_bytes) == (2 * layer.activation_bytes, layer.parameter_bytes)
 

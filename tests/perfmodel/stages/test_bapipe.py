@@ -9,9 +9,9 @@ import pytest
 
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.bapipe import DeviceChain, _neighbours
-from distconv.perfmodel.stages.memory import excess
+from distconv.perfmodel.stages.memory import excess_bytes
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
-from distconv.perfmodel.stages.stage_costs import COSTS, Terms
+from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums
 
 FAST = 1e12
 
@@ -29,7 +29,9 @@ def chain_of(seconds, activations=None, parameters=1.0):
 def test_the_ideal_time_is_eq_1():
     profile = chain_of([1.0] * 6)
     devices = [Device("A", 1, [1.0] * 6), Device("B", 2, [0.5] * 6)]
-    assert DeviceChain(Terms(profile, devices, FAST, COSTS["bapipe"])).ideal() == pytest.approx(1 / (1 / 6 + 2 / 3))
+    assert DeviceChain(PrefixSums(profile, devices, FAST, COSTS["bapipe"])).ideal_time() == pytest.approx(
+        1 / (1 / 6 + 2 / 3)
+    )
 
 
 def test_equal_layers_on_unlike_devices_are_shared_out_by_speed():
@@ -41,11 +43,11 @@ def test_equal_layers_on_unlike_devices_are_shared_out_by_speed():
 
 
 def test_cuts_move_until_the_stages_are_balanced():
-    chain = DeviceChain(Terms(chain_of([1.0] * 10), 4, FAST, COSTS["bapipe"]))
-    start = chain.start(range(1, 10))
-    assert chain.works(start) == [2.0, 2.0, 2.0, 4.0]
+    chain = DeviceChain(PrefixSums(chain_of([1.0] * 10), 4, FAST, COSTS["bapipe"]))
+    start = chain.start_cuts(range(1, 10))
+    assert chain.stage_times(start) == [2.0, 2.0, 2.0, 4.0]
     assert chain.time(start) == chain.slowest_stage(start) == 4.0
-    assert sorted(chain.works(chain.improved(start, range(1, 10)))) == [2.0, 2.0, 3.0, 3.0]
+    assert sorted(chain.stage_times(chain.improve(start, range(1, 10)))) == [2.0, 2.0, 3.0, 3.0]
 
 
 def test_a_layer_is_shared_where_whole_ones_do_not_balance():
@@ -56,9 +58,9 @@ def test_a_layer_is_shared_where_whole_ones_do_not_balance():
 
 
 def test_a_shared_layer_sends_its_input_and_the_part_of_its_output():
-    terms = Terms(chain_of([1.0] * 3, [8.0, 4.0, 1.0]), 2, 1.0, COSTS["bapipe"])
-    assert terms.boundary(1.0, 1) == 8.0
-    assert terms.boundary(1.25, 1) == 8.0 + 0.25 * 4.0
+    terms = PrefixSums(chain_of([1.0] * 3, [8.0, 4.0, 1.0]), 2, 1.0, COSTS["bapipe"])
+    assert terms.boundary_time(1.0, 1) == 8.0
+    assert terms.boundary_time(1.25, 1) == 8.0 + 0.25 * 4.0
 
 
 def test_no_layer_is_shared_where_that_makes_a_boundary_the_slowest():
@@ -75,7 +77,7 @@ def test_positions_that_move_whole_layers_move_the_cuts_with_them_and_leave_no_s
         times = [draw.choice([0.1, 1.0, draw.uniform(0, 8)]) for _ in range(draw.randint(4, 8))]
         count = draw.randint(2, 4)
         found = partition(chain_of(times), count, FAST, "bapipe")
-        whole = DeviceChain(Terms(chain_of(times), count, FAST, COSTS["bapipe"])).time(found.cuts)
+        whole = DeviceChain(PrefixSums(chain_of(times), count, FAST, COSTS["bapipe"])).time(found.cuts)
         assert all(found.stages) and found.time <= whole
         edges = [0.0, *found.positions, float(len(times))]
         assert all(a < b for a, b in itertools.pairwise(edges))
@@ -94,10 +96,10 @@ def test_whole_layers_fit_the_memory_too_where_a_layer_is_shared():
         partition(profile, [Device("gpu", 2, memory=14.0)], FAST, "bapipe")
     tight = [Device("gpu", 2, memory=15.0)]
     found = partition(profile, tight, FAST, "bapipe")
-    terms = Terms(profile, tight, FAST, COSTS["bapipe"])
+    terms = PrefixSums(profile, tight, FAST, COSTS["bapipe"])
     assert (
-        excess(terms, DeviceChain(terms).stages(found.cuts))
-        == excess(terms, DeviceChain(terms).stages(found.positions))
+        excess_bytes(terms, DeviceChain(terms).stages(found.cuts))
+        == excess_bytes(terms, DeviceChain(terms).stages(found.positions))
         == 0
     )
 
@@ -105,16 +107,16 @@ def test_whole_layers_fit_the_memory_too_where_a_layer_is_shared():
 def test_where_a_boundary_is_the_slowest_only_small_ones_are_cut():
     activations = [100.0, 100.0, 1.0, 100.0, 100.0, 100.0, 2.0, 100.0, 100.0]
     profile = chain_of([1.0] * 9, activations)
-    chain = DeviceChain(Terms(profile, 3, 1.0, COSTS["bapipe"]))
-    assert chain.coarse() == [3, 7]
+    chain = DeviceChain(PrefixSums(profile, 3, 1.0, COSTS["bapipe"]))
+    assert chain.coarse_cuts() == [3, 7]
     found = partition(profile, 3, 1.0, "bapipe")
     assert found.cuts == (3, 7)
     assert found.time == 4.0
 
 
 def test_the_smallest_boundaries_are_kept_where_too_few_are_small():
-    chain = DeviceChain(Terms(chain_of([1.0] * 5, [50.0, 40.0, 30.0, 20.0, 1.0]), 4, 1.0, COSTS["bapipe"]))
-    assert chain.coarse() == [2, 3, 4]
+    chain = DeviceChain(PrefixSums(chain_of([1.0] * 5, [50.0, 40.0, 30.0, 20.0, 1.0]), 4, 1.0, COSTS["bapipe"]))
+    assert chain.coarse_cuts() == [2, 3, 4]
 
 
 def test_cuts_move_where_memory_is_short():

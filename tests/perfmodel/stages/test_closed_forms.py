@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distconv.perfmodel.stages.closed_forms import SCHEDULES, _worst, in_flight, minibatch_time
+from distconv.perfmodel.stages.closed_forms import SCHEDULES, _longest_chains, in_flight, minibatch_time
 from distconv.pipeline import schedule, simulate
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.pipeline.schedules.memory import peak_memory
@@ -92,7 +92,7 @@ def test_the_worst_chains_are_those_of_the_whole_knapsack(chains, single, microb
     best = [0.0]
     for size in range(1, microbatches + 1):
         best.append(max([best[-1], *(best[size - count] + time for count, time in every if count <= size)]))
-    assert _worst(every, microbatches) == pytest.approx(best[-1], rel=1e-12)
+    assert _longest_chains(every, microbatches) == pytest.approx(best[-1], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "stale"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.perfmodel.stages.dynamic_program import chain, cheapest
+from distconv.perfmodel.stages.dynamic_program import cheapest_stages, fixed_moves
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
 from tests.perfmodel.stages.partitions import BANDWIDTH, by_hand, every_partition, fits, random_devices, random_profile
 
@@ -66,7 +66,9 @@ def test_sparsepipe_is_the_best_over_its_one_order(seed):
 def test_no_stage_is_empty_even_where_that_costs_as_little():
     seconds = np.array([5.0, 0.0, 0.0])
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
-    found = cheapest(3, chain([(1,)] * 3), lambda move: sums[None, :] - sums[:, None], lambda move: np.zeros(4))
+    found = cheapest_stages(
+        3, fixed_moves([(1,)] * 3), lambda move: sums[None, :] - sums[:, None], lambda move: np.zeros(4)
+    )
     assert [(stage.first, stage.last) for stage in found] == [(0, 1), (1, 2), (2, 3)]
 
 
@@ -74,5 +76,5 @@ def test_the_slowest_stage_or_boundary_counts_not_their_sum():
     seconds = np.array([3.0, 4.0, 2.0, 2.0])
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
     carry = np.array([0.0, 1.0, 9.0, 1.0, 0.0])  # a cut in the middle is dear
-    found = cheapest(4, chain([(1,)] * 2), lambda move: sums[None, :] - sums[:, None], lambda move: carry)
+    found = cheapest_stages(4, fixed_moves([(1,)] * 2), lambda move: sums[None, :] - sums[:, None], lambda move: carry)
     assert [(stage.first, stage.last) for stage in found] in ([(0, 1), (1, 4)], [(0, 3), (3, 4)])

@@ -187,7 +187,7 @@ def test_the_factor_that_is_named_for_the_other_devices_is_enough(seed):
 def test_unknown_methods_costs_and_foreign_partitions_are_refused():
     profile = random_profile(0)
     for method in ("best", ["best"]):
-        with pytest.raises(PartitionError, match=r"no method .*'best'.*; there are pipedream, "):
+        with pytest.raises(PartitionError, match=r"method=.*'best'.* is not valid\. Use one of pipedream, "):
             partition(profile, 2, 1e9, method)
     found = partition(profile, 2, 1e9)
     for wrong in (None, "net.txt", profile.layers):
@@ -197,11 +197,11 @@ def test_unknown_methods_costs_and_foreign_partitions_are_refused():
             stage_time(wrong, found, 2, 1e9)
         with pytest.raises(PartitionError, match=r"stage_time: found .*, expected what partition\(\) returns"):
             stage_time(profile, wrong, 2, 1e9)
-    with pytest.raises(PartitionError, match="no cost 'best'; there are pipedream, "):
+    with pytest.raises(PartitionError, match=r"cost='best' is not valid\. Use one of pipedream, "):
         stage_time(profile, found, 2, 1e9, "best")
-    with pytest.raises(PartitionError, match=r"6 layers.*the profile 7 layers"):
+    with pytest.raises(PartitionError, match=r"6 layers.*the profile has 7 layers"):
         stage_time(random_profile(0, layers=7), found, 2, 1e9)
-    with pytest.raises(PartitionError, match=r"there are devices \['gpu'\]"):
+    with pytest.raises(PartitionError, match=r"the devices are \['gpu'\]"):
         stage_time(profile, found, [Device("gpu", 2)], 1e9)
     with pytest.raises(PartitionError, match="has 2 devices 'device', but there are 1"):
         stage_time(profile, found, 1, 1e9)

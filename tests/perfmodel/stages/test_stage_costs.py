@@ -8,7 +8,7 @@ import pytest
 
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.partition import stage_time
-from distconv.perfmodel.stages.stage_costs import COSTS, StagePartition, Terms
+from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, StagePartition
 from tests.perfmodel.stages.partitions import BANDWIDTH, by_hand, every_partition, random_devices, random_profile
 
 
@@ -32,11 +32,11 @@ def test_pipedreams_cost_divides_synchronisation_and_boundaries_by_the_replicas(
 
 def test_memory_grows_with_the_mini_batches_in_flight():
     profile = Profile([Layer("a", 1.0, 1.0, 100.0, 10.0), Layer("b", 1.0, 1.0, 1000.0, 1.0)])
-    stash, keep = (Terms(profile, 5, 1.0, COSTS[name]) for name in ("pipedream", "bapipe"))
+    stash, keep = (PrefixSums(profile, 5, 1.0, COSTS[name]) for name in ("pipedream", "bapipe"))
     # Two replicas in front of three devices: ceil(5 / 2) in flight.
-    assert stash.memory(0, 1, (2,), 5) == 3 * (100 + 10) + 10
-    assert keep.memory(0, 1, (2,), 5) == 3 * 100 + 2 * 10
-    assert keep.memory(1, 2, (1,), 1) == 1000 + 2
+    assert stash.stage_bytes(0, 1, (2,), 5) == 3 * (100 + 10) + 10
+    assert keep.stage_bytes(0, 1, (2,), 5) == 3 * 100 + 2 * 10
+    assert keep.stage_bytes(1, 2, (1,), 1) == 1000 + 2
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,7 +10,7 @@ from torch import nn
 
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.candidates import candidates
-from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.longest_path import longest_path
 from tests.perfmodel.networks import KERNEL, machine, plain
@@ -39,7 +39,7 @@ def along_a_chain(model, plan):
 @pytest.mark.parametrize("bandwidth", [2e7, 2e8, 2e9])
 def test_the_choice_along_a_chain_is_the_best_of_all(overlap, bandwidth):
     graph = chain()
-    model = Model.of(graph, machine(overlap=overlap, bandwidth=bandwidth), 4, Settings())
+    model = StepModel.cached(graph, machine(overlap=overlap, bandwidth=bandwidth), 4, Settings())
     options = candidates(graph, 4)
     best = min(
         along_a_chain(model, dict(zip(options, plan, strict=True))) for plan in itertools.product(*options.values())
@@ -54,7 +54,7 @@ def test_a_layer_leaves_the_grid_of_its_input_where_a_halo_costs_more_than_the_w
     """Two samples of 4 x 8 x 8 on links of 1 MB/s: numbers by hand, of what differs between two choices."""
     layers = nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 2, kernel, padding=kernel // 2, bias=False)
     graph = trace(nn.Sequential(*layers), (2, 4, 8, 8))
-    model = Model.of(graph, plain(), 2, Settings())
+    model = StepModel.cached(graph, plain(), 2, Settings())
     options = {"0": [{"h": 2}], "1": [{"n": 2}, {"h": 2}]}
     # Forward and backward: of both samples so many rows of the other half; or of one sample all four of them.
     halo = 2 * (1e-4 + 4 * (2 * 4 * (kernel // 2) * 8) / 1e6)
@@ -79,7 +79,7 @@ class Branch(nn.Module):
 
 def test_a_layer_beside_the_longest_path_follows_what_was_chosen_there():
     graph = trace(Branch(), (4, 4, 16, 18))
-    model, options = Model.of(graph, machine(bandwidth=2e7), 4, Settings()), candidates(graph, 4)
+    model, options = StepModel.cached(graph, machine(bandwidth=2e7), 4, Settings()), candidates(graph, 4)
     found = longest_path(model, options)
     assert set(found) == set(graph.deciding)
     fixed = {name: options[name][found[name]] for name in ("first", "second", "third")}
@@ -97,8 +97,8 @@ def test_a_layer_beside_the_longest_path_follows_what_was_chosen_there():
 
 def test_a_high_price_on_memory_buys_the_least_of_it():
     graph = trace(nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU()), (4, 8, 16, 18))
-    model, options = Model.of(graph, machine(), 4, Settings(memory_model="keep-all")), candidates(graph, 4)
-    sizes = [model.value({"0": candidate})[1] for candidate in options["0"]]
+    model, options = StepModel.cached(graph, machine(), 4, Settings(memory_model="keep-all")), candidates(graph, 4)
+    sizes = [model.predict({"0": candidate})[1] for candidate in options["0"]]
     assert len(set(sizes)) > 1
     assert sizes[longest_path(model, options, 1.0)["0"]] == min(sizes)
     times = [along_a_chain(model, {"0": candidate}) for candidate in options["0"]]

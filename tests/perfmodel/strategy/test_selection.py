@@ -14,7 +14,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.selection import Strategy, pure, select
+from distconv.perfmodel.strategy.selection import Strategy, pure_parallelism, select
 from tests.perfmodel.networks import RandomNetwork, machine
 
 MOST_COMBINATIONS = 700
@@ -132,8 +132,8 @@ def test_a_network_at_one_sample_has_no_pure_sample_strategy():
 
 def test_as_many_samples_as_ranks_are_pure_sample_parallelism_and_one_fewer_is_not():
     graph = trace(_one(), (4, 3, 8, 8))
-    assert pure(graph, 4)["sample"] == {"n": 4}
-    assert pure(graph, 5)["sample"] is None
+    assert pure_parallelism(graph, 4)["sample"] == {"n": 4}
+    assert pure_parallelism(graph, 5)["sample"] is None
     here = select(graph, machine(per_node=4), 4)
     assert here.uniform["sample"].time == evaluate(graph, {"*": {"n": 4}}, machine(per_node=4), 4).time
 
@@ -183,5 +183,5 @@ def test_a_strategy_is_explained_by_the_sums_of_its_layers(known, proven):
         f"  {'layers':<44} {'distribution':<18}       FP      BPx      BPw      BPa     halo  shuffle  ms",
         f"  {'a ... c (3)':<44} {'n=2':<18}    6.000    6.000    9.000   12.000   15.000   18.000",
         f"  {'d':<44} {'h=2':<18}    4.000    2.000    3.000    4.000    5.000    6.000",
-        "  priced by the memory they touch (see register_cost): digamma, i0",
+        "  estimated by the memory that they touch (see register_cost): digamma, i0",
     ]

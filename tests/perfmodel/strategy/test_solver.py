@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, one
-from distconv.perfmodel.strategy.solver import Infeasible, Smallest, Solution, smallest_memory, solve
+from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, as_choice_array
+from distconv.perfmodel.strategy.solver import Infeasible, SmallestChoice, Solution, smallest_memory, solve
 from tests.perfmodel.strategy.problems import brute_force, close, plain_memory, plain_time, random_problem
 
 NONE = 0
@@ -101,7 +101,7 @@ def test_a_start_that_is_the_best_is_returned_by_its_time():
         problem = random_problem(seed, (3, 3, 3))
         choices = list(itertools.product(*map(range, problem.sizes)))
         best = min(choices, key=lambda choice: plain_time(problem, choice))
-        assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(one(best)))
+        assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(as_choice_array(best)))
 
 
 @pytest.mark.long
@@ -188,7 +188,7 @@ LARGE = {
 def test_large_networks_have_a_small_proven_gap(name, allreduce):
     problem = layers(1, allreduce=allreduce, **LARGE[name])
     found = solve(problem)
-    assert found.bound <= found.time == float(problem.times(one(found.choices)))
+    assert found.bound <= found.time == float(problem.times(as_choice_array(found.choices)))
     assert found.gap <= 0.03
 
 
@@ -215,7 +215,7 @@ def test_a_memory_limit_on_a_large_network_is_met_with_a_small_gap():
     [(2.5e9, ""), (2e9, ", though one of 2e+09 is not ruled out"), (1e9, ", though one of 1e+09 is not ruled out")],
 )
 def test_a_limit_that_nothing_fits_is_named_with_the_smallest_and_what_is_not_ruled_out(bound, proof):
-    error = Infeasible(2e9, Smallest((1, 0), time=3.0, memory=4e9, bound=bound, optimal=False))
+    error = Infeasible(2e9, SmallestChoice((1, 0), time=3.0, memory=4e9, bound=bound, optimal=False))
     assert str(error) == (
         "no strategy was found that fits into 2e+09 bytes on each rank: the smallest known takes 4e+09"
         f"{proof}; give each rank more memory, or use more ranks or a smaller mini-batch"
@@ -225,4 +225,4 @@ def test_a_limit_that_nothing_fits_is_named_with_the_smallest_and_what_is_not_ru
 
 def test_a_gap_is_of_the_time_or_of_the_memory_over_its_bound():
     assert Solution((0,), time=3.0, memory=8.0, bound=2.0, optimal=False).gap == pytest.approx(0.5)
-    assert Smallest((0,), time=3.0, memory=8.0, bound=2.0, optimal=False).gap == pytest.approx(3.0)
+    assert SmallestChoice((0,), time=3.0, memory=8.0, bound=2.0, optimal=False).gap == pytest.approx(3.0)
