@@ -13,7 +13,7 @@ import torch
 
 from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.layers.common.alignment import result_shape
-from distconv.layers.common.inplace_views import Taken, takes_view
+from distconv.layers.common.inplace_views import ViewResult, takes_view
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.tensor import DistTensor
 
@@ -32,10 +32,10 @@ def _register() -> None:
         implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
     for name in ("is_conj", "is_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=OperatorKind.QUERY)(partial(_of_block, function))
+            implements(function, kind=OperatorKind.QUERY)(partial(_block_property, function))
 
 
-def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
+def _block_property(function: Callable[..., Any], input: DistTensor) -> Any:
     """Return a property that all blocks have in common."""
     return function(input.local)
 
@@ -45,7 +45,7 @@ _register()
 
 @implements(torch.view_as_real, kind=OperatorKind.VIEW)
 @takes_view()
-def view_as_real(input: DistTensor) -> Taken:
+def view_as_real(input: DistTensor) -> ViewResult:
     """Compute ``torch.view_as_real``; the last dimension, of real and imaginary part, is not split."""
     shape = result_shape(torch.view_as_real, input)
     return DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
@@ -53,7 +53,7 @@ def view_as_real(input: DistTensor) -> Taken:
 
 @implements(torch.view_as_complex, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input: input.copy_(view_as_real(changed)))
-def view_as_complex(input: DistTensor) -> Taken:
+def view_as_complex(input: DistTensor) -> ViewResult:
     """Compute ``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
     shape = result_shape(torch.view_as_complex, input)
     x = input.replicated([input.dim() - 1])

@@ -31,7 +31,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+def check_same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     """Check that the leaf ``found`` has the gradient of ``expected``, split as it is, or none if that has none."""
     assert (found.grad is None) == (expected.grad is None), f"{what}: {found.grad} instead of {expected.grad}"
     if found.grad is None or expected.grad is None:
@@ -81,18 +81,18 @@ def same_as_one_process(
         y.backward(gradient)
         found.backward(gradient)
         for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
-            same_gradient(one, expected, f"gradient of input {number} on {target}")
+            check_same_gradient(one, expected, f"gradient of input {number} on {target}")
     return found
 
 
-def module_as_in_one_process(
+def check_module_same_as_one_process(
     target: dc.ProcessGrid | dc.Distribution, module: torch.nn.Module, *tensors: torch.Tensor
 ) -> dc.DistTensor:
     """The same for a module; its parameters' gradients and its buffers are compared, too."""
     twin = copy.deepcopy(module)
     found = same_as_one_process(target, _Alternating(module, twin), *tensors)
     for (name, expected), other in zip(module.named_parameters(), twin.parameters(), strict=True):
-        same_gradient(other, expected, f"dL/d{name} on {target}")
+        check_same_gradient(other, expected, f"dL/d{name} on {target}")
     for (name, buffer), other in zip(module.named_buffers(), twin.buffers(), strict=True):
         close(other, buffer, f"{name} on {target}")
     module.zero_grad()
@@ -116,6 +116,6 @@ def built(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     return make().double()
 
 
-def both(found: Sequence[torch.Tensor]) -> torch.Tensor:
+def values_plus_indices(found: Sequence[torch.Tensor]) -> torch.Tensor:
     """Values and indices as one tensor."""
     return found[0] + found[1].double()

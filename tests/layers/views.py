@@ -15,7 +15,7 @@ SHAPE = (3, 4, 6, 5)
 View = Callable[[Any], Any]
 
 
-def check_changed_through(comm: Any, view: View, recording: bool = True) -> None:
+def check_change_reaches_source(comm: Any, view: View, recording: bool = True) -> None:
     """A change in place of the view reaches its source, with the gradients of one process if they are recorded."""
 
     def run(x: Any) -> Any:
@@ -28,7 +28,7 @@ def check_changed_through(comm: Any, view: View, recording: bool = True) -> None
         same_as_one_process(grid, run, normal(*SHAPE))
 
 
-def check_follows(comm: Any, view: View, recording: bool = True) -> None:
+def check_view_follows_source(comm: Any, view: View, recording: bool = True) -> None:
     """The view, which is made first, shows a change of its source."""
 
     def run(x: Any) -> Any:

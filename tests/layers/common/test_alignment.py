@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.common.alignment import aligned, broadcast_shape, common_distribution, entering, result_shape
+from distconv.layers.common.alignment import (
+    broadcast_block,
+    broadcast_shape,
+    common_distribution,
+    redistribute_with_grad_reduce,
+    result_shape,
+)
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
 
@@ -143,7 +149,7 @@ def test_a_whole_tensor_gets_the_sum_of_what_the_ranks_give_it(comm):
     for grid in grids(comm, "nhw"):
         dist = dc.Distribution(grid, ("n", "c", "h", "w"))
         whole = normal(2, 7, 1, seed=1).requires_grad_()
-        block = aligned(whole, dist, torch.Size(SHAPE))
+        block = broadcast_block(whole, dist, torch.Size(SHAPE))
         assert block.shape == (2, dist.local_shape(SHAPE)[2], 1)
         block.sum().backward()
         # Each rank gives each element of its part one.
@@ -164,7 +170,7 @@ def test_what_was_split_gets_the_sums_of_all_that_it_enters(comm):
     grid, n = grid_over(comm, n=comm.size), comm.size
     x = dc.scatter(counting(n), grid).requires_grad_()
     # Whole in work that is split over the same axis: each rank uses all of it, rank + 1 times.
-    block = entering(x, dc.Distribution(grid, (None,)), ["n"])
+    block = redistribute_with_grad_reduce(x, dc.Distribution(grid, (None,)), ["n"])
     assert torch.equal(block.detach(), counting(n))
     (block * (comm.rank + 1)).sum().backward()
     assert torch.equal(dc.gather(x.grad), torch.full((n,), n * (n + 1) / 2).double())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -41,16 +41,16 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("name", VECTORS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_vectors_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, VECTORS[name], normal(*SHAPE))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, math.inf])
 def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
     zeros = torch.zeros(SHAPE, dtype=torch.float64)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order, (1, 2)), zeros)
         same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order), zeros)
 

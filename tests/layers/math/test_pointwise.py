@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
@@ -127,7 +127,7 @@ def test_functions_of_several_operands(comm, function):
 def test_prelu_learns_its_slopes(comm, slopes):
     for shape in (SHAPE, (3, 2), (1, 2, 3)):
         for grid in grids(comm, "nch"):
-            module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
+            check_module_same_as_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
 
 
 def test_whole_numbers_and_truth_values(comm):

@@ -132,7 +132,7 @@ def need(package: str) -> None:
 
 
 def built(network: Network) -> nn.Module:
-    """The network in its precision, alike on all ranks, in which no scale is zero: that would hide what lies behind."""
+    """The network in its precision, identical on all ranks. No scale is zero, so that errors of later layers show."""
     need(network.package)
     torch.manual_seed(5)
     model = network.build()

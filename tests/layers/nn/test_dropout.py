@@ -17,7 +17,7 @@ SHAPE = (3, 4, 7, 5)
 
 
 def seeded(function):
-    """``function`` after the same seed, and a number drawn behind it, which tells how many it used."""
+    """Call ``function`` after the same seed, and draw a number after it, which shows how many it used."""
 
     def call(*tensors):
         torch.manual_seed(3)

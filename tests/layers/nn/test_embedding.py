@@ -24,7 +24,7 @@ def indices(*shape, seed=1):
 LOOKUPS = {
     "embedding": lambda i, w: F.embedding(i, w),
     "embedding with a padding row": lambda i, w: F.embedding(i, w, padding_idx=3),
-    "embedding with a padding row from behind": lambda i, w: F.embedding(i, w, padding_idx=-2),
+    "embedding with a negative padding row": lambda i, w: F.embedding(i, w, padding_idx=-2),
     "gradients by frequency": lambda i, w: F.embedding(i, w, scale_grad_by_freq=True),
     "gradients by frequency, padded": lambda i, w: F.embedding(i, w, padding_idx=3, scale_grad_by_freq=True),
     "rows of a largest norm": lambda i, w: F.embedding(i, w, max_norm=1.5),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, both, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process, values_plus_indices
 
 WINDOWS = [
     (2, 2, 0),
@@ -113,15 +113,15 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
 def test_indices_count_in_the_global_space(comm, pool):
     options = {"return_indices": True} if pool.func is F.max_pool2d else {}
     for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(3, 2, 7, 9))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(1, 2, 8, 5).round())
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
 def test_indices_in_one_and_three_dimensions(comm, count, shape):
     pool = partial(getattr(F, f"max_pool{count}d"), return_indices=True)
     for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
-        same_as_one_process(grid, lambda x: both(pool(x, 2)), normal(*shape))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, 2)), normal(*shape))
 
 
 def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
@@ -181,7 +181,7 @@ def test_power_average_pooling_equals_one_process(comm, ceil_mode):
         lambda x: F.avg_pool2d(x, 2),
         lambda x: F.adaptive_avg_pool2d(x, (3, 4)),
         lambda x: F.adaptive_max_pool2d(x, 1),
-        lambda x: both(F.max_pool2d(x, 2, return_indices=True)),
+        lambda x: values_plus_indices(F.max_pool2d(x, 2, return_indices=True)),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 9)),
     ],
 )

@@ -84,9 +84,9 @@ def test_the_size_of_a_volume_stays_through_pooling():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: SparseMaxPool((2, 2, 1)), "with different extents needs a stride"),
+        (lambda: SparseMaxPool((2, 2, 1)), "of different sizes requires a stride"),
         (lambda: SparseMaxPool(0, 1), "kernel_size=0"),
-        (lambda: SparseMaxPool(2, padding=-1), "padding=-1: an integer of at least 0"),
+        (lambda: SparseMaxPool(2, padding=-1), "padding=-1: pass an integer of at least 0"),
         (lambda: SparseAvgPool(2, stride=-2), "stride=-2"),
         (lambda: SparseGlobalPool("mean"), "mode='mean': choose one of avg, max, sum"),
     ],

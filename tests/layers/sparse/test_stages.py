@@ -10,7 +10,7 @@ import distconv as dc
 from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor, coordinate_manager, tensor
 from distconv.layers.sparse.stages import as_stages, packed, unpacked
 from tests.layers.sparse.clouds import normal, random_cloud, rng_of
-from tests.layers.sparse.test_distributed import ordered
+from tests.layers.sparse.test_distributed import sorted_by_site
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4])
@@ -21,7 +21,7 @@ def test_a_cloud_is_the_same_after_it_was_packed(dimension, sites):
     assert rows.shape[0] == x.batch_size == 4
     back = unpacked(rows, dimension)
     assert back.batch_size == 4
-    (coords, features), (found, ours) = ordered(x), ordered(back)
+    (coords, features), (found, ours) = sorted_by_site(x), sorted_by_site(back)
     assert torch.equal(found, coords)
     assert torch.equal(ours, features)
 

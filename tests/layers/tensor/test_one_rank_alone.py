@@ -64,4 +64,4 @@ DRAWN: dict[str, Callable[[Rank, dc.DistTensor], object]] = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_generators(rank: Rank, fallback: None, name: str) -> None:
     x = rank.split(normal(4, 9).sigmoid())
-    check(rank, lambda r: DRAWN[name](r, x), "random generator: ranks disagree.*seed all ranks alike")
+    check(rank, lambda r: DRAWN[name](r, x), "random generator: ranks disagree.*seed all ranks identically")

@@ -9,8 +9,8 @@ from torch import nn
 import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere
-from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.compare import built, check_module_same_as_one_process, same_as_one_process
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -62,9 +62,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_shaping_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, SHAPES[name], normal(*SHAPE))
 
 
@@ -111,7 +111,7 @@ def test_what_merges_behind_others_equals_one_process(comm, shape):
 
 
 def test_where_one_process_copies_the_result_shares_no_memory(comm):
-    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the whole."""
+    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the full tensor."""
     x = dc.scatter(normal(2, 3, 4), grid_over(comm, n=comm.size))
     y = x.transpose(0, 1).reshape(6, 4)
     y.zero_()
@@ -134,7 +134,7 @@ def test_pixels_are_shuffled_without_gathering_space(comm):
 
 def test_split_channels_flow_into_a_linear_layer(comm):
     model = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(7 * 4, 3)))
-    module_as_in_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
+    check_module_same_as_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
 
 
 def test_dimensions_are_added_and_dropped_in_place(comm):

@@ -44,7 +44,7 @@ def test_a_change_of_the_windows_changes_the_tensor(comm):
     ("call", "reason"),
     [
         (lambda x: x.t().as_strided((2,), (1,)), "not in one order"),
-        (lambda x: x[1:].as_strided((2,), (1,), 0), "leave that out, or clone"),
+        (lambda x: x[1:].as_strided((2,), (1,), 0), "leave it out, or clone"),
         (lambda x: x[:2].as_strided((3, 4), (4, 1)), "it reaches element 11 of 8"),
     ],
 )

@@ -10,11 +10,11 @@ from mpi4py import MPI
 import distconv as dc
 from tests.distconv.layouts import grid_over
 
-TABLE = pytest.mark.ranks(at_most=4)
+UP_TO_FOUR_RANKS = pytest.mark.ranks(at_most=4)
 """For tables of many functions: more ranks on two cores take long and bring no other case."""
 
 
-def spread(comm: MPI.Intracomm, shape: Sequence[int]) -> list[dc.Distribution]:
+def uneven_layouts(comm: MPI.Intracomm, shape: Sequence[int]) -> list[dc.Distribution]:
     """Channels; rows with an empty block, and samples if there are ranks for both; columns dealt out, and replicas."""
     size, axes = comm.size, ("n", "c", "h", "w")
     if size == 1:
