@@ -321,6 +321,25 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
         return _meta_result(*key)
 
 
+def first_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return the first tensor that a function returns. For :func:`result_shape` of functions with several results.
+
+    Parameters
+    ----------
+    function : callable
+        Returns a tensor, or several.
+    *args, **kwargs
+        Its arguments.
+
+    Returns
+    -------
+    Tensor
+    """
+    results = function(*args, **kwargs)
+    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
+    return result
+
+
 def _may_lack_kernel(input: torch.Tensor) -> bool:
     """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and a call costs little."""
     has_kernels = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"

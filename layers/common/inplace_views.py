@@ -58,7 +58,7 @@ class _View:
     """The source's block, and its number of changes, that the view shows. The number is 0 if the view shares memory."""
 
     def source_state(self, copied: bool) -> tuple[torch.Tensor, int]:
-        """Return the present value for ``seen``; ``copied`` is True if the view does not share the source's memory."""
+        """Return the present value for ``shown_state``; ``copied`` is True if the view has its own memory."""
         return self.source.local, _shared_memory(self.source).changes if copied else 0
 
     def refresh(self, view: DistTensor) -> None:
@@ -160,11 +160,11 @@ def takes_view(
     def decorate(take: Callable[..., ViewResult]) -> Callable[..., DistTensor]:
         @wraps(take)
         def call(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-            result, of = take(input, *args, **named)
-            if of is None:
+            result, viewed = take(input, *args, **named)
+            if viewed is None:
                 return result
             retake = partial(call, input, *args, **named)
-            if of is input:
+            if viewed is input:
                 return record_shared_view(result, input, retake)
             if write_back is None:
                 return record_copied_view(result, input, retake, raise_on_write_back(take.__name__))

@@ -5,9 +5,7 @@ All of it is elementwise. Only the dimension of real and imaginary part is gathe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -30,14 +28,6 @@ def _register() -> None:
         implements(function, tensors=None)(partial(pointwise, function))
     for name in ("cfloat", "cdouble"):
         implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
-    for name in ("is_conj", "is_neg"):
-        for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=OperatorKind.QUERY)(partial(_block_property, function))
-
-
-def _block_property(function: Callable[..., Any], input: DistTensor) -> Any:
-    """Return a property that all blocks have in common."""
-    return function(input.local)
 
 
 _register()

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.communication.collectives import apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import check_as_torch, result_shape
+from distconv.layers.common.alignment import check_as_torch, first_result, result_shape
 from distconv.layers.common.block_edges import owned_indices
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, accept_numpy_names, plan_fold, sum_over_ranks
@@ -182,7 +182,7 @@ def _max_or_min(function: Any, other: Any, largest: bool, input: torch.Tensor, *
     if not operands:
         return _extreme_of_all(function, largest, input)
     dim, keepdim = _dim_and_keepdim(*args, **named)
-    result_shape(_first_result, function, input, dim, keepdim)
+    result_shape(first_result, function, input, dim, keepdim)
     return getattr(torch.return_types, function.__name__)(_extremes_along_dim(function, largest, input, dim, keepdim))
 
 
@@ -192,11 +192,6 @@ def _dim_and_keepdim(dim: int, keepdim: bool = False) -> tuple[int, bool]:
 
 def _optional_dim(dim: int | None = None, keepdim: bool = False) -> tuple[int | None, bool]:
     return dim, keepdim
-
-
-def _first_result(function: Any, *args: Any) -> torch.Tensor:
-    values: torch.Tensor = function(*args)[0]
-    return values
 
 
 @accept_numpy_names

@@ -1,7 +1,7 @@
 """Elementwise operators.
 
 The operands are brought to one distribution, and torch's function computes on the blocks. Other operators call
-:func:`pointwise` and :func:`in_place` for their elementwise parts.
+:func:`pointwise` and :func:`pointwise_in_place` for their elementwise parts.
 
 Source: Dryden et al. 2019, III-B.
 """

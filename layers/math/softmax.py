@@ -42,7 +42,9 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     return total.log() + highest.reshape(total.shape)
 
 
-def _softmax_of_dim(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype | None) -> torch.Tensor:
+def _softmax(
+    function: Any, input: DistTensor, dim: int | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Compute ``torch.softmax`` or ``log_softmax``; along a split dimension ranks exchange maxima and sums only."""
     if dim is None:
         raise NoRule(f"{function.__name__} of a DistTensor without dim= has no distributed rule: pass dim")
@@ -62,20 +64,11 @@ def _softmax_of_dim(function: Any, input: DistTensor, dim: int | None, dtype: to
 def _functional_softmax(
     function: Any, input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Call :func:`_soft` with the arguments of ``torch.nn.functional``."""
-    return _softmax_of_dim(function, input, dim, dtype)
-
-
-def _torch_softmax(
-    function: Any, input: DistTensor, dim: int | None = None, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Call :func:`_soft` with the arguments of ``torch``."""
-    return _softmax_of_dim(function, input, dim, dtype)
+    """Call :func:`_softmax` with the arguments of ``torch.nn.functional``."""
+    return _softmax(function, input, dim, dtype)
 
 
 for _name in ("softmax", "log_softmax"):
     _function = getattr(torch, _name)
     implements(getattr(F, _name))(partial(_functional_softmax, _function))
-    implements(_function, getattr(torch.Tensor, _name), getattr(torch.special, _name))(
-        partial(_torch_softmax, _function)
-    )
+    implements(_function, getattr(torch.Tensor, _name), getattr(torch.special, _name))(partial(_softmax, _function))

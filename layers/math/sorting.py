@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.alignment import first_result, result_shape
 from distconv.layers.common.gathered_call import call_along_dims
 from distconv.tensor import DistTensor
 
@@ -35,18 +35,11 @@ _DIM_ARGUMENT = {
 
 def _call_on_lines(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """Call ``function`` on complete lines along ``dim``, split over ranks; without ``dim`` on the full tensor."""
-    result_shape(_first_result, function, input, *args, **named)
+    result_shape(first_result, function, input, *args, **named)
     position, dim = _DIM_ARGUMENT[function.__name__]
     dim = named.get("dim", named.get("axis", args[position] if len(args) > position else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
     return call_along_dims(function, input, dims, *args, **named)
-
-
-def _first_result(function: Any, *args: Any, **named: Any) -> torch.Tensor:
-    """Return the first result."""
-    results = function(*args, **named)
-    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
-    return result
 
 
 for _name in _DIM_ARGUMENT:

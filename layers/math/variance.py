@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.alignment import first_result, result_shape
 from distconv.layers.common.empty_blocks import run_like_other_ranks
 from distconv.layers.math.reductions import accept_numpy_names, mean, plan_fold, reduced_elements
 from distconv.precision import accumulation_dtype
@@ -76,14 +76,9 @@ def _var_or_std_with_mean(
     function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``torch.var_mean`` or ``torch.std_mean``."""
-    result_shape(_first_result, function, input, *args, **named)
+    result_shape(first_result, function, input, *args, **named)
     dim, correction, keepdim = _parse_arguments(*args, **named)
     return rule(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)
-
-
-def _first_result(function: Callable[..., Any], *args: Any, **named: Any) -> torch.Tensor:
-    variance: torch.Tensor = function(*args, **named)[0]
-    return variance
 
 
 for _name, _rule in (("var", _variance), ("std", _standard_deviation)):

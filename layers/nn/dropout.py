@@ -48,7 +48,7 @@ def _draw_mask(x: DistTensor, mask_dims: int, keep: float) -> torch.Tensor:
 def _fused_dropout(x: DistTensor, p: float) -> torch.Tensor:
     """Return this rank's block after torch's fused GPU kernel. Collective.
 
-    The kernel draws other numbers than :func:`_mask`.
+    The kernel draws other numbers than :func:`_draw_mask`.
     """
     check_same_generator_state(x)
     _, mask = torch.native_dropout(empty_like_global(x), p, True)

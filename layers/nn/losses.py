@@ -298,7 +298,9 @@ def _class_loss(
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
     if indices:
         check_indices(labels, input.shape[1], grid, partial(_label_error, input.shape[1]), options["ignore_index"])
-    losses = _local_losses(function, logits.local, labels, class_weight, options)
+    local_losses = partial(function, weight=class_weight, reduction="none", **options)
+    local_shape = (*logits.local.shape[:1], *logits.local.shape[2:])
+    losses = run_like_other_ranks(local_losses, local_shape, logits.local, labels)
     if reduction == "none":
         return DistTensor(losses, logits.dist.with_axes(sample_axes), shape)
     # In half precision both the sum and the count could overflow or be rounded.
@@ -312,17 +314,6 @@ def _class_loss(
 def _label_error(classes: int, label: int) -> LabelError:
     """Return the error for a label that is not a class."""
     return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
-
-
-def _local_losses(
-    function: Callable[..., torch.Tensor],
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    weight: torch.Tensor | None,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    shape = (*logits.shape[:1], *logits.shape[2:])
-    return run_like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
 
 
 def _divisor(

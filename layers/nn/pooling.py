@@ -153,10 +153,10 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
     """
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
-    work = _prepare(count, input, *args, **kwargs)
-    geometry = work.geometry
-    return work.wrap(
-        work.crop_outputs(_MAX[count](work.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation))
+    pooling = _prepare(count, input, *args, **kwargs)
+    geometry = pooling.geometry
+    return pooling.wrap(
+        pooling.crop_outputs(_MAX[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation))
     )
 
 
@@ -181,24 +181,24 @@ def max_pool_with_indices(
     tuple of DistTensor
         The largest values, and their indices (int64) in the flattened global space of each sample and channel.
     """
-    work = _prepare(count, input, *args, **kwargs)
-    geometry = work.geometry
-    y, at = _WITH_INDICES[count](work.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
-    return work.wrap(work.crop_outputs(y)), work.wrap(_to_global_indices(work.crop_outputs(at), work))
+    pooling = _prepare(count, input, *args, **kwargs)
+    geometry = pooling.geometry
+    y, at = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
+    return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(_to_global_indices(pooling.crop_outputs(at), pooling))
 
 
-def _to_global_indices(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
+def _to_global_indices(at: torch.Tensor, pooling: _Pooling) -> torch.Tensor:
     """Return flat indices into the global space, given flat indices into the padded block."""
     indices = torch.zeros_like(at)
     volume = 1
-    for dim in reversed(range(len(work.geometry.kernel))):
-        extent, out = max(1, work.block.shape[dim + 2]), spatial_box(work.x.dist, work.out_shape)[dim]
-        index = at % extent + work.geometry.needed(dim, out)[0]
+    for dim in reversed(range(len(pooling.geometry.kernel))):
+        extent, out = max(1, pooling.block.shape[dim + 2]), spatial_box(pooling.x.dist, pooling.out_shape)[dim]
+        index = at % extent + pooling.geometry.needed(dim, out)[0]
         # If all elements are -inf, torch returns the index of the first element that is not padding.
-        index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
+        index = torch.where(index < 0, index % pooling.geometry.dilation[dim], index)
         at = at // extent
         indices += volume * index
-        volume *= work.x.shape[dim + 2]
+        volume *= pooling.x.shape[dim + 2]
     return indices
 
 
@@ -240,8 +240,8 @@ def avg_pool(
         )
     x = redistribute_balanced(input)
     geometry = Geometry(to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), (1,) * count)
-    work = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape)
-    y = work.crop_outputs(pool(work.pool_input(), geometry.kernel, geometry.stride, 0))
+    pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape)
+    y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, 0))
     if divisor_override is not None:
         y = y * (math.prod(geometry.kernel) / divisor_override)
     elif ceil_mode or any(geometry.padding):

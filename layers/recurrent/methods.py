@@ -76,8 +76,8 @@ class BackwardSpeed:
 SPEEDS = {"cpu": BackwardSpeed(8e-6, 8e-6, 10e-6, 10e9), "cuda": BackwardSpeed(20e-6, 0.7e-6, 90e-6, 5e12)}
 """Speeds by device type.
 
-For a CPU measured on one core of a small machine. For a GPU, ``alone_s`` and ``call_s`` are fitted to backward passes
-on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
+For a CPU measured on one core of a small machine. For a GPU, ``single_rank_step_s`` and ``call_s`` are fitted to
+backward passes on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
 """
 
 

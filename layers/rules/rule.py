@@ -124,7 +124,9 @@ class Rule:
         distributed: list[DistTensor] = []
         map_leaves(lambda value: distributed.append(value) if isinstance(value, DistTensor) else None, dict(arguments))
         if not distributed:
-            arguments.update({name: _pad_windows(arguments[name], of, self.fill) for name, of in windows.items()})
+            arguments.update(
+                {name: _pad_windows(arguments[name], by_dim, self.fill) for name, by_dim in windows.items()}
+            )
             return self.operator(*bound.args, **bound.kwargs)
         work = _RuleWork.from_arguments(self, windows, arguments, distributed[0])
         with section(self.name):

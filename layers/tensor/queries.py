@@ -177,11 +177,11 @@ def retains_grad(input: DistTensor) -> bool:
     return bool(input.local.retains_grad)
 
 
-def _of_block(function: Any, input: DistTensor) -> Any:
+def _block_property(function: Any, input: DistTensor) -> Any:
     """Return a property that all blocks have in common."""
     return function(input.local)
 
 
-for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned"):
+for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned", "is_conj", "is_neg"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
-        implements(_function, kind=OperatorKind.QUERY)(partial(_of_block, _function))
+        implements(_function, kind=OperatorKind.QUERY)(partial(_block_property, _function))

@@ -1,4 +1,4 @@
-"""Keys of caches: calls of operators that differ in one thing alone, one after the other, equal one process."""
+"""Keys of caches: consecutive calls of operators that differ in one option each equal one process."""
 
 from __future__ import annotations
 

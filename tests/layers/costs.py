@@ -50,7 +50,7 @@ def check_bytes(comm: Any, cost: Cost) -> None:
 
 
 def check_saved_tensors(comm: Any, call: Callable[[Any], Any], tensors: float) -> None:
-    """Check that at most so many tensors of the size of x are kept for the backward pass. What is padded is copied."""
+    """Check that autograd saves at most ``tensors`` tensors of the size of x; padding copies its input."""
     rows = 40 * comm.size
     whole = normal(N, C, rows, W)
     x = dc.scatter(whole, dc.Distribution(grid_over(comm, h=comm.size), (None, None, "h", None))).requires_grad_()

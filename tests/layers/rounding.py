@@ -18,12 +18,12 @@ SHAPE = (3, 6, 7, 9)
 
 
 def with_exact_operands(function: Callable[..., Any], *plain: torch.Tensor) -> Callable[[Any], Any]:
-    """``function(x, *plain)``, plain tensors in the dtype of x, with values that all dtypes have."""
+    """Return ``function(x, *plain)`` with plain tensors in the dtype of x, whose values are exact in all dtypes."""
     return lambda x: function(x, *(t.bfloat16().to(x.dtype) for t in plain))
 
 
 def error_bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """How far a result may be from ``exact``: by one rounding, or as far as torch's ``own`` in one process.
+    """Return the permitted error of a result: one rounding, or the error of torch's ``own`` result in one process.
 
     float32 is summed in another order.
     """
@@ -32,7 +32,7 @@ def error_bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def value_and_gradient(function: Callable[[Any], Any], x: Any, differentiable: bool) -> tuple[torch.Tensor, ...]:
-    """The result, and the gradient of x, if it has one, for a gradient of the result whose values all dtypes have."""
+    """Return the result, and the gradient of x if it has one, for an output gradient that is exact in all dtypes."""
     x = x.detach().requires_grad_()
     y = function(x)
     if not differentiable:

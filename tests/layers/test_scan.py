@@ -148,6 +148,6 @@ def test_a_lenet_learns_as_it_does_by_autograd(method, depth):
         (nn.Dropout(0.5), "use p=0"),
     ],
 )
-def test_layers_without_a_rule_are_refused_at_once(layer, reason):
+def test_layers_without_a_rule_raise_at_once(layer, reason):
     with pytest.raises(UnsupportedOperation, match=rf"layer 1, .*{reason}"):
         ScanSequential(nn.Flatten(), layer)

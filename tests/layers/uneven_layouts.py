@@ -1,4 +1,4 @@
-"""A few layouts of (N, C, H, W) that between them split every dimension, unevenly too, and hold replicas."""
+"""A few layouts of (N, C, H, W) that together split every dimension, also unevenly, and have replicas."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import distconv as dc
 from tests.distconv.layouts import grid_over
 
 UP_TO_FOUR_RANKS = pytest.mark.ranks(at_most=4)
-"""For tables of many functions: more ranks on two cores take long and bring no other case."""
+"""For tables of many functions: more ranks on two cores take long and add no case."""
 
 
 def uneven_layouts(comm: MPI.Intracomm, shape: Sequence[int]) -> list[dc.Distribution]:
-    """Channels; rows with an empty block, and samples if there are ranks for both; columns dealt out, and replicas."""
+    """Return layouts: channels; rows with an empty block, and samples if possible; cyclic columns with replicas."""
     size, axes = comm.size, ("n", "c", "h", "w")
     if size == 1:
         return [dc.Distribution(grid_over(comm, n=1), axes)]

@@ -16,7 +16,7 @@ View = Callable[[Any], Any]
 
 
 def check_change_reaches_source(comm: Any, view: View, recording: bool = True) -> None:
-    """A change in place of the view reaches its source, with the gradients of one process if they are recorded."""
+    """Check that an in-place change of the view reaches its source, with the gradients of one process if recorded."""
 
     def run(x: Any) -> Any:
         with torch.set_grad_enabled(recording):
@@ -29,7 +29,7 @@ def check_change_reaches_source(comm: Any, view: View, recording: bool = True) -
 
 
 def check_view_follows_source(comm: Any, view: View, recording: bool = True) -> None:
-    """The view, which is made first, shows a change of its source."""
+    """Check that a view shows a later change of its source."""
 
     def run(x: Any) -> Any:
         with torch.set_grad_enabled(recording):

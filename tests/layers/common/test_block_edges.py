@@ -1,4 +1,4 @@
-"""Where blocks begin and end, and which indices a rank owns, against indices dealt out by hand."""
+"""Edges of blocks and indices owned by a rank, against indices assigned by hand."""
 
 from __future__ import annotations
 

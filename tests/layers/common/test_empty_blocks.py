@@ -1,4 +1,4 @@
-"""Ranks without elements: their results have the dtype of other ranks', and they raise what these raise."""
+"""Ranks with empty blocks: their results have the dtype of the other ranks, and they raise the same errors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ REJECTED: dict[str, tuple[torch.dtype, Callable[..., torch.Tensor]]] = {
 @EMPTY_SOMEWHERE
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", REJECTED)
-def test_a_dtype_that_torch_refuses_is_refused_on_all_ranks(comm, name):
+def test_a_dtype_that_torch_rejects_raises_on_all_ranks(comm, name):
     dtype, call = REJECTED[name]
     with pytest.raises((RuntimeError, NotImplementedError)) as told:
         call(normal(1, 1, comm.size - 1, 6).to(dtype))

@@ -1,4 +1,4 @@
-"""The exact fallback: what has no rule, against one process, with its warning and its limits."""
+"""The fallback for functions without a rule: results against one process, warnings and limits."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_random_functions_draw_as_one_process_does(comm):
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
-def test_a_plain_parameter_has_the_whole_gradient_once(comm):
+def test_a_plain_parameter_has_the_full_gradient_once(comm):
     torch.manual_seed(2)
     for grid in grids(comm, "ncw"):
         same_as_one_process(grid, F.bilinear, normal(6, 4, 5), normal(6, 4, 3), plain=[normal(2, 5, 3, seed=4)])
@@ -223,7 +223,7 @@ def test_an_output_given_by_the_caller_is_written(comm):
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_least=2)
-def test_an_output_of_another_shape_is_refused(comm):
+def test_an_output_of_another_shape_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     out = torch.zeros_like(x[:, :, 2:])
     with pytest.warns(UserWarning, match="resized"):
@@ -272,13 +272,13 @@ def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(c
     assert {warning.filename for warning in told} == {__file__}
 
 
-def test_nothing_is_told_where_nothing_is_gathered(comm):
+def test_nothing_is_warned_where_nothing_is_gathered(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, r=comm.size))
     close(whole(torch.renorm(x, 2, 0, 1.0)), normal(3, 4, 4).renorm(2, 0, 1.0), "y")
 
 
 @pytest.mark.ranks(at_least=2)
-def test_more_than_the_limit_is_refused(comm, monkeypatch):
+def test_more_than_the_limit_raises(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "limit_bytes", 383)
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*=383", lambda: torch.renorm(x, 2, 0, 1.0))
@@ -286,7 +286,7 @@ def test_more_than_the_limit_is_refused(comm, monkeypatch):
 
 
 @pytest.mark.fault(12)
-def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
+def test_as_errors_all_such_calls_raise(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "level", "error")
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "no distributed rule", lambda: torch.renorm(x, 2, 0, 1.0))
@@ -295,7 +295,7 @@ def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
 
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_is_refused(comm):
+def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     y = x * 2
 
@@ -308,7 +308,7 @@ def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_i
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-def test_what_torch_refuses_is_refused_in_its_words(comm):
+def test_arguments_that_torch_rejects_raise_its_error(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
     with pytest.raises(RuntimeError, match="renorm: expected maxnorm to be >= 0"):
         torch.renorm(x, 2, 0, -1.0)

@@ -1,4 +1,4 @@
-"""Changes in place of results that are views in torch reach their source, or raise."""
+"""In-place changes of results that are views in torch reach their source, or raise."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_views_follow_in_inference_mode_and_of_a_leaf_that_an_optimizer_changes(
 
 
 @pytest.mark.ranks(at_least=2)
-def test_a_view_whose_source_has_got_another_shape_in_place_is_refused(comm):
+def test_a_view_whose_source_has_got_another_shape_in_place_raises(comm):
     y = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size)) * 1
     seen = y.select(2, 1)
     y.unsqueeze_(0)

@@ -1,4 +1,4 @@
-"""The input that each rank needs for its outputs: the same values as in the padded whole, and an adjoint."""
+"""The input that each rank needs for its outputs: its values against the padded full tensor, and its adjoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On one rank torch's own operators compute, and what they give is distributed still."""
+"""On one rank torch's own operators compute, and their results are DistTensors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_lists_of_tensors_may_mix_plain_ones(comm):
     assert torch.equal(y.local, torch.cat([normal(2, 3), normal(1, 3, seed=1)]))
 
 
-def test_what_torch_refuses_has_the_operators_error(comm):
+def test_arguments_that_torch_rejects_raise_the_operators_error(comm):
     with pytest.raises(dc.ShapeError, match="channels"):
         nn.Conv2d(4, 2, 3).double()(input_of(comm, 2, 3, 5, 5))
 

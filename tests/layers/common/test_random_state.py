@@ -1,4 +1,4 @@
-"""What ranks draw from must be in one state: the generator that is asked, and no other."""
+"""Comparison of the states of random generators between ranks."""
 
 from __future__ import annotations
 

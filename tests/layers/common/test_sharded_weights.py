@@ -1,4 +1,4 @@
-"""Channels and filters split over axis c: convolutions and linear layers against one process, and sums of shares."""
+"""Channels and filters split over axis c: convolutions and linear layers against one process, and partial sums."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def _with_invalid_last_value(values: torch.Tensor, value: float, grid: dc.Proces
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("value", [1.5, float("nan")])
-def test_a_probability_outside_of_zero_to_one_is_refused_on_all_ranks(comm: Any, value: float) -> None:
+def test_a_probability_outside_of_zero_to_one_raises_on_all_ranks(comm: Any, value: float) -> None:
     for axis in "nhc":
         grid = grid_over(comm, **{axis: comm.size})
         p, q = normal(*SHAPE).sigmoid(), normal(*SHAPE, seed=1).sigmoid()

@@ -1,4 +1,4 @@
-"""Complex tensors through all communication, and their parts, against one process."""
+"""Complex tensors in all kinds of communication, and their real and imaginary parts, against one process."""
 
 from __future__ import annotations
 

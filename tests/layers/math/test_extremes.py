@@ -1,4 +1,4 @@
-"""Largest and smallest elements, their places and gradients, against one process."""
+"""Largest and smallest elements, their indices and gradients, against one process."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_the_larger_of_two_tensors(comm):
         )
 
 
-def test_the_extreme_of_nothing_is_refused_in_torchs_words(comm):
+def test_the_extreme_of_nothing_raises_torchs_error(comm):
     x = dc.scatter(normal(3, 0, 4), grid_over(comm, n=comm.size))
     raises_everywhere(comm, IndexError, "Expected reduction dim 1 to have non-zero size", lambda: x.max(1))

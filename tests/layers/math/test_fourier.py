@@ -57,7 +57,7 @@ def test_one_sample_of_one_channel_is_transformed_line_by_line(comm, name):
 
 
 @pytest.mark.ranks(at_least=2, at_most=4)
-def test_each_rank_transforms_its_share_of_the_lines(comm, monkeypatch):
+def test_each_rank_transforms_its_part_of_the_lines(comm, monkeypatch):
     x = dc.scatter(normal(2, 6, 8, 4), grid_over(comm, h=comm.size))
     sizes = []
     FFT.rfft2(x)  # asks torch for the shape of the result, once

@@ -102,7 +102,7 @@ def test_results_keep_the_batch_where_it_is_and_nothing_is_sent(comm):
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_torch_rejects_of_one_ranks_matrices_is_told_on_all(comm):
+def test_matrices_that_torch_rejects_on_one_rank_raise_on_all_ranks(comm):
     x = symmetric(normal(7, 4, 4))
     x[6] = 0
     dist = dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))

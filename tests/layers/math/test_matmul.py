@@ -63,7 +63,7 @@ def test_products_equal_one_process(comm, name):
 
 @pytest.mark.parametrize("name", WITH_PLAIN)
 @UP_TO_FOUR_RANKS
-def test_a_plain_factor_gets_its_whole_gradient(comm, name):
+def test_a_plain_factor_gets_its_full_gradient(comm, name):
     for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, WITH_PLAIN[name], normal(*SHAPE), plain=(normal(2, 5, 7, seed=1),))
 
@@ -112,7 +112,7 @@ def test_rows_and_batches_keep_their_splits(comm):
     assert torch.einsum("nchw,ndhw->ncd", x, x).dist.split_axes == ()
 
 
-def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_matrices_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
     match = r"mat1 and mat2 shapes cannot be multiplied \(3x6 and 5x4\)"
     raises_everywhere(comm, dc.ShapeError, match, lambda: x @ normal(5, 4))

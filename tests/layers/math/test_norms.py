@@ -56,7 +56,7 @@ def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_norms_of_one_split_matrix_name_the_way_out(comm):
+def test_norms_of_one_split_matrix_name_a_fix(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     for call in (lambda: x.norm("nuc"), lambda: torch.linalg.norm(x, 2), lambda: torch.linalg.matrix_norm(x, 2)):
         raises_everywhere(comm, dc.UnsupportedOperation, "gather", call)

@@ -61,7 +61,7 @@ def test_reductions_equal_one_process(comm, name):
         same_as_one_process(dist, REDUCED[name], normal(*SHAPE))
 
 
-def test_whole_numbers_are_reduced_as_such(comm):
+def test_integers_are_reduced_as_such(comm):
     for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: x.sum() + x.int().sum(1, dtype=torch.int16), counting(*SHAPE).long())
         same_as_one_process(dist, lambda x: (x > 7).sum((0, 2)) + (x % 3).prod(1)[0, 0, 1], counting(*SHAPE).long())

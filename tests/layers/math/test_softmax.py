@@ -1,4 +1,4 @@
-"""Soft maxima along dimensions, against one process."""
+"""Softmax and logsumexp along dimensions, against one process."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_a_soft_maximum_gathers_nothing(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_a_soft_maximum_without_a_dimension_names_the_way_out(comm):
+def test_a_soft_maximum_without_a_dimension_names_a_fix(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "pass dim", lambda: F.softmax(x))

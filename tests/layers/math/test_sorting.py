@@ -31,7 +31,7 @@ SORTING_FUNCTIONS = {
 }
 
 
-def test_an_output_given_by_the_caller_is_refused(comm):
+def test_an_output_given_by_the_caller_raises(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     out = (torch.empty(SHAPE), torch.empty(SHAPE, dtype=torch.int64))
     raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.sort(x, 1, out=out))

@@ -1,4 +1,4 @@
-"""Views of diagonals and of parts of complex tensors: changes in place reach the source, and are seen in the view."""
+"""Views of diagonals and of parts of complex tensors: in-place changes show in both the view and its source."""
 
 from __future__ import annotations
 

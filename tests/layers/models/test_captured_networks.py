@@ -1,4 +1,4 @@
-"""Networks train with captured steps as they do without: losses, and all that is left, bit for bit."""
+"""Training with captured steps: losses and all final values are bitwise equal to those without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of every reference model over a grid takes the steps of plain torch on one process."""
+"""Training of every reference model over a grid, against plain torch in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of other people's packages, unmodified, with few classes and on small inputs."""
+"""Networks of other packages, unmodified, with few classes and on small inputs."""
 
 from __future__ import annotations
 

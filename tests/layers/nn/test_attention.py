@@ -139,7 +139,7 @@ def test_an_encoder_in_evaluation_puts_zeros_where_torch_does(comm, norm):
         close(whole(spread(given, None, padding)), encoder(x, None, padding).detach(), "with gradients")
 
 
-def test_a_mask_is_left_aligned_if_no_place_is_kept_behind_a_gap(comm):
+def test_a_mask_is_left_aligned_if_no_position_is_kept_after_a_gap(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, n=comm.size))
     for rows, aligned in (
         ([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], True),

@@ -176,7 +176,7 @@ def test_spatial_statistics_are_those_of_the_samples_a_rank_shares(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
+def test_one_value_per_channel_on_a_rank_raises_for_local_statistics(comm):
     grid = grid_over(comm, h=comm.size)
     x = dc.scatter(normal(1, 4, comm.size, 1), grid)
     model = dc.parallelize(nn.Sequential(norm(2), FunctionalNorm()), grid, batch_norm="local")
@@ -188,7 +188,7 @@ def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
 
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)])
-def test_one_value_per_channel_is_refused_in_torchs_words(comm, shape):
+def test_one_value_per_channel_raises_torchs_error(comm, shape):
     module = norm(1 if len(shape) == 2 else 2)
     with pytest.raises(ValueError) as told:
         module(normal(*shape))

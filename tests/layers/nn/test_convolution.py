@@ -1,4 +1,4 @@
-"""Convolution over samples and space against one process, in all of its geometry."""
+"""Convolution over samples and space against one process, for all options of its geometry."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_memory_layouts_of_input_and_weight_change_nothing(comm):
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("kernel", [9, (3, 12)])
-def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, kernel):
+def test_a_kernel_larger_than_the_padded_input_raises_torchs_error(comm, kernel):
     module, x = built(lambda: nn.Conv2d(2, 2, kernel)), normal(1, 2, 7, 8)
     with pytest.raises(RuntimeError) as told:
         module(x)
@@ -220,7 +220,7 @@ def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, 
     assert str(told.value) in text
 
 
-def test_wrong_channels_are_refused_in_torchs_words(comm):
+def test_wrong_channels_raise_torchs_error(comm):
     x = normal(1, 3, 7, 8)
     w = normal(2, 2, 3, 3)
     with pytest.raises(RuntimeError) as told:
@@ -237,7 +237,7 @@ def test_an_input_may_be_one_sample(comm):
         same_as_one_process(grid, lambda x, w: F.conv2d(x, w), normal(3, 7, 8), plain=(w,), dims=["chw"])
 
 
-def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
+def test_a_plain_input_with_a_distributed_weight_raises(comm):
     w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
 

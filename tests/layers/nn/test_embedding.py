@@ -115,7 +115,7 @@ def test_what_is_computed_replicated_equals_one_process(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_an_index_outside_the_table_is_told_on_all_ranks(comm):
+def test_an_index_outside_the_table_raises_on_all_ranks(comm):
     i = indices(8, 6)
     i[0, 0] = ROWS
     given = dc.scatter(i, grid_over(comm, n=comm.size), dims="n-")

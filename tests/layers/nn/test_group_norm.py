@@ -237,14 +237,14 @@ def test_evaluation_in_half_precision(comm):
         ((3, 6), lambda x: F.local_response_norm(x, 3), ValueError, "Expected 3D or higher"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, shape, call, error, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, shape, call, error, match):
     with pytest.raises((RuntimeError, ValueError), match=match):
         call(normal(*shape))
     x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
     raises_everywhere(comm, error, match, lambda: call(x))
 
 
-def test_parameters_of_another_dtype_are_refused(comm):
+def test_parameters_of_another_dtype_raise(comm):
     x = dc.scatter(normal(*SHAPES[2]), grid_over(comm, h=comm.size))
     call = lambda: F.group_norm(x, 2, torch.ones(6), torch.ones(6))  # noqa: E731
     raises_everywhere(comm, dc.ShapeError, "convert the model or the input", call)

@@ -25,7 +25,7 @@ def test_a_linear_layer_on_the_last_of_several_dimensions(comm):
         check_module_same_as_one_process(grid, module, normal(*SHAPE))
 
 
-def test_a_linear_layer_over_features_of_the_wrong_number_is_refused_in_torchs_words(comm):
+def test_a_linear_layer_over_features_of_the_wrong_number_raises_torchs_error(comm):
     x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
     module = built(lambda: nn.Linear(5, 4))
     raises_everywhere(

@@ -154,7 +154,7 @@ def test_unpooling_with_any_indices(comm):
 
 
 @pytest.mark.cpu
-def test_an_index_outside_the_output_is_refused_on_all_ranks(comm):
+def test_an_index_outside_the_output_raises_on_all_ranks(comm):
     x = dc.scatter(normal(1, 2, 3), grid_over(comm, n=comm.size))
     at = dc.scatter(torch.tensor([[[0, 1, 2], [3, 4, 12]]]), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.ShapeError, "invalid max index: 12", lambda: F.max_unpool1d(x, at, 4))
@@ -192,7 +192,7 @@ def test_a_sample_without_a_sample_dimension(comm, pool):
 
 
 @pytest.mark.cpu
-def test_whole_numbers_are_pooled(comm):
+def test_integers_are_pooled(comm):
     for grid in grids(comm, "hw"):
         same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
 
@@ -223,7 +223,7 @@ def test_average_pooling_and_its_gradient_are_adjoint(comm):
         (lambda x: F.avg_pool2d(x, 3, divisor_override=0), "divisor must be not zero"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, call, match):
     with pytest.raises(RuntimeError, match=match):
         call(normal(1, 2, 7, 8))
     x = dc.scatter(normal(1, 2, 7, 8), grid_over(comm, h=comm.size))
@@ -232,7 +232,7 @@ def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
 
 @pytest.mark.parametrize("pool", [F.fractional_max_pool2d, F.fractional_max_pool3d])
 @pytest.mark.ranks(at_least=2)
-def test_fractional_pooling_is_refused(comm, pool):
+def test_fractional_pooling_raises(comm, pool):
     x = dc.scatter(normal(1, 2, 7, 8, 4) if pool is F.fractional_max_pool3d else normal(1, 2, 7, 8),
                    grid_over(comm, h=comm.size))  # fmt: skip
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the result", lambda: pool(x, 2, output_size=3))

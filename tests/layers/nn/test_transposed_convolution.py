@@ -35,7 +35,7 @@ def test_transposed_convolution_in_other_dimensions(comm, count):
 
 
 @pytest.mark.parametrize(("extra", "padding", "match"), [(2, 0, "output padding must be smaller"), (0, 4, "too small")])
-def test_transposed_convolution_refuses_what_torch_refuses(comm, extra, padding, match):
+def test_transposed_convolution_rejects_what_torch_rejects(comm, extra, padding, match):
     w, x = normal(2, 2, 3, 3), normal(1, 2, 2, 2)
     with pytest.raises(RuntimeError, match=match):
         F.conv_transpose2d(x, w, None, 2, padding, extra)

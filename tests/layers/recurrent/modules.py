@@ -1,4 +1,4 @@
-"""Pairs of recurrent modules with the same parameters: torch's, and ours."""
+"""Pairs of recurrent modules of torch and of distconv with the same parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward pass block by block: the same gradients whatever the blocks, and little memory."""
+"""The backward pass block by block: gradients do not depend on the blocks, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_steps_are_the_identity():
     assert not shift.any()
 
 
-def test_gradients_of_inputs_that_nobody_needs_are_left_out():
+def test_gradients_of_inputs_that_are_not_needed_are_left_out():
     assert (
         compute_gradients(
             steps_of("gru"), normal(11, 2, 4), normal(2, 4), Method.SEQUENTIAL, needs_input_gradient=False

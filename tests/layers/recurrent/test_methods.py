@@ -1,4 +1,4 @@
-"""Which way back through time is chosen."""
+"""The choice of the algorithm of the backward pass through time."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_in_autocast_it_computes_in_the_dtype_of_its_weights():
     y.sum().backward()
 
 
-def test_gradients_that_nobody_asked_for_are_none():
+def test_gradients_that_are_not_needed_are_none():
     _, module = torch_and_scan_modules("tanh", 3, 4)
     module.weight_ih_l0.requires_grad_(False)
     module(normal(5, 2, 3))[0].sum().backward()
@@ -147,24 +147,24 @@ def test_a_batch_without_samples():
         ([(5, 1, 2, 3)], "Expected input to be 2D or 3D, got 4D"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(kind, shapes, match):
+def test_arguments_that_torch_rejects_raise_its_error(kind, shapes, match):
     for module in torch_and_scan_modules(kind, 3, 5):
         with pytest.raises((RuntimeError, ValueError), match=match):
             module(*(normal(*shape) for shape in shapes))
 
 
-def test_lengths_beyond_the_sequence_are_refused_where_it_is_packed():
+def test_lengths_beyond_the_sequence_raise_where_it_is_packed():
     with pytest.raises(RuntimeError, match="is invalid for input of size 9"):
         ScanGRU(3, 4)(pack_padded_sequence(torch.ones(5, 2, 3), torch.tensor([6, 2])))
 
 
 @pytest.mark.parametrize("module", [ScanRNN, ScanGRU])
-def test_an_unknown_method_is_refused(module):
+def test_an_unknown_method_raises(module):
     with pytest.raises(dc.UnsupportedOperation, match=r"method='fast': no such method\. Choose one of 'auto'"):
         module(3, 4, method="fast")
 
 
-def test_a_second_derivative_is_refused():
+def test_a_second_derivative_raises():
     module = ScanRNN(3, 4)
     x = torch.ones(5, 2, 3, requires_grad=True)
     with pytest.raises(dc.UnsupportedOperation, match=r"no second derivative .* Use method='autograd'"):

@@ -111,7 +111,7 @@ def test_thirty_thousand_steps_over_ranks_equal_one_rank(comm, method):
 
 
 @pytest.mark.parametrize("chosen", [Method.AUTOGRAD, Method.SEQUENTIAL])
-def test_a_rank_of_a_scan_goes_back_by_what_is_chosen_unless_it_is_torchs_own(comm, monkeypatch, chosen):
+def test_a_rank_of_a_scan_uses_the_chosen_method_unless_it_is_torchs(comm, monkeypatch, chosen):
     """On a GPU that is cuDNN, which accepts no gradient from the later rank."""
     methods, gradients = [], recurrence.compute_gradients
     monkeypatch.setattr(recurrence, "fastest_method", lambda problem: chosen)

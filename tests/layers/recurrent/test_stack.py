@@ -1,4 +1,4 @@
-"""Recurrent modules, torch's own and ours, on DistTensors split in samples and time, against one process."""
+"""Recurrent modules of torch and of distconv on DistTensors split in samples and time, against one process."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_torchs_backward_does_not_go_over_ranks(comm):
 
 
 @pytest.mark.ranks(2, 3)
-def test_no_steps_and_features_of_another_number_are_refused_in_torchs_words(comm):
+def test_no_steps_and_features_of_another_number_raise_torchs_error(comm):
     one, _ = torch_and_scan_modules("gru", 3, 4)
     grid = grid_over(comm, w=comm.size)
     for shape, match in (

@@ -1,4 +1,4 @@
-"""Ranks that share the steps of a sequence: who is next, and what reaches whom."""
+"""Ranks among which the steps of a sequence are split: their neighbours, and the messages between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``check_rule``: right operators pass; each way of being wrong is found, in one process too."""
+"""``check_rule``: valid operators pass, and every kind of error is found, in a single process, too."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_right_operator_passes_on_all_grids(comm: Any) -> None:
     assert len(tried) - len(in_blocks) == {1: 1, 2: 12, 3: 12, 4: 30}[comm.size]
 
 
-def test_channels_that_meet_whole_weights_are_no_window(comm: Any) -> None:
+def test_channels_with_replicated_weights_are_no_window(comm: Any) -> None:
     rule = dc.rule(x={0: P, 1: P, 2: THREE, 3: THREE})(smooth)
     with pytest.raises(
         MismatchError, match="smooth, blocks of dimension 1 that end at 1, 2: the operator failed: RuntimeError"
@@ -87,6 +87,6 @@ def test_what_is_wrong_is_found(comm: Any, operator: Any, windows: Any, reason: 
     assert dc.check_rule(dc.rule(x={0: P, 1: P, 3: P})(operator), (X,), comm)
 
 
-def test_a_function_without_a_rule_is_refused(comm: Any) -> None:
+def test_a_function_without_a_rule_raises(comm: Any) -> None:
     with pytest.raises(TypeError, match=r"smooth has no rule. Decorate it with distconv.rule"):
         dc.check_rule(smooth, (X, X), comm)

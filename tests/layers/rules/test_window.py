@@ -43,6 +43,6 @@ def test_dimensions_may_be_counted_from_the_end() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"stride": 0}, {"dilation": 0}, {"padding": -1}, {"padding": (1, -1)}])
-def test_what_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_arguments_raise(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         Window(**{"size": 3, **wrong})

@@ -1,4 +1,4 @@
-"""Random clouds, and dense convolutions of them to compare with."""
+"""Random point clouds, and their dense convolutions as references."""
 
 from __future__ import annotations
 

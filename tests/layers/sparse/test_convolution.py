@@ -236,12 +236,12 @@ def test_a_cloud_without_sites_passes_and_gives_gradients_of_zero():
         ({"offsets": [(0, 0, 1), (0, 0, 1)]}, "distinct offsets"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(options, says):
+def test_invalid_options_of_a_layer_raise(options, says):
     with pytest.raises(ValueError, match=says):
         SparseConv(2, 2, **{"kernel_size": 3, **options})
 
 
-def test_input_that_does_not_fit_is_refused():
+def test_input_that_does_not_fit_raises():
     layer = SparseConv(3, 2, 3)
     with pytest.raises(dc.ShapeError, match="requires 3 channels, but its input has 2"):
         layer(random_cloud(rng_of(1), 3, 2))

@@ -243,7 +243,7 @@ def test_maps_and_halos_are_made_once(comm):
     assert manager.bytes > 0 or not len(x.coords)
 
 
-def test_whole_and_split_and_back(comm):
+def test_full_and_split_and_back(comm):
     x = random_cloud(rng_of("back"), 2, 3, sites=30)
     for grid in grids(comm, 2):
         (coords, features), (whole, ours) = sorted_by_site(x), sorted_by_site(sparse.gather(sparse.scatter(x, grid)))
@@ -262,7 +262,7 @@ def test_a_rank_may_bring_its_own_sites(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_sites_of_another_ranks_box_are_refused_on_all_ranks(comm):
+def test_sites_of_another_ranks_box_raise_on_all_ranks(comm):
     partition = Partition(grid_over(comm, w=comm.size), ((), tuple(range(1, comm.size))))
     coords = torch.tensor([[0, 0]]) + torch.tensor([0, int(comm.rank == 0)])
     coords[0, 1] = comm.rank + (comm.rank == 0)

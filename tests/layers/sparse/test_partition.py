@@ -1,4 +1,4 @@
-"""Boxes of sites: each site is in one, ranks that meet a box are found, and cuts balance."""
+"""Boxes of sites: each site is in one box, intersecting ranks are found, and cuts balance the ranks."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_a_set_without_sites_has_a_partition(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_an_axis_that_cuts_nothing_is_refused(comm):
+def test_an_axis_that_cuts_nothing_raises(comm):
     with pytest.raises(dc.DistributionError, match=r"axis c splits none of them\. Use n, d, h, w"):
         Partition.balanced(grid_over(comm, c=comm.size), torch.zeros(1, 4, dtype=torch.long))
 
 
 @pytest.mark.ranks(2)
-def test_cuts_that_do_not_fit_are_refused(comm):
+def test_cuts_that_do_not_fit_raise(comm):
     with pytest.raises(dc.DistributionError, match="2 parts require 1 ascending coordinates"):
         Partition(grid_over(comm, w=2), ((), (3, 4)))

@@ -91,12 +91,12 @@ def test_the_size_of_a_volume_stays_through_pooling():
         (lambda: SparseGlobalPool("mean"), "mode='mean': choose one of avg, max, sum"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(make, says):
+def test_invalid_options_of_a_layer_raise(make, says):
     with pytest.raises(ValueError, match=says):
         make()
 
 
-def test_plain_tensors_are_refused():
+def test_plain_tensors_raise():
     for layer in (SparseMaxPool(2), SparseGlobalPool()):
         with pytest.raises(dc.UnsupportedOperation, match="not Tensor"):
             layer(torch.zeros(2, 3))

@@ -1,4 +1,4 @@
-"""Halos of sites: the sites that are needed come, their features with them, and gradients go back."""
+"""Halos of sites: needed sites and features are received, and gradients return to the owners."""
 
 from __future__ import annotations
 

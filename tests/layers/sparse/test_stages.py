@@ -1,4 +1,4 @@
-"""Clouds as rows of samples and back, and sparse networks in stages."""
+"""Point clouds packed as rows of samples, and sparse networks as pipeline stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_some_of_the_rows_are_those_samples():
     assert sorted(part.coords.tolist()) == sorted((x.coords[mine] - torch.tensor([2, 0, 0, 0])).tolist())
 
 
-def test_coordinates_that_a_dtype_does_not_hold_are_refused():
+def test_coordinates_that_a_dtype_does_not_hold_raise():
     x = SparseTensor(torch.tensor([[0, 1 << 25]]), torch.zeros(1, 1))
     with pytest.raises(dc.CoordinateError, match=r"coordinates up to 16777216 in torch\.float32"):
         packed(x)

@@ -1,4 +1,4 @@
-"""SparseTensor: what it checks, what it keeps, and its arithmetic."""
+"""SparseTensor: its checks, its state and its arithmetic."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_trailing_samples_without_sites_count_if_the_batch_size_says_so():
         (ROWS, normal(3, 1).to("meta"), {}, dc.ShapeError, "features are on meta and coordinates on cpu"),
     ],
 )
-def test_what_cannot_be_is_refused(coords, features, options, error, says):
+def test_invalid_arguments_raise(coords, features, options, error, says):
     with pytest.raises(error, match=says):
         SparseTensor(coords, features, **options)
 

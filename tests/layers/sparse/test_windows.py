@@ -1,4 +1,4 @@
-"""What layers over windows are given."""
+"""Arguments of sparse layers with windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_one_extent_is_that_of_all_dimensions():
 
 
 @pytest.mark.parametrize("size", [0, None, (3,), (3, 2.5), (3, -1)])
-def test_extents_that_cannot_be_are_refused(size):
+def test_invalid_sizes_raise(size):
     with pytest.raises(ValueError, match="kernel_size="):
         sizes_per_dim(size, 2)
 

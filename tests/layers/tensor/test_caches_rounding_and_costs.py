@@ -1,4 +1,4 @@
-"""Caches, rounding and cost of functions that make, shape and index tensors."""
+"""Caches, rounding and cost of functions that create, shape and index tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors made after a DistTensor, and random numbers that do not depend on the grid."""
+"""Tensors with the distribution of a DistTensor, and random numbers that do not depend on the grid."""
 
 from __future__ import annotations
 

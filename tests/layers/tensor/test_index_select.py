@@ -1,4 +1,4 @@
-"""Picking elements by tensors of indices, against one process."""
+"""Selection by tensors of indices, against one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_plain_tensor_is_picked_from_by_a_distributed_index(comm):
 
 
 @pytest.mark.cpu
-def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm):
+def test_an_index_that_is_invalid_on_one_rank_raises_on_all_ranks(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     index = torch.zeros(SHAPE, dtype=torch.int64)
     index[0, 0, 6, 0] = 4
@@ -66,7 +66,7 @@ def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm
         lambda x: x.masked_scatter(x > 0, x),
     ],
 )
-def test_what_depends_on_values_is_refused(comm, call):
+def test_functions_that_depend_on_values_raise(comm, call):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "gather the tensor once|leave dim out", lambda: call(x))
 

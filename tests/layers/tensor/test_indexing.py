@@ -1,4 +1,4 @@
-"""Indexing and assignment by index, against one process; and changes of views that must reach their source."""
+"""Indexing and assignment, against one process, and changes of views that must reach their source."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_augmented_assignment_to_a_part(comm):
 
 
 @pytest.mark.parametrize("mask", [True, (torch.tensor([True, False, True]), 0)], ids=str)
-def test_indexing_by_a_mask_and_more_is_refused(comm, mask):
+def test_indexing_by_a_mask_and_more_raises(comm, mask):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "one after the other, or torch.where", lambda: x[mask])
 
 
-def test_assignments_without_a_rule_name_the_way_out(comm):
+def test_assignments_without_a_rule_name_a_fix(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
 
     def several():
@@ -163,12 +163,12 @@ def test_assignments_without_a_rule_name_the_way_out(comm):
 @pytest.mark.parametrize(
     "index", [(0, 0, 7), (0, 0, 0, 0, 0), (slice(None), [0, 4]), (slice(None), 9), (..., 0, ..., 0)], ids=str
 )
-def test_an_index_out_of_bounds_is_refused_in_torchs_words(comm, index):
+def test_an_index_out_of_bounds_raises_torchs_error(comm, index):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, IndexError, "out of bounds|out of range|too many", lambda: x[index])
 
 
-def test_a_value_of_the_wrong_shape_is_refused_in_torchs_words(comm):
+def test_a_value_of_the_wrong_shape_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
 
     def assign():

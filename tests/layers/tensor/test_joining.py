@@ -1,4 +1,4 @@
-"""cat, stack and what is made of them, against one process."""
+"""``cat``, ``stack`` and functions composed of them, against one process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_scalars_of_plain_and_distributed_tensors_stack(comm):
         )
 
 
-def test_parts_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_parts_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.ShapeError, "Sizes of tensors must match", lambda: torch.cat([x, x[:, :, 1:]], 1))
     raises_everywhere(comm, dc.ShapeError, "stack expects each tensor to be equal", lambda: torch.stack([x, x[1:]]))

@@ -48,7 +48,7 @@ def test_masks_of_pixels_of_samples_and_of_channels(comm: Any) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_plain_tensor_under_a_distributed_mask_gets_its_whole_gradient(comm: Any) -> None:
+def test_a_plain_tensor_under_a_distributed_mask_gets_its_full_gradient(comm: Any) -> None:
     mask = normal(5, 3, 7, 9, seed=1) > 0
     for grid in grids(comm, "nch"):
         x, p = (normal(5, 3, 7, 9).requires_grad_() for _ in range(2))

@@ -1,4 +1,4 @@
-"""One rank alone has another value, or generator, for a function: the same error on all ranks."""
+"""A single rank has a different value, or generator, for a function: the same error on all ranks."""
 
 from __future__ import annotations
 

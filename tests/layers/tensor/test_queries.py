@@ -69,7 +69,7 @@ def test_contiguity_is_that_of_one_process(comm):
 
 
 @pytest.mark.ranks(2)
-def test_views_that_one_process_refuses_are_refused(comm):
+def test_views_that_one_process_refuses_raise(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=2)).permute(0, 2, 3, 1)
     raises_everywhere(comm, dc.ShapeError, "view size is not compatible.*Use .reshape", lambda: x.view(3, -1))
     assert x.reshape(3, -1).shape == (3, 140)

@@ -1,4 +1,4 @@
-"""Views: merging, parting, reordering and repeating dimensions, against one process."""
+"""Views: merging, splitting, reordering and repeating dimensions, against one process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_equal_blocks_amid_others_are_dealt_out_and_put_together_again(comm, sha
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("shape", [(3, 6, 4), (4, 5, 3), (2, 1, 12)])
-def test_what_merges_behind_others_equals_one_process(comm, shape):
+def test_dimensions_that_merge_after_others_equals_one_process(comm, shape):
     for dims in ((None, "h", None), (None, None, "h")):
         for merged in ((-1, shape[2]), (shape[0], -1), (-1,), (shape[0] * shape[1] * shape[2] // 2, 2)):
             function = lambda x, merged=merged: (x.reshape(merged) * 3).reshape(shape).transpose(0, 2)  # noqa: E731
@@ -179,19 +179,19 @@ def test_dimensions_change_places_in_place(comm, axis):
         (lambda x: x.view(torch.int64), r"\.to\(dtype\)"),
     ],
 )
-def test_what_cannot_be_done_in_place_names_the_way_out(comm, call, way_out):
+def test_what_cannot_be_done_in_place_names_a_fix(comm, call, way_out):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
 
 
-def test_a_view_of_the_wrong_size_is_refused_in_torchs_words(comm):
+def test_a_view_of_the_wrong_size_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(
         comm, dc.ShapeError, r"shape '\[5, 5\]' is invalid for input of size 420", lambda: x.reshape(5, 5)
     )
 
 
-def test_a_dimension_out_of_range_is_refused_in_torchs_words(comm):
+def test_a_dimension_out_of_range_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     for call in (lambda: x.permute(0, 1, 2, 4), lambda: x.transpose(1, 5), lambda: x.squeeze(4), lambda: x.flip(-5)):
         raises_everywhere(comm, IndexError, r"Dimension out of range \(expected to be in range of \[-4, 3\]", call)

@@ -1,4 +1,4 @@
-"""Pieces, mirrored and shifted tensors, windows and triangles, against one process."""
+"""Slices, chunks, flips, rolls, windows and triangles, against one process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CHUNK_FUNCTIONS = {
 
 @pytest.mark.parametrize("name", CHUNK_FUNCTIONS)
 @UP_TO_FOUR_RANKS
-def test_pieces_equal_one_process(comm, name):
+def test_chunks_equal_one_process(comm, name):
     for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, CHUNK_FUNCTIONS[name], normal(*SHAPE))
 
@@ -67,7 +67,7 @@ def test_windows_of_a_split_dimension_are_split(comm):
     assert patches.local.shape[2] == len(range(comm.rank, 3, comm.size)) if comm.size >= 3 else True
 
 
-def test_pieces_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_pieces_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, RuntimeError, "split_sizes", lambda: x.split([3, 3], 2))
     raises_everywhere(comm, dc.ShapeError, "exceeds dimension size", lambda: x.narrow(2, 5, 3))

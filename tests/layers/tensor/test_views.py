@@ -1,4 +1,4 @@
-"""Views: changes in place reach the source, and changes of the source are seen, for every function and its defaults."""
+"""Views: in-place changes show in both the view and its source, for every function and its defaults."""
 
 from __future__ import annotations
 

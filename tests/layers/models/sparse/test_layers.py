@@ -1,4 +1,4 @@
-"""The networks for point clouds against their dense twins."""
+"""The networks for point clouds against their dense equivalents."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def same_gradients(ours, theirs):
 
 
 @pytest.mark.parametrize("name", SPARSE_AND_DENSE)
-def test_twins_have_the_same_parameters_under_the_same_names(name):
+def test_sparse_and_dense_networks_have_the_same_parameters_under_the_same_names(name):
     sparse, dense, _ = SPARSE_AND_DENSE[name]
     ours, theirs = sparse(width=2).state_dict(), dense(width=2).state_dict()
     assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
