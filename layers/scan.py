@@ -49,7 +49,7 @@ class ScanSequential(nn.Sequential):
         super().__init__(*layers)
         self.method, self.depth = method, depth
         for index, layer in enumerate(layers):
-            if reason := _refusal(layer):
+            if reason := _unsupported_reason(layer):
                 raise UnsupportedOperation(f"ScanSequential: layer {index}, {layer}: {reason}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class _Chain(torch.autograd.Function):
         outputs = [flat, *scanned]  # Gradients of the last layer's output, ..., of the first layer's output (and of x).
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for i, g in enumerate(reversed(outputs[: len(layers)])):
-            for parameter, value in _of_parameters(layers[i], activations[i], g.view_as(activations[i + 1])):
+            for parameter, value in _parameter_gradients(layers[i], activations[i], g.view_as(activations[i + 1])):
                 sums[parameter] = sums[parameter] + value if parameter in sums else value
         dx = scanned[-1].view_as(activations[0]) if first == 0 else None
         return dx, None, *(sums.get(parameter) for parameter in ctx.parameters)
@@ -101,57 +101,57 @@ def transposed_jacobian(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> M
     -------
     Matrix
     """
-    return _RULES[type(layer)](layer, x, y)
+    return _JACOBIANS[type(layer)](layer, x, y)
 
 
-def _convolution(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+def _convolution_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
     windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     return jacobian.batched_conv2d(layer.weight, x.shape[1], windows, layer.groups)
 
 
-def _max_pool(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+def _max_pool_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
     options = layer.kernel_size, layer.stride, layer.padding, layer.dilation
     _, indices = F.max_pool2d(x, *options, layer.ceil_mode, return_indices=True)
     windows = jacobian.Windows.of(x.shape[2:], *options, ceil=layer.ceil_mode)
     return jacobian.batched_max_pool2d(indices, windows, x.dtype)
 
 
-def _avg_pool(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+def _avg_pool_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
     windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, 1)
     return jacobian.batched_avg_pool2d(x.shape[1], windows, x.dtype, x.device)
 
 
-_Rule = Callable[[Any, torch.Tensor, torch.Tensor], Matrix]
+_JacobianRule = Callable[[Any, torch.Tensor, torch.Tensor], Matrix]
 
-_RULES: dict[type[nn.Module], _Rule] = {
-    nn.Conv2d: _convolution,
+_JACOBIANS: dict[type[nn.Module], _JacobianRule] = {
+    nn.Conv2d: _convolution_jacobian,
     nn.Linear: lambda layer, x, y: layer.weight.t()[None],
     nn.ReLU: lambda layer, x, y: jacobian.batched_relu(y),
     nn.Tanh: lambda layer, x, y: jacobian.batched_tanh(y),
-    nn.MaxPool2d: _max_pool,
-    nn.AvgPool2d: _avg_pool,
+    nn.MaxPool2d: _max_pool_jacobian,
+    nn.AvgPool2d: _avg_pool_jacobian,
     nn.Flatten: lambda layer, x, y: Identity(),
     nn.Identity: lambda layer, x, y: Identity(),
     nn.Dropout: lambda layer, x, y: Identity(),
 }
 
 
-def _refusal(layer: Any) -> str:
+def _unsupported_reason(layer: Any) -> str:
     """Return the reason why a layer is not supported; empty if it is."""
-    if type(layer) not in _RULES:
-        return f"it has no rule; it takes {', '.join(rule.__name__ for rule in _RULES)}"
+    if type(layer) not in _JACOBIANS:
+        return f"no rule for this layer. Supported are {', '.join(rule.__name__ for rule in _JACOBIANS)}"
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
-        return "pass its padding in numbers, of zeros"
+        return "padding must be given in numbers, and with zeros"
     if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
-        return "it returns indices too; leave return_indices out"
+        return "return_indices is not supported; leave it out"
     if isinstance(layer, nn.AvgPool2d) and (layer.ceil_mode or layer.divisor_override or not layer.count_include_pad):
-        return "means over other than whole windows; leave ceil_mode, count_include_pad and divisor_override out"
+        return "only means over complete windows are supported; omit ceil_mode, count_include_pad, divisor_override"
     if isinstance(layer, nn.Dropout) and layer.p:
-        return "what it drops differs from pass to pass; use p=0"
+        return "the dropped elements would differ between passes; use p=0"
     return ""
 
 
-def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+def _parameter_gradients(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
     """Return a layer's parameters with their gradients, given its input and the gradient of its output (Eq. 2)."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     if isinstance(layer, nn.Conv2d):

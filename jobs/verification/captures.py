@@ -69,7 +69,7 @@ def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
 
 def _attempt(comm: MPI.Intracomm, attempt: Callable[[], Left]) -> tuple[Left | None, str | None]:
     outcome, text = None, None
-    call_site.forget()
+    call_site.clear_warned_sites()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -2,7 +2,8 @@
 
 Called by almost every operator. An operator first checks its operands (:func:`result_shape`, :func:`check_dtypes`), so
 that all ranks raise torch's error before any message is sent. Then it brings them to one distribution
-(:func:`common_distribution`, :func:`aligned`, :func:`whole_over`). The module does not depend on any operator.
+(:func:`common_distribution`, :func:`broadcast_block`, :func:`replicate_parameter`). The module does not depend on any
+operator.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from distconv.memory_order import TensorKey, has_any, key_function, restore_argu
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
 
-_REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
+_TORCH_ERRORS = (RuntimeError, ValueError, ZeroDivisionError)
 """Exceptions that torch's functions and their meta implementations raise for unsupported operands."""
 
 
-_FEW = 1 << 16
+_MAX_PROBED_ELEMENTS = 1 << 16
 """Largest number of elements for which torch's function is called on zeros to find its errors."""
 
 
@@ -47,6 +48,21 @@ def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
     if isinstance(tensor, DistTensor):
         return tensor
     return DistTensor(tensor, Distribution(grid, (None,) * tensor.dim()), tensor.shape)
+
+
+def first_grid(*values: Any) -> ProcessGrid:
+    """Return the grid of the first DistTensor.
+
+    Parameters
+    ----------
+    *values : object
+        At least one of them is a DistTensor.
+
+    Returns
+    -------
+    ProcessGrid
+    """
+    return next(value.grid for value in values if isinstance(value, DistTensor))
 
 
 def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> Distribution:
@@ -108,7 +124,7 @@ def matching_distribution(x: DistTensor, shape: Sequence[int]) -> Distribution:
     return x.dist.with_axes([*axes, *(None,) * (len(shape) - len(axes))])
 
 
-def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
+def broadcast_block(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
     """Return the block of an operand that broadcasts against this rank's block of the result.
 
     Collective: call on every rank. Over axes that split the result but not the operand, backward all-reduces the
@@ -132,11 +148,12 @@ def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torc
         return tensor.local
     offset = len(shape) - tensor.dim()
     axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(tensor.shape)]
-    wanted = dist.with_axes(axes)
-    return entering(tensor, wanted, [axis for axis in dist.split_axes if axis not in wanted.split_axes])
+    operand_dist = dist.with_axes(axes)
+    reduced = [axis for axis in dist.split_axes if axis not in operand_dist.split_axes]
+    return redistribute_with_grad_reduce(tensor, operand_dist, reduced)
 
 
-def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None]) -> torch.Tensor:
+def redistribute_with_grad_reduce(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None]) -> torch.Tensor:
     """Return this rank's block of an operand whose gradient is all-reduced over ``axes``.
 
     Collective: call on every rank. Used where the work is split over ``axes`` but the operand is not. If the operand is
@@ -165,7 +182,7 @@ def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None
     return gather_region(block, transfer_plan(operand.dist, dist, tuple(operand.shape)))
 
 
-def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
+def all_to_all_transpose(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
     """Return a tensor with some dimensions not split, by an all-to-all if other dimensions can be split instead.
 
     Collective: call on every rank.
@@ -184,7 +201,7 @@ def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
     return tensor.redistribute(tensor.dist.transposed(dims, tensor.shape))
 
 
-def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
+def replicate_parameter(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     """Return a full tensor on every rank whose gradient is all-reduced over the axes that split the work.
 
     Collective: call on every rank. For parameters that each rank applies to its own block.
@@ -203,13 +220,13 @@ def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     """
     if not isinstance(tensor, DistTensor):
         return with_grad_allreduce(tensor, dist.grid, dist.split_axes)
-    return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
+    return redistribute_with_grad_reduce(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
 
 
-def both_whole_over(
+def replicate_parameters(
     weight: torch.Tensor, bias: torch.Tensor | None, dist: Distribution
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the full weight and the full bias of a layer, as :func:`whole_over` does.
+    """Return the full weight and the full bias of a layer, as :func:`replicate_parameter` does.
 
     Collective: call on every rank. The gradients of a plain weight and bias are all-reduced by one call.
 
@@ -225,26 +242,28 @@ def both_whole_over(
     tuple of Tensor and (Tensor or None)
     """
     if bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
-        return whole_over(weight, dist), None if bias is None else whole_over(bias, dist)
+        return replicate_parameter(weight, dist), None if bias is None else replicate_parameter(bias, dist)
     return both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes)
 
 
-def _shape_of(tensor: torch.Tensor) -> TensorKey:
+def _tensor_key(tensor: torch.Tensor) -> TensorKey:
     """Return the key of ``tensor``. Dtypes that ``torch.autocast`` converts to one another have the same key."""
     half = torch._C._is_any_autocast_enabled() and tensor.dtype in HALF
     return TensorKey(tensor.shape, None, torch.float32 if half else tensor.dtype)
 
 
-_frozen = key_function(_shape_of)
+_argument_key = key_function(_tensor_key)
 
 
-def _without_memory(of: TensorKey) -> torch.Tensor:
-    """Return zeros of the shape and dtype of ``of`` that occupy the memory of one element."""
+def _expanded_zeros(key: TensorKey) -> torch.Tensor:
+    """Return zeros of the shape and dtype of ``key`` that occupy the memory of one element."""
     # An expanded tensor without elements would have strides that some functions reject.
-    return torch.zeros(of.shape if 0 in of.shape else (), dtype=of.dtype).expand(of.shape)
+    return torch.zeros(key.shape if 0 in key.shape else (), dtype=key.dtype).expand(key.shape)
 
 
-def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[TensorKey], torch.Tensor]) -> Any:
+def _call_with_tensors(
+    function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[TensorKey], torch.Tensor]
+) -> Any:
     """Call ``function`` with each tensor key in its arguments replaced by the tensor that ``make`` returns for it."""
     return function(*restore_arguments(args, make), **{k: restore_arguments(v, make) for k, v in kwargs})
 
@@ -256,20 +275,20 @@ def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.
     If torch rejects them, raise ShapeError with its message.
     """
     try:
-        result = _called(function, args, kwargs, TensorKey.meta_tensor)
-    except _REFUSALS as error:
-        refused: Exception | None = error
+        result = _call_with_tensors(function, args, kwargs, TensorKey.meta_tensor)
+    except _TORCH_ERRORS as error:
+        rejection: Exception | None = error
     else:
-        refused = None
+        rejection = None
         if result.numel() and not has_any((args, kwargs), lambda tensor: 0 in tensor.shape):
             return torch.Size(result.shape)
     # Meta tensors have other error messages than real ones, and accept tensors without elements that kernels reject.
     try:
-        result = _called(function, args, kwargs, _without_memory)
-    except _REFUSALS as error:
-        refused = error
-    if refused is not None:
-        raise ShapeError(str(refused)) from None
+        result = _call_with_tensors(function, args, kwargs, _expanded_zeros)
+    except _TORCH_ERRORS as error:
+        rejection = error
+    if rejection is not None:
+        raise ShapeError(str(rejection)) from None
     return torch.Size(result.shape)
 
 
@@ -295,26 +314,45 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
         If torch rejects the operands, with torch's message.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        given = function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items())
+        key = function, _argument_key(args), tuple((k, _argument_key(v)) for k, v in kwargs.items())
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if first is not None and _doubtful(first):
-            _tried(*given)
-        return _meta_result(*given)
+        if first is not None and _may_lack_kernel(first):
+            _call_on_zeros(*key)
+        return _meta_result(*key)
 
 
-def _doubtful(input: torch.Tensor) -> bool:
-    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and asking costs little."""
-    fixed = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
-    return not fixed and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
+def first_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return the first tensor that a function returns. For :func:`result_shape` of functions with several results.
+
+    Parameters
+    ----------
+    function : callable
+        Returns a tensor, or several.
+    *args, **kwargs
+        Its arguments.
+
+    Returns
+    -------
+    Tensor
+    """
+    results = function(*args, **kwargs)
+    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
+    return result
+
+
+def _may_lack_kernel(input: torch.Tensor) -> bool:
+    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and a call costs little."""
+    has_kernels = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
+    return not has_kernels and input.numel() <= _MAX_PROBED_ELEMENTS and not torch._C._is_any_autocast_enabled()
 
 
 @lru_cache(maxsize=4096)
-def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def _call_on_zeros(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Call ``function`` on zeros; raise ShapeError with torch's message if it rejects operands like these."""
     try:
         with torch.random.fork_rng(devices=()):  # the function may draw numbers
-            _called(function, args, kwargs, _without_memory)
-    except _REFUSALS as error:
+            _call_with_tensors(function, args, kwargs, _expanded_zeros)
+    except _TORCH_ERRORS as error:
         raise ShapeError(str(error)) from None
 
 
@@ -362,7 +400,7 @@ def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
         If torch rejects the operands, with torch's message.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        _tried(function, _frozen(args), ())
+        _call_on_zeros(function, _argument_key(args), ())
 
 
 @lru_cache(maxsize=4096)
@@ -414,7 +452,7 @@ def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...
     return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
 
 
-def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
+def to_probed_dtype(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
     """Return a tensor in the dtype to which ``torch.autocast``, if it is enabled, converts the input of a function.
 
     Parameters
@@ -436,7 +474,7 @@ def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *s
     return DistTensor(x.local.to(probe(x.local.new_zeros(shape)).dtype), x.dist, x.shape)
 
 
-def balanced_input(tensor: DistTensor) -> DistTensor:
+def redistribute_balanced(tensor: DistTensor) -> DistTensor:
     """Return a tensor in balanced blocks.
 
     Collective: call on every rank. For operators that compute the size of an input block from that of the output block.

@@ -1,7 +1,8 @@
 """Edges of the blocks of a split dimension, and distributions made from edges.
 
 Called by operators that shape, join, slice and index tensors (``layers.tensor``) and by matrix products. Their results
-keep the input's blocks, balanced or not, wherever these exist in the result. Only :func:`in_blocks` communicates.
+keep the input's blocks, balanced or not, wherever these exist in the result. Only :func:`gather_cyclic_dims`
+communicates.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def is_cyclic(dist: Distribution, dim: int) -> bool:
     return dist.split[dim] in dist.cyclic
 
 
-def layout(
+def distribution_from_edges(
     grid: ProcessGrid, axes: Sequence[str | None], edges: Mapping[str, Edges], cyclic: Mapping[str, int] | None = None
 ) -> Distribution:
     """Return the distribution with given edges.
@@ -89,11 +90,13 @@ def layout(
     Distribution
         Entries of ``edges`` and ``cyclic`` for axes outside ``axes`` are ignored.
     """
-    kept = {a: e for a, e in edges.items() if a in axes and e != balanced_edges(e[-1], len(e) - 1)}
-    return Distribution(grid, axes, boundaries=kept, cyclic={a: s for a, s in (cyclic or {}).items() if a in axes})
+    boundaries = {a: e for a, e in edges.items() if a in axes and e != balanced_edges(e[-1], len(e) - 1)}
+    return Distribution(
+        grid, axes, boundaries=boundaries, cyclic={a: s for a, s in (cyclic or {}).items() if a in axes}
+    )
 
 
-def irregular(dist: Distribution, axes: Sequence[str | None]) -> tuple[dict[str, Edges], dict[str, int]]:
+def boundaries_and_cyclic(dist: Distribution, axes: Sequence[str | None]) -> tuple[dict[str, Edges], dict[str, int]]:
     """Return the boundaries and the block-cyclic block sizes of a distribution along some axes.
 
     Parameters
@@ -112,7 +115,7 @@ def irregular(dist: Distribution, axes: Sequence[str | None]) -> tuple[dict[str,
     )
 
 
-def in_blocks(x: DistTensor, dims: Sequence[int]) -> DistTensor:
+def gather_cyclic_dims(x: DistTensor, dims: Sequence[int]) -> DistTensor:
     """Return a tensor with the block-cyclic ones among some dimensions gathered.
 
     Collective: call on every rank.
@@ -131,7 +134,7 @@ def in_blocks(x: DistTensor, dims: Sequence[int]) -> DistTensor:
     return x.replicated([d for d in dims if is_cyclic(x.dist, d)]) if x.dist.cyclic else x
 
 
-def positions(x: DistTensor, dim: int) -> torch.Tensor:
+def owned_indices(x: DistTensor, dim: int) -> torch.Tensor:
     """Return the global indices of a dimension that this rank owns.
 
     Parameters

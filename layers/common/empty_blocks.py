@@ -39,11 +39,11 @@ def run_like_other_ranks(
     """
     if 0 not in shape and all(block is None or block.numel() for block in blocks):
         return function(*blocks)
-    filled = (None if block is None else pad_to_minimum_shape(block, (1,) * block.dim()) for block in blocks)
-    return connected_zeros(function(*filled), shape)
+    padded = (None if block is None else pad_to_minimum_shape(block, (1,) * block.dim()) for block in blocks)
+    return connected_zeros(function(*padded), shape)
 
 
-def whole_along(
+def run_with_gathered_dims(
     function: Callable[[torch.Tensor], torch.Tensor], input: DistTensor, dims: Sequence[int], out_shape: torch.Size
 ) -> DistTensor:
     """Call a function on a tensor with some dimensions gathered, and split the result again.
@@ -65,9 +65,9 @@ def whole_along(
     DistTensor
         Split along the dimensions that split ``input``, in balanced blocks.
     """
-    whole = input.replicated(dims)
-    y = run_like_other_ranks(function, whole.dist.local_shape(out_shape), whole.local)
-    return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
+    gathered = input.replicated(dims)
+    y = run_like_other_ranks(function, gathered.dist.local_shape(out_shape), gathered.local)
+    return DistTensor(y, gathered.dist, out_shape).redistribute(input.dist.balanced())
 
 
 def pad_to_minimum_shape(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
@@ -84,7 +84,7 @@ def pad_to_minimum_shape(block: torch.Tensor, extents: Sequence[int]) -> torch.T
     Tensor
         ``block`` itself if it is large enough.
     """
-    return _resized(block, [max(n, least) for n, least in zip(block.shape, extents, strict=True)])
+    return _pad_or_crop(block, [max(n, least) for n, least in zip(block.shape, extents, strict=True)])
 
 
 def connected_zeros(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -101,10 +101,10 @@ def connected_zeros(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     -------
     Tensor
     """
-    return _resized(y[:0], shape)
+    return _pad_or_crop(y[:0], shape)
 
 
-def _resized(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _pad_or_crop(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return ``block`` padded with zeros, or cropped, at the end of each dimension to ``shape``."""
-    around = [n for have, wanted in zip(block.shape, shape, strict=True) for n in (wanted - have, 0)][::-1]
+    around = [n for size, wanted in zip(block.shape, shape, strict=True) for n in (wanted - size, 0)][::-1]
     return F.pad(block, around) if any(around) else block

@@ -2,12 +2,14 @@
 
 In torch a view shares memory with its source. Here there are two cases:
 
-- The block of the view shares memory with the block of the source (:func:`viewed`): an in-place change shows in both.
-- The view was moved between ranks, so that it is a copy (:func:`moved`). After an in-place change of a view,
-  :func:`changed` writes its values back to the source. After an in-place change of the source, the view is taken again
-  when its block is used next.
+- The block of the view shares memory with the block of the source (:func:`record_shared_view`). An in-place change
+shows
+  in both.
+- The view was moved between ranks, so that it is a copy (:func:`record_copied_view`). After an in-place change of the
+  view, :func:`record_inplace_change` writes its values back to the source. After an in-place change of the source, the
+  view is taken again when its block is used next.
 
-In-place operators call :func:`changed`; operators that return views are decorated by :func:`takes_view`.
+In-place operators call :func:`record_inplace_change`; operators that return views are decorated by :func:`takes_view`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from distconv.errors import UnsupportedOperation
 from distconv.tensor import DistTensor
 
-Again = Callable[[], DistTensor]
+TakeView = Callable[[], DistTensor]
 """Takes a view again from the present values of its source."""
 
 
@@ -32,7 +34,7 @@ class _SharedMemory:
     changes = 0
 
 
-def _memory(tensor: DistTensor) -> _SharedMemory:
+def _shared_memory(tensor: DistTensor) -> _SharedMemory:
     if tensor._memory is None:
         tensor._memory = _SharedMemory()
     memory: _SharedMemory = tensor._memory
@@ -44,53 +46,55 @@ class _View:
     """The source of a view, and how to keep both consistent."""
 
     source: DistTensor
-    again: Again
+    retake: TakeView
     """Takes the view again from the present values of the source."""
-    put_back: Callable[[DistTensor], object]
+    write_back: Callable[[DistTensor], object]
     """Writes the values of the changed view to the source."""
     recording: bool
     """True if autograd recorded when the view was taken. Otherwise the view is taken again without a graph."""
     shape: torch.Size
     """Shape of the source when the view was taken."""
-    seen: tuple[torch.Tensor, int] | None = None
+    shown_state: tuple[torch.Tensor, int] | None = None
     """The source's block, and its number of changes, that the view shows. The number is 0 if the view shares memory."""
 
-    def shown(self, copied: bool) -> tuple[torch.Tensor, int]:
-        """Return the present value for ``seen``; ``copied`` is True if the view does not share the source's memory."""
-        return self.source.local, _memory(self.source).changes if copied else 0
+    def source_state(self, copied: bool) -> tuple[torch.Tensor, int]:
+        """Return the present value for ``shown_state``; ``copied`` is True if the view has its own memory."""
+        return self.source.local, _shared_memory(self.source).changes if copied else 0
 
     def refresh(self, view: DistTensor) -> None:
         """Take ``view`` again if its source has changed. Collective if the view is moved between ranks."""
-        shown = self.shown(view._memory is not self.source._memory)
-        assert self.seen is not None
-        if shown[0] is self.seen[0] and shown[1] == self.seen[1]:
+        shown = self.source_state(view._memory is not self.source._memory)
+        assert self.shown_state is not None
+        if shown[0] is self.shown_state[0] and shown[1] == self.shown_state[1]:
             return
         if self.source.shape != self.shape:
             raise UnsupportedOperation(
-                f"a view of shape {tuple(view.shape)} whose source has got another shape in place and was changed "
-                f"since, from {tuple(self.shape)} to {tuple(self.source.shape)}: take the view after squeeze_ or "
-                "unsqueeze_"
+                f"a view of shape {tuple(view.shape)} cannot be updated: the shape of its source was changed in place "
+                f"from {tuple(self.shape)} to {tuple(self.source.shape)}, and then its values. Take the view after "
+                "squeeze_ or unsqueeze_."
             )
         with torch.set_grad_enabled(self.recording):
-            fresh = self.again()
-        view.local, self.seen = fresh._local, shown
+            fresh = self.retake()
+        view.local, self.shown_state = fresh._local, shown
 
 
-def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
+def _record_view(
+    view: DistTensor, source: DistTensor, retake: TakeView, write_back: Callable[[DistTensor], object]
+) -> DistTensor:
     """Record that ``view`` is a view of ``source``, and return it."""
-    view._view = _View(source, again, put_back, torch.is_grad_enabled(), source.shape)
-    view._view.seen = view._view.shown(view._memory is not source._memory)
+    view._view = _View(source, retake, write_back, torch.is_grad_enabled(), source.shape)
+    view._view.shown_state = view._view.source_state(view._memory is not source._memory)
     return view
 
 
-def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
+def record_shared_view(view: DistTensor, source: DistTensor, retake: TakeView) -> DistTensor:
     """Record that a tensor's block shares memory with the block of its source.
 
     Parameters
     ----------
     view : DistTensor
     source : DistTensor
-    again : callable
+    retake : callable
         Takes the view again from ``source``.
 
     Returns
@@ -98,20 +102,26 @@ def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
     DistTensor
         ``view``.
     """
-    view._memory = _memory(source)
-    return view if source._view is None or view is source else _follow(view, source, again, lambda _: changed(source))
+    view._memory = _shared_memory(source)
+    return (
+        view
+        if source._view is None or view is source
+        else _record_view(view, source, retake, lambda _: record_inplace_change(source))
+    )
 
 
-def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
+def record_copied_view(
+    view: DistTensor, source: DistTensor, retake: TakeView, write_back: Callable[[DistTensor], object]
+) -> DistTensor:
     """Record that a tensor is a view in torch but a copy here.
 
     Parameters
     ----------
     view : DistTensor
     source : DistTensor
-    again : callable
+    retake : callable
         Takes the view again from ``source``.
-    put_back : callable
+    write_back : callable
         Takes the changed view, and writes its values to the positions of ``source`` that torch would have changed.
 
     Returns
@@ -119,17 +129,17 @@ def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable
     DistTensor
         ``view``.
     """
-    _memory(view), _memory(source)
-    return _follow(view, source, again, put_back)
+    _shared_memory(view), _shared_memory(source)
+    return _record_view(view, source, retake, write_back)
 
 
-Taken = tuple[DistTensor, DistTensor | None]
+ViewResult = tuple[DistTensor, DistTensor | None]
 """Result of a decorated function: the view, and the tensor whose block it views (None: a copy in torch, too)."""
 
 
 def takes_view(
-    put_back: Callable[..., object] | None = None,
-) -> Callable[[Callable[..., Taken]], Callable[..., DistTensor]]:
+    write_back: Callable[..., object] | None = None,
+) -> Callable[[Callable[..., ViewResult]], Callable[..., DistTensor]]:
     """Return a decorator for functions that take a view of their first argument.
 
     The decorated function returns a pair: the result, and the tensor of whose block the result's block is a view. This
@@ -137,9 +147,9 @@ def takes_view(
 
     Parameters
     ----------
-    put_back : callable, optional
-        Called as ``put_back(result, *arguments)`` after an in-place change of a moved result. Writes its values to the
-        positions that torch would have changed. Without it such a change raises UnsupportedOperation.
+    write_back : callable, optional
+        Called as ``write_back(result, *arguments)`` after an in-place change of a moved result. Writes its values to
+        the positions that torch would have changed. Without it such a change raises UnsupportedOperation.
 
     Returns
     -------
@@ -147,25 +157,25 @@ def takes_view(
         The decorator. The function that it makes returns the result alone, recorded as a view.
     """
 
-    def decorate(take: Callable[..., Taken]) -> Callable[..., DistTensor]:
+    def decorate(take: Callable[..., ViewResult]) -> Callable[..., DistTensor]:
         @wraps(take)
         def call(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-            result, of = take(input, *args, **named)
-            if of is None:
+            result, viewed = take(input, *args, **named)
+            if viewed is None:
                 return result
-            again = partial(call, input, *args, **named)
-            if of is input:
-                return viewed(result, input, again)
-            if put_back is None:
-                return moved(result, input, again, no_way_back(take.__name__))
-            return moved(result, input, again, lambda changed: put_back(changed, input, *args, **named))
+            retake = partial(call, input, *args, **named)
+            if viewed is input:
+                return record_shared_view(result, input, retake)
+            if write_back is None:
+                return record_copied_view(result, input, retake, raise_on_write_back(take.__name__))
+            return record_copied_view(result, input, retake, lambda view: write_back(view, input, *args, **named))
 
         return call
 
     return decorate
 
 
-def no_way_back(name: str) -> Callable[[DistTensor], object]:
+def raise_on_write_back(name: str) -> Callable[[DistTensor], object]:
     """Return a function that raises UnsupportedOperation, for copies whose values cannot be written back.
 
     Parameters
@@ -176,19 +186,19 @@ def no_way_back(name: str) -> Callable[[DistTensor], object]:
     Returns
     -------
     callable
-        For the parameter ``put_back`` of :func:`moved`.
+        For the parameter ``write_back`` of :func:`record_copied_view`.
     """
 
-    def refuse(view: DistTensor) -> None:
+    def raise_unsupported(view: DistTensor) -> None:
         raise UnsupportedOperation(
-            f"in-place change of a result of {name} that had to be gathered: it is a copy, while in torch it shares "
-            "memory with its source; clone() it first, or assign to the source (x[...] = value)"
+            f"{name}: its result cannot be changed in place. In torch it shares memory with the argument, but this "
+            "result was moved between ranks and is a copy. Clone it first, or assign to the argument: x[...] = value."
         )
 
-    return refuse
+    return raise_unsupported
 
 
-def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str) -> DistTensor:
+def record_multi_view(view: DistTensor, source: DistTensor, retake: TakeView, name: str) -> DistTensor:
     """Record that a tensor is one of several views that an operator returns.
 
     As in torch, changing such a view in place is an error while autograd records.
@@ -197,7 +207,7 @@ def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str
     ----------
     view : DistTensor
     source : DistTensor
-    again : callable
+    retake : callable
         Takes the view again from ``source``.
     name : str
         The operator, for the message.
@@ -208,16 +218,20 @@ def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str
         ``view``.
     """
 
-    def refuse(_: DistTensor) -> None:
+    def raise_unsupported(_: DistTensor) -> None:
         raise UnsupportedOperation(
-            f"in-place change of one of the results of {name}: in torch they are several views of one tensor, which "
-            "autograd does not let be changed in place; use the out-of-place operator"
+            f"{name}: autograd does not allow in-place changes of its results, which are several views of one tensor. "
+            "Use the out-of-place operator."
         )
 
-    return _follow(view, source, again, refuse) if view.requires_grad and torch.is_grad_enabled() else view
+    return (
+        _record_view(view, source, retake, raise_unsupported)
+        if view.requires_grad and torch.is_grad_enabled()
+        else view
+    )
 
 
-def changed(tensor: DistTensor) -> None:
+def record_inplace_change(tensor: DistTensor) -> None:
     """Record that a tensor has been changed in place, and write the values of a copied view back to its source.
 
     Collective: call on every rank, after the change.
@@ -232,8 +246,8 @@ def changed(tensor: DistTensor) -> None:
     UnsupportedOperation
         If ``tensor`` is a copy of a view, and its values cannot be written back.
     """
-    _memory(tensor).changes += 1
+    _shared_memory(tensor).changes += 1
     view = tensor._view
     if view is not None:
-        view.put_back(tensor)
-        view.seen = view.shown(tensor._memory is not view.source._memory)
+        view.write_back(tensor)
+        view.shown_state = view.source_state(tensor._memory is not view.source._memory)

@@ -1,7 +1,7 @@
 """Inputs of operators that compute each output from a window of the input.
 
 Convolution, pooling, resampling and padding call it. An operator describes its windows by :class:`InputWindows`;
-:func:`needed_block` gathers the index range of the input from which this rank's block of the output is computed.
+:func:`gather_needed_input` gathers the index range of the input from which this rank's block of the output is computed.
 
 Source: Dryden et al. 2019, III-A.
 """
@@ -46,7 +46,7 @@ class InputWindows(Hashable, Protocol):
         """
 
 
-def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+def to_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """Return an option of a layer as a tuple with a value for each spatial dimension.
 
     Parameters
@@ -108,11 +108,13 @@ def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
 
 
 @cached_on_grid
-def _needs(dist: Distribution, out_shape: torch.Size, windows: InputWindows, channels: ChannelNeeds | None) -> Needs:
+def _cached_window_needs(
+    dist: Distribution, out_shape: torch.Size, windows: InputWindows, channels: ChannelNeeds | None
+) -> Needs:
     return window_needs(dist, out_shape, windows, channels)
 
 
-def needed_block(
+def gather_needed_input(
     x: DistTensor,
     out_shape: torch.Size,
     windows: InputWindows,
@@ -141,22 +143,24 @@ def needed_block(
     Tensor
         (N, C, [D, [H,]] W) on this rank.
     """
-    needs = _needs(x.dist, out_shape, windows, channels)
+    needs = _cached_window_needs(x.dist, out_shape, windows, channels)
     local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
-    return fitted(local, needs.box(x.shape)[2:], wanted, fill)
+    return crop_or_pad(local, needs.box(x.shape)[2:], wanted, fill)
 
 
-def fitted(block: torch.Tensor, have: Sequence[Interval], wanted: Sequence[Range], fill: float = 0.0) -> torch.Tensor:
+def crop_or_pad(
+    block: torch.Tensor, covered: Sequence[Interval], target: Sequence[Range], fill: float = 0.0
+) -> torch.Tensor:
     """Return a block cropped or padded to given ranges of spatial indices.
 
     Parameters
     ----------
     block : Tensor
         (N, C, ...).
-    have : sequence of Interval
+    covered : sequence of Interval
         Range of indices that ``block`` covers, for each spatial dimension.
-    wanted : sequence of Range
+    target : sequence of Range
         Range of indices that the result covers.
     fill : float
         Value of the padding.
@@ -167,20 +171,20 @@ def fitted(block: torch.Tensor, have: Sequence[Interval], wanted: Sequence[Range
         ``block`` itself if it covers these ranges.
     """
     around: list[int] = []
-    for interval, needed in zip(have, wanted, strict=True):
-        around[:0] = _around(interval, needed)
+    for interval, wanted in zip(covered, target, strict=True):
+        around[:0] = _padding_around(interval, wanted)
     return F.pad(block, around, value=fill) if any(around) else block
 
 
-def _around(have: Interval, needed: Range) -> list[int]:
-    """Return the padding (negative: cropping) before and after a block that turns ``have`` into ``needed``."""
-    start, stop = needed
+def _padding_around(covered: Interval, target: Range) -> list[int]:
+    """Return the padding (negative: cropping) before and after a block that turns ``covered`` into ``target``."""
+    start, stop = target
     if stop <= start:
-        return [0, -have.extent]
-    return [have.start - start, stop - have.stop] if have.extent else [stop - start, 0]
+        return [0, -covered.extent]
+    return [covered.start - start, stop - covered.stop] if covered.extent else [stop - start, 0]
 
 
-def no_outputs(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def empty_output(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return the result of a rank without outputs: an empty tensor that is connected to the autograd graph.
 
     Parameters

@@ -1,7 +1,7 @@
 """Calls on a grid of one rank: torch's own function computes on the block.
 
 The block is the full tensor there, so torch's function computes with its own backward, and the result is wrapped. The
-dispatcher calls :func:`own_function` instead of the operator.
+dispatcher calls :func:`call_torch_on_blocks` instead of the operator.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from distconv import dispatch, memory_order
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.layers.common.inplace_views import changed
+from distconv.layers.common.inplace_views import record_inplace_change
 from distconv.tensor import DistTensor, Strides
 
-REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 """Exceptions that torch raises for unsupported arguments.
 
 A checkpoint ends a second forward by another exception, which must not be caught.
@@ -25,7 +25,7 @@ A checkpoint ends a second forward by another exception, which must not be caugh
 
 
 @dispatch.register_single_rank
-def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call_torch_on_blocks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call torch's function on blocks if all grids have one rank.
 
     Parameters
@@ -43,28 +43,28 @@ def own_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
         The result with each tensor as a DistTensor. NotImplemented if a grid has more ranks, if ``out=`` is passed, if
         the first argument is not distributed, or if torch raises: then the operator runs, and raises its own error.
     """
-    given: list[DistTensor] = []
-    first = None if "out" in kwargs else _taken_apart(args[:1], given)
+    tensors: list[DistTensor] = []
+    first = None if "out" in kwargs else _unwrap(args[:1], tensors)
     # If the first argument is not distributed, the operator decides about the result.
-    rest = None if first is None or not given else _taken_apart(args[1:], given)
-    named = None if rest is None else _taken_apart(kwargs.values(), given)
+    rest = None if first is None or not tensors else _unwrap(args[1:], tensors)
+    named = None if rest is None else _unwrap(kwargs.values(), tensors)
     if first is None or rest is None or named is None:
         return NotImplemented
-    local = given[0].local
+    local = tensors[0].local
     before = -1 if local.is_inference() else local._version
     try:
         y = function(*first, *rest, **dict(zip(kwargs, named, strict=True)))
-    except REFUSALS:
+    except TORCH_ERRORS:
         return NotImplemented
     if y is local and (before < 0 or local._version != before):
-        changed(given[0])
-    if all(map(memory_order.has_own_strides, given)):
-        return _wrapped(y, given, memory_order.noncontiguous_strides)
-    return memory_order.propagate_strides(function, args, kwargs, _wrapped(y, given, lambda _: None))
+        record_inplace_change(tensors[0])
+    if all(map(memory_order.has_own_strides, tensors)):
+        return _wrap(y, tensors, memory_order.noncontiguous_strides)
+    return memory_order.propagate_strides(function, args, kwargs, _wrap(y, tensors, lambda _: None))
 
 
-def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | None:
-    """Return values with each DistTensor replaced by its block, which is appended to ``given``.
+def _unwrap(values: Iterable[Any], tensors: list[DistTensor]) -> list[Any] | None:
+    """Return values with each DistTensor replaced by its block, which is appended to ``tensors``.
 
     Return None if a grid has several ranks.
     """
@@ -74,10 +74,10 @@ def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | 
         if kind is DistTensor:
             if value.dist.grid.size > 1:
                 return None
-            given.append(value)
+            tensors.append(value)
             blocks.append(value.local)
         elif kind is list or kind is tuple:
-            inner = _taken_apart(value, given)
+            inner = _unwrap(value, tensors)
             if inner is None:
                 return None
             blocks.append(kind(inner))
@@ -86,25 +86,25 @@ def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | 
     return blocks
 
 
-def _wrapped(y: Any, given: Sequence[DistTensor], strides_of: Callable[[torch.Tensor], Strides]) -> Any:
+def _wrap(y: Any, tensors: Sequence[DistTensor], strides_of: Callable[[torch.Tensor], Strides]) -> Any:
     """Return a result with each tensor as a DistTensor, with the strides that ``strides_of`` returns."""
     if isinstance(y, torch.Tensor):
-        for x in given:
+        for x in tensors:
             if y is x._local:
                 return x
-        dist = given[0].dist
-        dist = dist if len(dist.axes) == y.dim() else _unsplit(dist.grid, y.dim())
+        dist = tensors[0].dist
+        dist = dist if len(dist.axes) == y.dim() else _replicated_distribution(dist.grid, y.dim())
         return DistTensor(y, dist, y.shape, strides_of(y))
     if isinstance(y, tuple):
-        wrapped = (_wrapped(each, given, strides_of) for each in y)
+        wrapped = (_wrap(each, tensors, strides_of) for each in y)
         return type(y)(wrapped) if hasattr(y, "n_fields") else tuple(wrapped)
     return y
 
 
-def _unsplit(grid: ProcessGrid, dims: int) -> Distribution:
+def _replicated_distribution(grid: ProcessGrid, dims: int) -> Distribution:
     """Return the distribution of a replicated tensor of ``dims`` dimensions, cached on the grid."""
-    return grid.cached(_made)(grid, dims)
+    return grid.cached(_make_replicated)(grid, dims)
 
 
-def _made(grid: ProcessGrid, dims: int) -> Distribution:
+def _make_replicated(grid: ProcessGrid, dims: int) -> Distribution:
     return Distribution(grid, (None,) * dims)

@@ -13,7 +13,6 @@ import torch
 
 from distconv import recording
 from distconv.communication import agreement
-from distconv.errors import MismatchError
 from distconv.tensor import DistTensor
 
 
@@ -37,7 +36,7 @@ def random_states(device: torch.device, generators: Iterable[torch.Generator]) -
         return [state.numpy().tobytes() for state in states]
 
 
-def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
+def check_same_generator_state(input: DistTensor, generator: torch.Generator | None = None) -> None:
     """Check that all ranks will draw the same random numbers.
 
     Collective: call on every rank. ``DISTCONV_CHECK=off`` skips the comparison.
@@ -62,7 +61,5 @@ def agree_on_generator(input: DistTensor, generator: torch.Generator | None = No
         else:
             state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
         digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
-    try:
-        agreement.check_same_on_all_ranks(input.grid.world, "random generator", f"state {digest}")
-    except MismatchError as error:
-        raise MismatchError(f"{error}: seed all ranks alike (torch.manual_seed)") from None
+    fix = "seed all ranks identically (torch.manual_seed)"
+    agreement.check_same_on_all_ranks(input.grid.world, "random generator", f"state {digest}", fix)

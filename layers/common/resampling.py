@@ -1,6 +1,6 @@
 """Operators whose outputs each take one input position of a dimension, or blend two.
 
-Interpolation and non-constant padding call :func:`resampled`. Ranks exchange the positions that their outputs need;
+Interpolation and non-constant padding call :func:`resample`. Ranks exchange the positions that their outputs need;
 gradients of exchanged positions are added at the owners.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from distconv.communication.collectives import apply
 from distconv.kernels.convolution import Range
-from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box
+from distconv.layers.common.input_windows import empty_output, gather_needed_input, spatial_box
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
@@ -37,23 +37,41 @@ class Resampling:
         return (min(low), max(high) + 1) if low else (0, 0)
 
     def apply(self, block: torch.Tensor, dim: int, out: Range) -> torch.Tensor:
-        """Return the outputs ``out`` along ``dim``; ``block`` begins with the first input index that they need."""
+        """Return outputs of this dimension.
+
+        Parameters
+        ----------
+        block : Tensor
+            Along ``dim`` it begins with the first input index that the outputs need.
+        dim : int
+        out : Range
+            Range of output indices.
+
+        Returns
+        -------
+        Tensor
+            ``block`` with the outputs along ``dim``.
+        """
         start, _ = self.needed(out)
 
-        def taken(index: tuple[int, ...]) -> torch.Tensor:
+        def select(index: tuple[int, ...]) -> torch.Tensor:
             return block.index_select(dim, torch.tensor(index[out[0] : out[1]], device=block.device) - start)
 
         if not self.weight:
-            return taken(self.high) if self.low == self.high else apply(_Instead, taken(self.low), taken(self.high))
+            return (
+                select(self.high)
+                if self.low == self.high
+                else apply(_RedirectGradient, select(self.low), select(self.high))
+            )
         shape = [1] * block.dim()
         shape[dim] = -1
         dtype = accumulation_dtype(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which computes NaN if one of the two positions is infinite.
-        return taken(self.low) * (1 - weight) + taken(self.high) * weight
+        return select(self.low) * (1 - weight) + select(self.high) * weight
 
 
-class _Instead(torch.autograd.Function):
+class _RedirectGradient(torch.autograd.Function):
     """The identity on ``values``, whose gradient goes to ``other``."""
 
     @staticmethod
@@ -72,12 +90,24 @@ class Resamplings:
     dims: tuple[Resampling | None, ...]
 
     def needed(self, dim: int, out: Range) -> Range:
-        """Return the range of indices of spatial dimension ``dim`` from which the outputs ``out`` are computed."""
+        """Return the range of input indices from which outputs are computed.
+
+        Parameters
+        ----------
+        dim : int
+            Spatial dimension, from 0.
+        out : Range
+            Range of output indices.
+
+        Returns
+        -------
+        Range
+        """
         sampling = self.dims[dim]
         return out if sampling is None else sampling.needed(out)
 
 
-def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
+def resample(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
     """Return a tensor resampled along its spatial dimensions.
 
     Collective: call on every rank.
@@ -95,17 +125,17 @@ def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> D
     DistTensor
         Distributed as ``x``, with its dtype.
     """
-    block = needed_block(x, out_shape, samplings)
+    block = gather_needed_input(x, out_shape, samplings)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
-        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
+        return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
     for dim, (sampling, out) in enumerate(zip(samplings.dims, spatial_box(x.dist, out_shape), strict=True)):
         if sampling is not None:
             block = sampling.apply(block, dim + 2, out)
-    return DistTensor(own_memory(block.to(x.dtype), x), x.dist, out_shape)
+    return DistTensor(copy_if_shared(block.to(x.dtype), x), x.dist, out_shape)
 
 
-def own_memory(block: torch.Tensor, x: DistTensor) -> torch.Tensor:
+def copy_if_shared(block: torch.Tensor, x: DistTensor) -> torch.Tensor:
     """Return a block that does not share the memory of a tensor's block.
 
     Otherwise an in-place change of a result would change the operator's input.

@@ -17,7 +17,7 @@ from distconv.communication.collectives import both_with_grad_allreduce, reduce_
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
-from distconv.layers.common.alignment import balanced_input
+from distconv.layers.common.alignment import redistribute_balanced
 from distconv.parameters.channel_split import AXIS, ChannelSplit
 from distconv.tensor import DistTensor
 
@@ -101,7 +101,7 @@ def parameter_block(
         return with_grad_allreduce(
             parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split]
         )
-    return _part(with_grad_allreduce(parameter, dist.grid, summed), dist, dims)
+    return _local_part(with_grad_allreduce(parameter, dist.grid, summed), dist, dims)
 
 
 def parameter_blocks(
@@ -129,18 +129,18 @@ def parameter_blocks(
         w, b = (None if p is None else parameter_block(p, dist, dims, axes) for p in (weight, bias))
         return w, b
     weight, bias = both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes if axes is None else axes)
-    return _part(weight, dist, dims), _part(bias, dist, dims)
+    return _local_part(weight, dist, dims), _local_part(bias, dist, dims)
 
 
-def _part(whole: torch.Tensor, dist: Distribution, dims: Sequence[int]) -> torch.Tensor:
-    """Return this rank's part of a parameter that spans ``dims``."""
+def _local_part(parameter: torch.Tensor, dist: Distribution, dims: Sequence[int]) -> torch.Tensor:
+    """Return this rank's part of a full parameter that spans ``dims``."""
     if all(dist.split[dim] is None for dim in dims):
-        return whole
-    wanted = dist.with_axes([dist.axes[dim] for dim in dims])
-    return whole[tuple(slice(i.start, i.stop) for i in wanted.box(None, whole.shape))]
+        return parameter
+    parameter_dist = dist.with_axes([dist.axes[dim] for dim in dims])
+    return parameter[tuple(slice(i.start, i.stop) for i in parameter_dist.box(None, parameter.shape))]
 
 
-def summed_at_owners(
+def reduce_scatter_output(
     y: torch.Tensor, dist: Distribution, shape: torch.Size, dim: int, split: ChannelSplit
 ) -> torch.Tensor:
     """Return this rank's block of y: the sum of the partial sums that ranks along axis ``c`` have computed.
@@ -169,7 +169,7 @@ def summed_at_owners(
     return reduce_scatter_region(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
 
 
-def over_whole_channels(
+def run_with_gathered_channels(
     convolve: Callable[..., DistTensor], x: DistTensor, *weights: torch.Tensor | None
 ) -> DistTensor:
     """Run a layer whose groups do not divide over axis ``c`` with gathered channels.
@@ -189,11 +189,11 @@ def over_whole_channels(
     DistTensor
         Distributed as ``x``, in balanced blocks.
     """
-    whole = (w.replicated() if isinstance(w, DistTensor) else w for w in weights)
-    return convolve(x.replicated([1]), *whole).redistribute(x.dist.balanced())
+    full = (w.replicated() if isinstance(w, DistTensor) else w for w in weights)
+    return convolve(x.replicated([1]), *full).redistribute(x.dist.balanced())
 
 
-def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:
+def redistribute_channels(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:
     """Return the input of a layer with its channels in balanced blocks over axis ``c``, or not split.
 
     Collective: call on every rank. Split channels stay split over ``c``. If the channels are not split, they are split
@@ -216,7 +216,7 @@ def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTe
     sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
     split = x.dist.split[dim]
     if split == AXIS or (split is None and not sharded):
-        return balanced_input(x)
+        return redistribute_balanced(x)
     axes = list(x.dist.axes)
     axes[dim] = AXIS if sharded and x.grid.shape[AXIS] > 1 and AXIS not in x.dist.split else None
     return x.redistribute(Distribution(x.grid, axes))

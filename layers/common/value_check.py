@@ -20,11 +20,11 @@ from distconv.dispatch import name_of
 from distconv.errors import NumericalError
 from distconv.grid import ProcessGrid
 
-_NONE = -(1 << 62)
+_NO_INVALID_INDEX = -(1 << 62)
 """Stands for "no invalid index" in the maximum over ranks."""
 
 
-def check_within(
+def check_indices(
     values: torch.Tensor,
     extent: int,
     grid: ProcessGrid,
@@ -48,17 +48,17 @@ def check_within(
         A further valid value.
     """
     if not values.is_cuda:
-        recording.call(partial(_check, extent, grid, error, ignored), values)
+        recording.call(partial(_check_indices, extent, grid, error, ignored), values)
 
 
-def _check(
+def _check_indices(
     extent: int, grid: ProcessGrid, error: Callable[[int], Exception], ignored: int | None, values: torch.Tensor
 ) -> None:
-    wrong = (values < 0) | (values >= extent)
-    offending = values[wrong if ignored is None else wrong & (values != ignored)]
-    example = int(offending[0]) if offending.numel() else _NONE
+    outside = (values < 0) | (values >= extent)
+    invalid = values[outside if ignored is None else outside & (values != ignored)]
+    example = int(invalid[0]) if invalid.numel() else _NO_INVALID_INDEX
     highest = int(allreduce(grid.world, torch.tensor([example]), "check of indices", MPI.MAX).item())
-    if highest != _NONE:
+    if highest != _NO_INVALID_INDEX:
         raise error(highest)
 
 
@@ -66,7 +66,7 @@ class LinearAlgebraError(NumericalError, torch.linalg.LinAlgError):  # type: ign
     """Error of a function of ``torch.linalg`` about the values of a matrix, on all ranks."""
 
 
-def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_or_raise_on_all_ranks(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that checks the values of its blocks, and raise on all ranks if it fails on any.
 
     Collective: call on every rank.

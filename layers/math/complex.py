@@ -5,15 +5,13 @@ All of it is elementwise. Only the dimension of real and imaginary part is gathe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.layers.common.alignment import result_shape
-from distconv.layers.common.inplace_views import Taken, takes_view
+from distconv.layers.common.inplace_views import ViewResult, takes_view
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.tensor import DistTensor
 
@@ -30,14 +28,6 @@ def _register() -> None:
         implements(function, tensors=None)(partial(pointwise, function))
     for name in ("cfloat", "cdouble"):
         implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
-    for name in ("is_conj", "is_neg"):
-        for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=OperatorKind.QUERY)(partial(_of_block, function))
-
-
-def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
-    """Return a property that all blocks have in common."""
-    return function(input.local)
 
 
 _register()
@@ -45,7 +35,7 @@ _register()
 
 @implements(torch.view_as_real, kind=OperatorKind.VIEW)
 @takes_view()
-def view_as_real(input: DistTensor) -> Taken:
+def view_as_real(input: DistTensor) -> ViewResult:
     """Compute ``torch.view_as_real``; the last dimension, of real and imaginary part, is not split."""
     shape = result_shape(torch.view_as_real, input)
     return DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
@@ -53,7 +43,7 @@ def view_as_real(input: DistTensor) -> Taken:
 
 @implements(torch.view_as_complex, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input: input.copy_(view_as_real(changed)))
-def view_as_complex(input: DistTensor) -> Taken:
+def view_as_complex(input: DistTensor) -> ViewResult:
     """Compute ``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
     shape = result_shape(torch.view_as_complex, input)
     x = input.replicated([input.dim() - 1])

@@ -17,18 +17,18 @@ from mpi4py import MPI
 from distconv.communication.collectives import apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import check_as_torch, result_shape
-from distconv.layers.common.block_edges import positions
+from distconv.layers.common.alignment import check_as_torch, first_result, result_shape
+from distconv.layers.common.block_edges import owned_indices
 from distconv.layers.math.pointwise import pointwise
-from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
+from distconv.layers.math.reductions import Dims, Fold, accept_numpy_names, plan_fold, sum_over_ranks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
-_NOWHERE = 1 << 62
+_NO_INDEX = 1 << 62
 """Index on a rank without a candidate; larger than any index."""
 
 
-def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor:
+def _allreduce_extremes(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor:
     """Return the extremes of the ranks' ``values``, or NaN if any rank has NaN. Collective.
 
     NaN is sent as a flag, because the result of MPI's MAX and MIN is not defined for NaN.
@@ -37,19 +37,21 @@ def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor
         return values
     comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
     if not values.is_floating_point():
-        return allreduce(comm, _copy(values.long()), "extremes", op).to(values.dtype)
+        return allreduce(comm, _contiguous_copy(values.long()), "extremes", op).to(values.dtype)
     wide = values.to(accumulation_dtype(values.dtype))
-    unknown = wide.isnan()
-    flags = unknown.to(wide.dtype) * (1 if largest else -1)
-    both = allreduce(comm, torch.stack([wide.masked_fill(unknown, _worst(wide, largest)), flags]), "extremes", op)
+    is_nan = wide.isnan()
+    flags = is_nan.to(wide.dtype) * (1 if largest else -1)
+    both = allreduce(
+        comm, torch.stack([wide.masked_fill(is_nan, _neutral_element(wide, largest)), flags]), "extremes", op
+    )
     return both[0].masked_fill(both[1] != 0, math.nan).to(values.dtype)
 
 
-def _copy(values: torch.Tensor) -> torch.Tensor:
+def _contiguous_copy(values: torch.Tensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _worst(like: torch.Tensor, largest: bool) -> float | int:
+def _neutral_element(like: torch.Tensor, largest: bool) -> float | int:
     """Return the value that never wins: no element of this dtype is smaller (``largest``) or larger."""
     if like.is_floating_point():
         return -math.inf if largest else math.inf
@@ -58,11 +60,11 @@ def _worst(like: torch.Tensor, largest: bool) -> float | int:
     return torch.iinfo(like.dtype).min if largest else torch.iinfo(like.dtype).max
 
 
-def _of_block(local: torch.Tensor, dims: Sequence[int], largest: bool) -> torch.Tensor:
+def _block_extremes(local: torch.Tensor, dims: Sequence[int], largest: bool) -> torch.Tensor:
     """Return the extremes of the block with dimensions kept."""
     if any(local.shape[d] == 0 for d in dims):
         shape = [1 if d in dims else n for d, n in enumerate(local.shape)]
-        return torch.full(shape, _worst(local, largest), dtype=local.dtype, device=local.device)
+        return torch.full(shape, _neutral_element(local, largest), dtype=local.dtype, device=local.device)
     return (torch.amax if largest else torch.amin)(local, tuple(dims), keepdim=True)
 
 
@@ -70,105 +72,118 @@ class _Extreme(torch.autograd.Function):
     """Extremes over several ranks. Equal elements, on any rank, get equal parts of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, unknown: bool) -> torch.Tensor:
-        extremes = _over_ranks(_of_block(local, fold.dims, largest), fold, largest)
-        ctx.fold, ctx.same = fold, _same if unknown else torch.eq
+    def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, divides_nan: bool) -> torch.Tensor:
+        extremes = _allreduce_extremes(_block_extremes(local, fold.dims, largest), fold, largest)
+        ctx.fold, ctx.equal = fold, _equal_or_nan if divides_nan else torch.eq
         ctx.save_for_backward(local, extremes)
         return extremes
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         local, extremes = ctx.saved_tensors
-        equal = ctx.same(local, extremes)
+        equal = ctx.equal(local, extremes)
         count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
         allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
         grad = with_grad_allreduce(grad, ctx.fold.grid, ctx.fold.axes)
         return grad / count.to(grad.dtype) * equal, None, None, None
 
 
-@numpy_names
-def _extreme(function: Any, largest: bool, input: DistTensor, dim: Dims = (), keepdim: bool = False) -> DistTensor:
+@accept_numpy_names
+def _amax_or_amin(function: Any, largest: bool, input: DistTensor, dim: Dims = (), keepdim: bool = False) -> DistTensor:
     """Compute ``torch.amax`` or ``amin``."""
     result_shape(function, input, dim, keepdim)
-    fold = folding(input, dim, keepdim)
+    fold = plan_fold(input, dim, keepdim)
     if not fold.axes:
         return fold.wrap(function(input.local, dim, keepdim))
     extremes = apply(_Extreme, input.local, fold, largest, False)
     return fold.wrap(extremes.reshape(fold.dist.local_shape(fold.shape)))
 
 
-def _of_everything(function: Any, largest: bool, input: DistTensor) -> DistTensor:
+def _extreme_of_all(function: Any, largest: bool, input: DistTensor) -> DistTensor:
     """Compute ``torch.max`` or ``min`` without a dimension.
 
     Unlike ``amax``, it divides the gradient among NaN elements.
     """
     result_shape(function, input)
-    fold = folding(input, None)
+    fold = plan_fold(input, None)
     if not fold.axes:
         return fold.wrap(function(input.local))
     return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
 
 
-amax = partial(_extreme, torch.amax, True)
-amin = partial(_extreme, torch.amin, False)
+amax = partial(_amax_or_amin, torch.amax, True)
+amin = partial(_amax_or_amin, torch.amin, False)
 implements(torch.amax, torch.Tensor.amax)(amax)
 implements(torch.amin, torch.Tensor.amin)(amin)
 
 
 @implements(torch.aminmax, torch.Tensor.aminmax)
 def aminmax(input: DistTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Compute ``torch.aminmax`` by two reductions. Parameters as in torch."""
-    over = () if dim is None else dim
-    return torch.return_types.aminmax((amin(input, over, keepdim), amax(input, over, keepdim)))
+    """Compute ``torch.aminmax`` by two reductions.
+
+    Parameters
+    ----------
+    input, dim, keepdim
+        As in ``torch.aminmax``.
+
+    Returns
+    -------
+    torch.return_types.aminmax
+        Two DistTensors, ``min`` and ``max``.
+    """
+    dims = () if dim is None else dim
+    return torch.return_types.aminmax((amin(input, dims, keepdim), amax(input, dims, keepdim)))
 
 
-# -- with the place ---------------------------------------------------------------------------------------------------
+# -- with the index ---------------------------------------------------------------------------------------------------
 
 
-def _along(function: Any, largest: bool, input: DistTensor, dim: int, keepdim: bool) -> tuple[DistTensor, DistTensor]:
+def _extremes_along_dim(
+    function: Any, largest: bool, input: DistTensor, dim: int, keepdim: bool
+) -> tuple[DistTensor, DistTensor]:
     """Return extremes along ``dim`` and the first global index of each. Collective.
 
     The gradient of an extreme goes to the element of that index.
     """
-    fold = folding(input, dim, keepdim)
+    fold = plan_fold(input, dim, keepdim)
     if not fold.axes:
         values, index = function(input.local, dim, keepdim)
         return fold.wrap(values), fold.wrap(index)
     (at,) = fold.dims
     local = input.local
     if local.shape[at]:
-        best, place = function(local.detach(), at, True)
-        candidate = positions(input, at)[place]
+        best, local_index = function(local.detach(), at, True)
+        candidate = owned_indices(input, at)[local_index]
     else:
         # An element that no output takes. It connects this rank to the graph.
-        best = _of_block(local, (at,), largest).detach()
-        place = torch.zeros(best.shape, dtype=torch.int64, device=local.device)
-        candidate = place + _NOWHERE
+        best = _block_extremes(local, (at,), largest).detach()
+        local_index = torch.zeros(best.shape, dtype=torch.int64, device=local.device)
+        candidate = local_index + _NO_INDEX
         local = torch.cat([local, local.new_zeros(best.shape)], at)
-    extreme = _over_ranks(best, fold, largest)
-    candidate = candidate.masked_fill(~_same(best, extreme), _NOWHERE)
-    index = allreduce(fold.grid.comm(fold.axes), _copy(candidate), "first index of extremes", MPI.MIN)
-    chosen = torch.where(candidate == index, local.gather(at, place), torch.zeros((), dtype=local.dtype))
+    extreme = _allreduce_extremes(best, fold, largest)
+    candidate = candidate.masked_fill(~_equal_or_nan(best, extreme), _NO_INDEX)
+    index = allreduce(fold.grid.comm(fold.axes), _contiguous_copy(candidate), "first index of extremes", MPI.MIN)
+    chosen = torch.where(candidate == index, local.gather(at, local_index), torch.zeros((), dtype=local.dtype))
     shape = fold.dist.local_shape(fold.shape)
-    return fold.wrap(summed(chosen, fold).reshape(shape)), fold.wrap(index.reshape(shape))
+    return fold.wrap(sum_over_ranks(chosen, fold).reshape(shape)), fold.wrap(index.reshape(shape))
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _equal_or_nan(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a == b) | (a.isnan() & b.isnan())
 
 
-@numpy_names
-def _max(function: Any, other: Any, largest: bool, input: torch.Tensor, *args: Any, **named: Any) -> Any:
+@accept_numpy_names
+def _max_or_min(function: Any, other: Any, largest: bool, input: torch.Tensor, *args: Any, **named: Any) -> Any:
     """Compute ``torch.max`` or ``min``: of all elements, along a dimension with indices, or of two tensors."""
     operands = [*args, *named.values()]
     if operands and isinstance(operands[0], torch.Tensor):
         return pointwise(other, input, operands[0])
     assert isinstance(input, DistTensor)
     if not operands:
-        return _of_everything(function, largest, input)
+        return _extreme_of_all(function, largest, input)
     dim, keepdim = _dim_and_keepdim(*args, **named)
-    result_shape(_values, function, input, dim, keepdim)
-    return getattr(torch.return_types, function.__name__)(_along(function, largest, input, dim, keepdim))
+    result_shape(first_result, function, input, dim, keepdim)
+    return getattr(torch.return_types, function.__name__)(_extremes_along_dim(function, largest, input, dim, keepdim))
 
 
 def _dim_and_keepdim(dim: int, keepdim: bool = False) -> tuple[int, bool]:
@@ -179,13 +194,10 @@ def _optional_dim(dim: int | None = None, keepdim: bool = False) -> tuple[int | 
     return dim, keepdim
 
 
-def _values(function: Any, *args: Any) -> torch.Tensor:
-    values: torch.Tensor = function(*args)[0]
-    return values
-
-
-@numpy_names
-def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+@accept_numpy_names
+def _argmax_or_argmin(
+    function: Any, find: Any, largest: bool, input: DistTensor, *args: Any, **named: Any
+) -> DistTensor:
     """Compute ``torch.argmax`` or ``argmin``: the first of equal elements; without ``dim`` the flat index."""
     result_shape(function, input, *args, **named)
     if input.dtype == torch.bool:
@@ -193,18 +205,18 @@ def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args:
     dim, keepdim = _optional_dim(*args, **named)
     local = input.local.detach()
     if dim is not None:
-        return _along(find, largest, DistTensor(local, input.dist, input.shape), dim, keepdim)[1]
-    fold = folding(input, None, keepdim)
-    index = torch.full((1,), _NOWHERE, device=input.device)
-    best = _of_block(local, fold.dims, largest).reshape(1)
+        return _extremes_along_dim(find, largest, DistTensor(local, input.dist, input.shape), dim, keepdim)[1]
+    fold = plan_fold(input, None, keepdim)
+    index = torch.full((1,), _NO_INDEX, device=input.device)
+    best = _block_extremes(local, fold.dims, largest).reshape(1)
     if local.numel():
         flat = function(local)
         index = torch.zeros_like(index)
-        for dim, place in enumerate(torch.unravel_index(flat, local.shape)):
-            index = index * input.shape[dim] + positions(input, dim)[place]
+        for dim, local_index in enumerate(torch.unravel_index(flat, local.shape)):
+            index = index * input.shape[dim] + owned_indices(input, dim)[local_index]
     if fold.axes:
-        extreme = _over_ranks(best, fold, largest)
-        index = index.masked_fill(~_same(best, extreme), _NOWHERE)
+        extreme = _allreduce_extremes(best, fold, largest)
+        index = index.masked_fill(~_equal_or_nan(best, extreme), _NO_INDEX)
         allreduce(fold.grid.comm(fold.axes), index, "first index of extremes", MPI.MIN)
     return fold.wrap(index.reshape(fold.shape))
 
@@ -212,7 +224,7 @@ def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args:
 for _name, _largest, _other in (("max", True, torch.maximum), ("min", False, torch.minimum)):
     _find = getattr(torch, _name)
     for _function in (_find, getattr(torch.Tensor, _name)):
-        implements(_function, tensors=None)(partial(_max, _find, _other, _largest))
-    _place = getattr(torch, f"arg{_name}")
-    for _function in (_place, getattr(torch.Tensor, f"arg{_name}")):
-        implements(_function)(partial(_argument, _place, _find, _largest))
+        implements(_function, tensors=None)(partial(_max_or_min, _find, _other, _largest))
+    _argument = getattr(torch, f"arg{_name}")
+    for _function in (_argument, getattr(torch.Tensor, f"arg{_name}")):
+        implements(_function)(partial(_argmax_or_argmin, _argument, _find, _largest))

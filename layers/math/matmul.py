@@ -20,9 +20,9 @@ from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
-from distconv.layers.common.alignment import as_distributed, check_dtypes, entering, result_shape
-from distconv.layers.common.block_edges import irregular, layout
-from distconv.layers.math.reductions import Fold, summed
+from distconv.layers.common.alignment import as_distributed, check_dtypes, redistribute_with_grad_reduce, result_shape
+from distconv.layers.common.block_edges import boundaries_and_cyclic, distribution_from_edges
+from distconv.layers.math.reductions import Fold, sum_over_ranks
 from distconv.tensor import DistTensor
 
 
@@ -52,57 +52,61 @@ class _ContractionPlan:
     cyclic: dict[str, int]
     """Block sizes of block-cyclic axes."""
 
-    def adopt(self, operand: _Operand, axes: Sequence[str | None], whole: Collection[str]) -> None:
-        """Adopt those of ``axes`` that split a label, if neither the label nor the axis is taken."""
+    def add_axes(self, operand: _Operand, axes: Sequence[str | None], unsplit: Collection[str]) -> None:
+        """Split labels by those of ``axes`` that are not used yet."""
         assert operand.dist is not None
         for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
-            if axis is None or label in whole or label in self.axis or axis in self.axis.values():
+            if axis is None or label in unsplit or label in self.axis or axis in self.axis.values():
                 continue
-            if self._splits(operand.labels, label, n):
+            if self._can_split(operand.labels, label, n):
                 self.axis[label] = axis
                 if operand.dist.grid == self.grid:
-                    boundaries, cyclic = irregular(operand.dist, (axis,))
+                    boundaries, cyclic = boundaries_and_cyclic(operand.dist, (axis,))
                     self.boundaries.update(boundaries)
                     self.cyclic.update(cyclic)
 
-    def _splits(self, labels: Sequence[str], label: str, n: int) -> bool:
+    def _can_split(self, labels: Sequence[str], label: str, n: int) -> bool:
         """Return True if a dimension can be split by its label: it neither broadcasts nor is on a diagonal."""
         return n == self.extents[label] and labels.count(label) == 1
 
-    def layout(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
+    def distribution(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
         """Return the distribution of a tensor with these labels."""
         pairs = zip(labels, shape, strict=True)
-        axes = [self.axis.get(label) if self._splits(labels, label, n) else None for label, n in pairs]
-        return layout(self.grid, axes, self.boundaries, self.cyclic)
+        axes = [self.axis.get(label) if self._can_split(labels, label, n) else None for label, n in pairs]
+        return distribution_from_edges(self.grid, axes, self.boundaries, self.cyclic)
 
 
 @cached_on_grid
-def _work(
-    first: Distribution, operands: tuple[_Operand, ...], out: tuple[str, ...], shape: torch.Size, whole: frozenset[str]
+def _plan_contraction(
+    first: Distribution,
+    operands: tuple[_Operand, ...],
+    out: tuple[str, ...],
+    shape: torch.Size,
+    unsplit: frozenset[str],
 ) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
     """Plan a contraction.
 
     For each operand, return its distribution and the axes that split the work but not the operand. Also return the
     reduction of the result.
     """
-    placed = [o for o in operands if o.dist is not None]
+    distributed = [o for o in operands if o.dist is not None]
     extents: dict[str, int] = {}
     for operand in operands:
         for label, n in zip(operand.labels, operand.shape, strict=True):
             extents[label] = n if extents.get(label, 1) == 1 else extents[label]
-    work = _ContractionPlan(first.grid, extents, {}, {}, {})
+    plan = _ContractionPlan(first.grid, extents, {}, {}, {})
     # Axes that split a dimension come first. An axis of one rank does not split anything.
-    for operand in placed:
+    for operand in distributed:
         assert operand.dist is not None
-        work.adopt(operand, operand.dist.split, whole)
-    for operand in placed:
-        work.adopt(operand, operand.axes, whole)
-    places = []
+        plan.add_axes(operand, operand.dist.split, unsplit)
+    for operand in distributed:
+        plan.add_axes(operand, operand.axes, unsplit)
+    layouts = []
     for operand in operands:
-        dist = work.layout(operand.labels, operand.shape)
-        places.append((dist, work.grid.split_axes(a for a in work.axis.values() if a not in dist.axes)))
-    crossed = work.grid.split_axes(a for label, a in work.axis.items() if label not in out)
-    return places, Fold((), False, work.grid, crossed, work.layout(out, shape), shape)
+        dist = plan.distribution(operand.labels, operand.shape)
+        layouts.append((dist, plan.grid.split_axes(a for a in plan.axis.values() if a not in dist.axes)))
+    reduced = plan.grid.split_axes(a for label, a in plan.axis.items() if label not in out)
+    return layouts, Fold((), False, plan.grid, reduced, plan.distribution(out, shape), shape)
 
 
 def contract(
@@ -111,7 +115,7 @@ def contract(
     labels: Sequence[Sequence[str]],
     out: Sequence[str],
     shape: torch.Size,
-    whole: Collection[str] = (),
+    unsplit: Collection[str] = (),
 ) -> DistTensor:
     """Call a function that is a sum of products over labels.
 
@@ -129,24 +133,27 @@ def contract(
         The label of each dimension of the result.
     shape : torch.Size
         Global shape of the result.
-    whole : collection of str
+    unsplit : collection of str
         Labels that must not be split.
 
     Returns
     -------
     DistTensor
     """
-    described = []
+    specs = []
     for tensor, names in zip(operands, labels, strict=True):
         dist = tensor.dist if isinstance(tensor, DistTensor) else None
-        described.append(_Operand(tensor.shape, tuple(names), dist, () if dist is None else dist.axes))
-    first = next(operand.dist for operand in described if operand.dist is not None)
-    places, fold = _work(first, tuple(described), tuple(out), shape, frozenset(whole))
-    blocks = [entering(tensor, dist, axes) for tensor, (dist, axes) in zip(operands, places, strict=True)]
-    return fold.wrap(summed(function(*blocks), fold))
+        specs.append(_Operand(tensor.shape, tuple(names), dist, () if dist is None else dist.axes))
+    first = next(operand.dist for operand in specs if operand.dist is not None)
+    layouts, fold = _plan_contraction(first, tuple(specs), tuple(out), shape, frozenset(unsplit))
+    blocks = [
+        redistribute_with_grad_reduce(tensor, dist, axes)
+        for tensor, (dist, axes) in zip(operands, layouts, strict=True)
+    ]
+    return fold.wrap(sum_over_ranks(function(*blocks), fold))
 
 
-def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
+def batch_labels(tensor: torch.Tensor, core_dims: int) -> list[str]:
     """Return labels for the batch dimensions of an operand.
 
     They are counted from the last one, so operands whose batches broadcast have equal labels.
@@ -154,14 +161,14 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     Parameters
     ----------
     tensor : Tensor
-    own : int
+    core_dims : int
         Number of last dimensions that are not part of the batch.
 
     Returns
     -------
     list of str
     """
-    return [f"batch {i}" for i in range(tensor.dim() - own, 0, -1)]
+    return [f"batch {i}" for i in range(tensor.dim() - core_dims, 0, -1)]
 
 
 @implements(
@@ -174,11 +181,21 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     passes=None,
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """Compute ``torch.matmul`` as a contraction. Parameters as in torch."""
-    return _multiplied(torch.matmul, input, other)
+    """Compute ``torch.matmul`` as a contraction.
+
+    Parameters
+    ----------
+    input, other
+        As in ``torch.matmul``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    return _matrix_product(torch.matmul, input, other)
 
 
-def _multiplied(function: Callable[..., torch.Tensor], input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+def _matrix_product(function: Callable[..., torch.Tensor], input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """Compute ``torch.matmul`` or a variant; under ``torch.autocast`` not all of these compute in half precision."""
     check_dtypes(function, input, other)
     shape = result_shape(function, input, other)
@@ -189,11 +206,11 @@ def _multiplied(function: Callable[..., torch.Tensor], input: torch.Tensor, othe
     return contract(function, (input, other), (left, right), out, shape)
 
 
-def _by_name(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
+def _accept_names(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """Return ``operator`` such that its tensors may also be passed by torch's ``names`` for them."""
 
-    def call(*given: Any, **named: Any) -> Any:
-        tensors = [*given, *(named.pop(name) for name in names[len(given) :] if name in named)]
+    def call(*args: Any, **named: Any) -> Any:
+        tensors = [*args, *(named.pop(name) for name in names[len(args) :] if name in named)]
         return operator(*tensors, **named)
 
     return call
@@ -202,24 +219,44 @@ def _by_name(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
 for _name, _second in (("mm", "mat2"), ("bmm", "mat2"), ("mv", "vec"), ("dot", "tensor")):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
         implements(_function, tensors=None, passes=None)(
-            _by_name(partial(_multiplied, getattr(torch, _name)), "input", _second)
+            _accept_names(partial(_matrix_product, getattr(torch, _name)), "input", _second)
         )
 
 
 @implements(torch.Tensor.__rmatmul__, order=StridePolicy.NEW, tensors=None, passes=None)
 def rmatmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """Compute ``other @ input``. Parameters as in torch."""
+    """Compute ``other @ input``.
+
+    Parameters
+    ----------
+    input, other
+        As in ``torch.Tensor.__rmatmul__``.
+
+    Returns
+    -------
+    DistTensor
+    """
     return matmul(other, input)
 
 
 @implements(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger, tensors=None)
 def outer(input: torch.Tensor, vec2: torch.Tensor) -> DistTensor:
-    """Compute ``torch.outer`` as a contraction. Parameters as in torch."""
+    """Compute ``torch.outer`` as a contraction.
+
+    Parameters
+    ----------
+    input, vec2
+        As in ``torch.outer``.
+
+    Returns
+    -------
+    DistTensor
+    """
     shape = result_shape(torch.outer, input, vec2)
     return contract(torch.outer, (input, vec2), (["m"], ["n"]), ["m", "n"], shape)
 
 
-def _plus(
+def _add_product(
     function: Any,
     product: Any,
     input: torch.Tensor,
@@ -252,45 +289,77 @@ for _name, _product, _operands in (
 ):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
         implements(_function, tensors=None, passes=None)(
-            _by_name(partial(_plus, getattr(torch, _name), _product), "input", *_operands)
+            _accept_names(partial(_add_product, getattr(torch, _name), _product), "input", *_operands)
         )
 
 
 @implements(torch.vdot, torch.Tensor.vdot, tensors=None)
 def vdot(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
-    """Compute ``torch.vdot`` as a contraction. Parameters as in torch."""
+    """Compute ``torch.vdot`` as a contraction.
+
+    Parameters
+    ----------
+    input, other
+        As in ``torch.vdot``.
+
+    Returns
+    -------
+    DistTensor
+    """
     return matmul(input.conj(), other)
 
 
 @implements(torch.linalg.vecdot, tensors="x y")
 def vecdot(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
-    """Compute ``torch.linalg.vecdot`` as an elementwise product and a sum. Parameters as in torch."""
+    """Compute ``torch.linalg.vecdot`` as an elementwise product and a sum.
+
+    Parameters
+    ----------
+    x, y, dim
+        As in ``torch.linalg.vecdot``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(torch.linalg.vecdot, x, y, dim=dim)
     return (x.conj() * y).sum(dim)
 
 
 @implements(torch.einsum, order=StridePolicy.NEW, tensors=None, passes=None)
 def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
-    """Compute ``torch.einsum`` as a contraction. Parameters as in torch."""
+    """Compute ``torch.einsum`` as a contraction.
+
+    Parameters
+    ----------
+    equation, *operands
+        As in ``torch.einsum``.
+
+    Returns
+    -------
+    DistTensor
+    """
     shape = result_shape(torch.einsum, equation, *operands)
-    given, arrow, wanted = equation.replace(" ", "").partition("->")
-    terms = given.split(",")
-    labels = [_spelled(term, t.dim() - len(term.replace("...", ""))) for term, t in zip(terms, operands, strict=True)]
-    dots = max((list(filter(_of_dots, names)) for names in labels), key=len)
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    labels = [
+        _term_labels(term, t.dim() - len(term.replace("...", ""))) for term, t in zip(terms, operands, strict=True)
+    ]
+    dots = max((list(filter(_is_ellipsis_label, names)) for names in labels), key=len)
     if arrow:
-        letters = _spelled(wanted, len(dots))
+        letters = _term_labels(output, len(dots))
     else:
-        every = [name for names in labels for name in names if not _of_dots(name)]
+        every = [name for names in labels for name in names if not _is_ellipsis_label(name)]
         letters = [*dots, *sorted(name for name in every if every.count(name) == 1)]
     return contract(partial(torch.einsum, equation), operands, labels, letters, shape)
 
 
-def _of_dots(name: str) -> bool:
+def _is_ellipsis_label(name: str) -> bool:
     """Return True if the label stands for a dimension of ``...``."""
     return name.startswith(".")
 
 
-def _spelled(term: str, count: int) -> list[str]:
+def _term_labels(term: str, count: int) -> list[str]:
     """Return the labels of a term in which ``...`` stands for ``count`` dimensions."""
     before, dots, after = term.partition("...")
     return [*before, *(f".{i}" for i in range(count if dots else 0, 0, -1)), *after]
@@ -298,7 +367,16 @@ def _spelled(term: str, count: int) -> list[str]:
 
 @implements(torch.tensordot, order=StridePolicy.NEW, tensors=None, passes=None)
 def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
-    """Compute ``torch.tensordot`` as a contraction. Parameters as in torch.
+    """Compute ``torch.tensordot`` as a contraction.
+
+    Parameters
+    ----------
+    a, b, dims, out
+        As in ``torch.tensordot``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -306,7 +384,10 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
         With ``out=``, or a tensor as ``dims``.
     """
     if out is not None or isinstance(dims, torch.Tensor):
-        raise NoRule("torch.tensordot with out= or with a tensor as dims=: use numbers, assign the result")
+        raise NoRule(
+            "torch.tensordot with out=, or with a tensor as dims=, has no distributed rule: pass dims as integers, "
+            "and assign the result"
+        )
     shape = result_shape(torch.tensordot, a, b, dims)
     pairs = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
     pairs = [[d] if isinstance(d, int) else list(d) for d in pairs]
@@ -322,7 +403,17 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
 def bilinear(
     input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute ``F.bilinear`` as a contraction. Parameters as in torch."""
+    """Compute ``F.bilinear`` as a contraction.
+
+    Parameters
+    ----------
+    input1, input2, weight, bias
+        As in ``F.bilinear``.
+
+    Returns
+    -------
+    Tensor
+    """
     shape = result_shape(F.bilinear, input1, input2, weight, bias)
     batch = batch_labels(input1, 1)
     labels = ([*batch, "i"], [*batch, "j"], ["o", "i", "j"])

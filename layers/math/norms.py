@@ -17,7 +17,7 @@ from distconv.dispatch import implements
 from distconv.errors import NoRule
 from distconv.layers.common.alignment import broadcast_shape, result_shape
 from distconv.layers.math.matmul import batch_labels, contract
-from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
+from distconv.layers.math.reductions import Dims, plan_fold, result_dtype, stack_over_ranks, sum_over_ranks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
@@ -32,27 +32,37 @@ def vector_norm(
     dtype: torch.dtype | None = None,
     out: None = None,
 ) -> torch.Tensor:
-    """Compute ``torch.linalg.vector_norm`` as the norm of the norms of the blocks. Parameters as in torch."""
-    _no_out(out)
+    """Compute ``torch.linalg.vector_norm`` as the norm of the norms of the blocks.
+
+    Parameters
+    ----------
+    x, ord, dim, keepdim, dtype, out
+        As in ``torch.linalg.vector_norm``.
+
+    Returns
+    -------
+    Tensor
+    """
+    _reject_out(out)
     result_shape(torch.linalg.vector_norm, x, ord, dim, keepdim, dtype=dtype)
-    dtype = dtype or dtype_of(torch.linalg.vector_norm, x)
+    dtype = dtype or result_dtype(torch.linalg.vector_norm, x)
     if isinstance(dim, (list, tuple)) and not dim:
         dim = None
-    fold = folding(x, dim, keepdim)
+    fold = plan_fold(x, dim, keepdim)
     if not fold.axes:
         return fold.wrap(torch.linalg.vector_norm(x.local, ord, dim, keepdim, dtype=dtype))
     if math.isinf(ord):
         sizes = x.to(dtype).abs()
         return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
-    local = _with_something(x.local, fold.dims) if ord < 0 else x.local
+    local = _pad_empty_dims(x.local, fold.dims) if ord < 0 else x.local
     norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=accumulation_dtype(dtype))
     if ord == 0:
-        return fold.wrap(summed(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
-    total = torch.linalg.vector_norm(of_all_ranks(norms, fold), ord, 0)
+        return fold.wrap(sum_over_ranks(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
+    total = torch.linalg.vector_norm(stack_over_ranks(norms, fold), ord, 0)
     return fold.wrap(total.to(norms.dtype if dtype.is_complex else dtype))
 
 
-def _with_something(block: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def _pad_empty_dims(block: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Return ``block`` with one element, infinity, in each of ``dims`` where it has none.
 
     Infinity adds nothing to a norm of negative order, and torch rejects an empty dimension.
@@ -61,9 +71,9 @@ def _with_something(block: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return F.pad(block, around, value=math.inf) if any(around) else block
 
 
-def _no_out(out: Any) -> None:
+def _reject_out(out: Any) -> None:
     if out is not None:
-        raise NoRule("a norm with out=: assign the result instead")
+        raise NoRule("a norm with out= has no distributed rule: assign the result instead")
 
 
 @implements(torch.norm, torch.Tensor.norm)
@@ -75,8 +85,18 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute ``torch.norm`` as a vector norm or as the nuclear norm. Parameters as in torch."""
-    _no_out(out)
+    """Compute ``torch.norm`` as a vector norm or as the nuclear norm.
+
+    Parameters
+    ----------
+    input, p, dim, keepdim, out, dtype
+        As in ``torch.norm``.
+
+    Returns
+    -------
+    Tensor
+    """
+    _reject_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
     if p == "nuc":
         dims = (0, 1) if dim is None else dim
@@ -96,8 +116,18 @@ def linalg_norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute ``torch.linalg.norm`` as a norm of vectors or of matrices. Parameters as in torch."""
-    _no_out(out)
+    """Compute ``torch.linalg.norm`` as a norm of vectors or of matrices.
+
+    Parameters
+    ----------
+    A, ord, dim, keepdim, out, dtype
+        As in ``torch.linalg.norm``.
+
+    Returns
+    -------
+    Tensor
+    """
+    _reject_out(out)
     result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
     matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2
     if ord is not None and matrices and ord != "fro":
@@ -111,24 +141,43 @@ def linalg_norm(
 def normalize(input: DistTensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
     """Compute ``F.normalize`` without gathering a split ``dim``.
 
-    torch's implementation expands the norms before it divides, and would gather ``dim``. Parameters as in torch.
+    torch's implementation expands the norms before it divides, and would gather ``dim``.
+
+    Parameters
+    ----------
+    input, p, dim, eps, out
+        As in ``F.normalize``.
+
+    Returns
+    -------
+    Tensor
     """
-    _no_out(out)
+    _reject_out(out)
     return input.div(norm(input, p, dim, keepdim=True).clamp_min(eps))
 
 
 @implements(F.cosine_similarity, torch.cosine_similarity, tensors="x1 x2")
 def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
-    """Compute ``F.cosine_similarity`` from vector norms and a sum. Parameters as in torch."""
+    """Compute ``F.cosine_similarity`` from vector norms and a sum.
+
+    Parameters
+    ----------
+    x1, x2, dim, eps
+        As in ``F.cosine_similarity``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(F.cosine_similarity, x1, x2, dim, eps)
     shape = broadcast_shape((x1.shape, x2.shape))
     units: list[torch.Tensor] = []
     for operand in (x1, x2):
-        whole = operand.expand(shape)
-        length = torch.linalg.vector_norm(whole, 2, dim, keepdim=True).clone()
+        vectors = operand.expand(shape)
+        length = torch.linalg.vector_norm(vectors, 2, dim, keepdim=True).clone()
         with torch.no_grad():  # As in torch, the gradient ignores eps.
             length.clamp_min_(eps)
-        units.append(whole / length)
+        units.append(vectors / length)
     product: torch.Tensor = torch.mul(units[0], units[1])
     return product.sum(dim)
 
@@ -137,7 +186,17 @@ def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: flo
 def pairwise_distance(
     x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> torch.Tensor:
-    """Compute ``F.pairwise_distance`` as a vector norm. Parameters as in torch."""
+    """Compute ``F.pairwise_distance`` as a vector norm.
+
+    Parameters
+    ----------
+    x1, x2, p, eps, keepdim
+        As in ``F.pairwise_distance``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
     return length
@@ -145,7 +204,17 @@ def pairwise_distance(
 
 @implements(torch.dist, torch.Tensor.dist, tensors="input other")
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
-    """Compute ``torch.dist`` as a vector norm. Parameters as in torch."""
+    """Compute ``torch.dist`` as a vector norm.
+
+    Parameters
+    ----------
+    input, other, p
+        As in ``torch.dist``.
+
+    Returns
+    -------
+    Tensor
+    """
     length: torch.Tensor = torch.linalg.vector_norm(input - other, p)
     return length
 
@@ -160,7 +229,14 @@ _FEW_POINTS = 25
 def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = f"{_MM}_if_necessary") -> DistTensor:
     """Compute ``torch.cdist`` of (..., P, M) and (..., R, M); points of both stay split if their axes differ.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    x1, x2, p, compute_mode
+        As in ``torch.cdist``.
+
+    Returns
+    -------
+    DistTensor
     """
     shape = result_shape(torch.cdist, x1, x2, p)
     if compute_mode == f"{_MM}_if_necessary":

@@ -1,7 +1,7 @@
 """Elementwise operators.
 
 The operands are brought to one distribution, and torch's function computes on the blocks. Other operators call
-:func:`pointwise` and :func:`in_place` for their elementwise parts.
+:func:`pointwise` and :func:`pointwise_in_place` for their elementwise parts.
 
 Source: Dryden et al. 2019, III-B.
 """
@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from distconv.dispatch import OperatorKind, implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.common.alignment import (
-    aligned,
-    balanced_input,
+    broadcast_block,
     broadcast_shape,
     common_distribution,
+    redistribute_balanced,
+    replicate_parameter,
     result_shape,
-    whole_over,
 )
-from distconv.layers.common.empty_blocks import whole_along
-from distconv.layers.common.inplace_views import changed, viewed
+from distconv.layers.common.empty_blocks import run_with_gathered_dims
+from distconv.layers.common.inplace_views import record_inplace_change, record_shared_view
 from distconv.layers.common.sharded_weights import parameter_block
-from distconv.layers.common.value_check import decided_together
+from distconv.layers.common.value_check import call_or_raise_on_all_ranks
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -96,7 +96,7 @@ _DIVISIONS = frozenset(
 """Divisions, which reject integers divided by zero."""
 
 
-def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
+def _checks_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
     """Return True if torch checks the values of ``operands`` before it computes, and may reject them."""
     if function in _DIVISIONS:
         by_number = len(args) > 1 and isinstance(args[1], int) and args[1] != 0 and "__r" not in function.__name__
@@ -104,7 +104,7 @@ def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torc
     return getattr(function, "func", None) is F.binary_cross_entropy
 
 
-def _local(value: Any) -> Any:
+def _block_or_value(value: Any) -> Any:
     return value.local if isinstance(value, DistTensor) else value
 
 
@@ -130,7 +130,9 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     operands = _tensors(args) + _tensors(kwargs.values())
     if out is not None:
         plain = not any(isinstance(t, DistTensor) for t in operands)
-        return _into(function, out, operands, (function if plain else partial(pointwise, function))(*args, **kwargs))
+        return _write_out(
+            function, out, operands, (function if plain else partial(pointwise, function))(*args, **kwargs)
+        )
     if len(operands) == 1:
         (only,) = operands
         assert isinstance(only, DistTensor)
@@ -144,31 +146,36 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
             return value
         if isinstance(value, DistTensor) and value.dist == dist and value.shape == shape:
             return value.local
-        return aligned(value, dist, shape)
+        return broadcast_block(value, dist, shape)
 
     blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
-    checked = _looks_at_values(function, args, operands)
-    result = decided_together(dist.grid, function, *blocks, **named) if checked else function(*blocks, **named)
+    checked = _checks_values(function, args, operands)
+    result = (
+        call_or_raise_on_all_ranks(dist.grid, function, *blocks, **named) if checked else function(*blocks, **named)
+    )
     first = operands[0]
     if isinstance(first, DistTensor) and result is first.local:
         if kwargs.get("inplace"):
-            changed(first)
+            record_inplace_change(first)
         return first
     return DistTensor(result, dist, shape)
 
 
-def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: torch.Tensor) -> Any:
+def _write_out(
+    function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: torch.Tensor
+) -> Any:
     """Write ``result`` to ``out``, as optimizers require."""
     recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
     if not isinstance(out, DistTensor) or out.shape != result.shape or recording:
         raise NoRule(
-            f"{name_of(function)} with out= that is no distributed tensor of the result's shape, or under autograd: "
+            f"{name_of(function)}: out= must be a distributed tensor of the result's shape, and autograd must not "
+            "record; "
             "assign the result instead"
         )
-    return in_place(torch.Tensor.copy_, out, result)
+    return pointwise_in_place(torch.Tensor.copy_, out, result)
 
 
-def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+def pointwise_in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that changes a tensor element by element; the other operands are aligned to it.
 
     Collective: call on every rank.
@@ -199,21 +206,23 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
     if not isinstance(target, DistTensor):
         recording = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
         if recording or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):
-            raise NoRule(f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first")
-        return function(target, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
+            raise NoRule(
+                f"{name_of(function)} would write a DistTensor into a plain tensor; scatter the plain tensor first"
+            )
+        return function(target, *map(_block_or_value, args), **{k: _block_or_value(v) for k, v in kwargs.items()})
     shape = broadcast_shape((target.shape, *(t.shape for t in others)))
     if shape != target.shape:
         raise ShapeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}")
 
     def block(value: Any) -> Any:
-        return aligned(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
+        return broadcast_block(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
 
     blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
-    if _looks_at_values(function, (target, *args), (target, *others)):
-        decided_together(target.grid, function, target.local, *blocks, **named)
+    if _checks_values(function, (target, *args), (target, *others)):
+        call_or_raise_on_all_ranks(target.grid, function, target.local, *blocks, **named)
     else:
         function(target.local, *blocks, **named)
-    changed(target)
+    record_inplace_change(target)
     return target
 
 
@@ -234,8 +243,8 @@ def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwarg
     Tensor or DistTensor
         ``input`` itself if ``function`` returns its block.
     """
-    block = _local(input)
-    result = function(block, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
+    block = _block_or_value(input)
+    result = function(block, *map(_block_or_value, args), **{k: _block_or_value(v) for k, v in kwargs.items()})
     if result is block:
         return input
     return DistTensor(result, input.dist, input.shape) if isinstance(input, DistTensor) else result
@@ -254,7 +263,7 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
     DistTensor
     """
     result: DistTensor = unary(function, input)
-    return viewed(result, input, lambda: unary(function, input))
+    return record_shared_view(result, input, lambda: unary(function, input))
 
 
 def _register() -> None:
@@ -268,10 +277,10 @@ def _register() -> None:
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
             implements(function, tensors=None, **more)(partial(rule, function))
     implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
-    twins = [n + "_" for n in _POINTWISE + _SPECIAL if not n.startswith("__")]
-    for name in twins + _IN_PLACE:
+    in_place_names = [n + "_" for n in _POINTWISE + _SPECIAL if not n.startswith("__")]
+    for name in in_place_names + _IN_PLACE:
         for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
-            implements(function, tensors=None)(partial(in_place, function))
+            implements(function, tensors=None)(partial(pointwise_in_place, function))
 
 
 _register()
@@ -279,7 +288,16 @@ _register()
 
 @implements(torch.where, tensors=None)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
-    """Compute ``torch.where`` with two branches. Parameters as in torch.
+    """Compute ``torch.where`` with two branches.
+
+    Parameters
+    ----------
+    condition, *branches, **named
+        As in ``torch.where``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -287,7 +305,7 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
         For a condition alone.
     """
     if not branches and not named:
-        raise NoRule("torch.where of a condition alone: gather it first (dc.gather(condition))")
+        raise NoRule("torch.where of a condition alone has no distributed rule: gather it first (dc.gather(condition))")
     result: DistTensor = pointwise(torch.where, condition, *branches, **named)
     return result
 
@@ -297,26 +315,45 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 
 @implements(F.glu)
 def glu(input: DistTensor, dim: int = -1) -> DistTensor:
-    """Compute ``F.glu``; ``dim`` is gathered if it is split, and split again. Parameters as in torch."""
+    """Compute ``F.glu``; ``dim`` is gathered if it is split, and split again.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``F.glu``.
+
+    Returns
+    -------
+    DistTensor
+    """
     out_shape = result_shape(F.glu, input, dim)
     if input.dist.split[dim] is None:
         return DistTensor(F.glu(input.local, dim), input.dist, out_shape)
-    return whole_along(lambda block: F.glu(block, dim), input, [dim % input.dim()], out_shape)
+    return run_with_gathered_dims(lambda block: F.glu(block, dim), input, [dim % input.dim()], out_shape)
 
 
 @implements(vars(torch._C.TensorBase)["data"].__get__, kind=OperatorKind.VIEW)
 def data(tensor: DistTensor) -> DistTensor:
     """Return the tensor without autograd, on the same memory."""
 
-    def again() -> DistTensor:
+    def take() -> DistTensor:
         return DistTensor(tensor.local.data, tensor.dist, tensor.shape)
 
-    return viewed(again(), tensor, again)
+    return record_shared_view(take(), tensor, take)
 
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu, tensors="input weight")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
-    """Compute ``F.prelu`` with one slope, or one slope for each channel (dimension 1). Parameters as in torch.
+    """Compute ``F.prelu`` with one slope, or one slope for each channel (dimension 1).
+
+    Parameters
+    ----------
+    input, weight
+        As in ``F.prelu``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -327,6 +364,6 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
     if not isinstance(input, DistTensor):
         raise NoRule("prelu of a plain tensor with a distributed weight: scatter the input first")
     if weight.numel() == 1:
-        return DistTensor(F.prelu(input.local, whole_over(weight, input.dist)), input.dist, input.shape)
-    x = balanced_input(input) if input.dist.cyclic else input
+        return DistTensor(F.prelu(input.local, replicate_parameter(weight, input.dist)), input.dist, input.shape)
+    x = redistribute_balanced(input) if input.dist.cyclic else input
     return DistTensor(F.prelu(x.local, parameter_block(weight, x.dist, [1])), x.dist, x.shape)

@@ -58,7 +58,7 @@ class Fold:
         return DistTensor(local, self.dist, self.shape)
 
 
-def folding(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
+def plan_fold(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
     """Return the reduction of a tensor over some dimensions.
 
     Parameters
@@ -85,11 +85,11 @@ def folding(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
     else:
         left = [a for d, a in enumerate(axes) if d not in dims]
         shape = torch.Size(n for d, n in enumerate(input.shape) if d not in dims)
-    crossed = input.grid.split_axes(input.dist.split[d] for d in dims)
-    return Fold(dims, keepdim, input.grid, crossed, input.dist.with_axes(left), shape)
+    reduced = input.grid.split_axes(input.dist.split[d] for d in dims)
+    return Fold(dims, keepdim, input.grid, reduced, input.dist.with_axes(left), shape)
 
 
-def numbers_in(input: DistTensor, fold: Fold) -> int:
+def reduced_elements(input: DistTensor, fold: Fold) -> int:
     """Return the number of elements that are reduced to one.
 
     Parameters
@@ -104,7 +104,7 @@ def numbers_in(input: DistTensor, fold: Fold) -> int:
     return math.prod(input.shape[d] for d in fold.dims)
 
 
-def numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
+def accept_numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
     """Return an operator that also accepts NumPy's argument names ``axis`` and ``keepdims``, as torch does.
 
     Parameters
@@ -123,7 +123,7 @@ def numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
     return renamed
 
 
-def called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]:
+def parse_dims(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]:
     """Return ``dim`` and ``keepdim`` from positional arguments in the forms that torch accepts.
 
     Parameters
@@ -146,7 +146,7 @@ def called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]
     return (dims[0] if len(dims) == 1 else tuple(dims)), keepdim
 
 
-def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
+def sum_over_ranks(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     """Return the sum of the ranks' partial results.
 
     Collective: call on every rank. Narrow integers, which MPI cannot add, are summed in int64.
@@ -169,7 +169,7 @@ def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     return allreduce_sum(local, fold.grid, fold.axes)
 
 
-def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
+def stack_over_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
     """Return the partial results of all ranks along the axes of a reduction.
 
     Collective: call on every rank.
@@ -191,7 +191,7 @@ def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
     return allreduce_sum(F.pad(partial.unsqueeze(0), around), fold.grid, fold.axes)
 
 
-def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.dtype:
+def result_dtype(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.dtype:
     """Return the dtype of a function's result for elements of a tensor, also under ``torch.autocast``.
 
     Parameters
@@ -209,14 +209,16 @@ def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.
     return function(input.local.new_zeros(1)).dtype
 
 
-def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype) -> torch.Tensor:
+def _sum_over_dims(
+    function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype
+) -> torch.Tensor:
     """Sum by ``function`` in ``dtype``, or in a wider dtype if ranks add their results. Collective."""
     dtype = accumulation_dtype(dtype) if fold.axes else dtype
     over = (fold.dims, fold.keepdim) if fold.dims else ()
-    return summed(function(input.local, *over, dtype=dtype), fold)
+    return sum_over_ranks(function(input.local, *over, dtype=dtype), fold)
 
 
-@numpy_names
+@accept_numpy_names
 def _sum(
     function: Callable[..., torch.Tensor],
     input: DistTensor,
@@ -226,11 +228,11 @@ def _sum(
     dtype: torch.dtype | None = None,
 ) -> DistTensor:
     """Compute ``torch.sum`` or ``torch.nansum``."""
-    dim, keepdim = called(dims, dim, keepdim)
+    dim, keepdim = parse_dims(dims, dim, keepdim)
     result_shape(function, input, dim, keepdim, dtype=dtype)
-    fold = folding(input, dim, keepdim)
-    dtype = dtype or dtype_of(function, input)
-    return fold.wrap(_total(function, input, fold, dtype).to(dtype))
+    fold = plan_fold(input, dim, keepdim)
+    dtype = dtype or result_dtype(function, input)
+    return fold.wrap(_sum_over_dims(function, input, fold, dtype).to(dtype))
 
 
 sum = partial(_sum, torch.sum)
@@ -240,65 +242,112 @@ implements(torch.nansum, torch.Tensor.nansum)(nansum)
 
 
 @implements(torch.mean, torch.Tensor.mean)
-@numpy_names
+@accept_numpy_names
 def mean(
     input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> DistTensor:
-    """Compute ``torch.mean``: the sum divided by the global number of elements. Parameters as in torch."""
-    dim, keepdim = called(dims, dim, keepdim)
+    """Compute ``torch.mean``: the sum divided by the global number of elements.
+
+    Parameters
+    ----------
+    input, *dims, dim, keepdim, dtype
+        As in ``torch.mean``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    dim, keepdim = parse_dims(dims, dim, keepdim)
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
-    fold = folding(input, dim, keepdim)
+    fold = plan_fold(input, dim, keepdim)
     dtype = dtype or input.dtype
-    total = _total(torch.sum, input, fold, accumulation_dtype(dtype))
-    return fold.wrap((total / numbers_in(input, fold)).to(dtype))
+    total = _sum_over_dims(torch.sum, input, fold, accumulation_dtype(dtype))
+    return fold.wrap((total / reduced_elements(input, fold)).to(dtype))
 
 
 @implements(torch.nanmean, torch.Tensor.nanmean)
-@numpy_names
+@accept_numpy_names
 def nanmean(input: DistTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     """Compute ``torch.nanmean``: the sum divided by the global number of elements that are not NaN.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, dim, keepdim, dtype
+        As in ``torch.nanmean``.
+
+    Returns
+    -------
+    Tensor
     """
     result_shape(torch.nanmean, input, dim, keepdim, dtype=dtype)
-    numbers = ~input.isnan()
-    return input.nansum(dim, keepdim, dtype=dtype) / numbers.sum(dim, keepdim)
+    is_number = ~input.isnan()
+    return input.nansum(dim, keepdim, dtype=dtype) / is_number.sum(dim, keepdim)
 
 
 @implements(torch.count_nonzero, torch.Tensor.count_nonzero)
 def count_nonzero(input: DistTensor, dim: Dims = None) -> torch.Tensor:
-    """Compute ``torch.count_nonzero`` as a sum. Parameters as in torch."""
+    """Compute ``torch.count_nonzero`` as a sum.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``torch.count_nonzero``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(torch.count_nonzero, input, dim)
     return (input != 0).sum(dim)
 
 
 @implements(torch.Tensor.sum_to_size)
 def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
-    """Compute ``Tensor.sum_to_size`` as a sum. Parameters as in torch."""
-    wanted = result_shape(torch.Tensor.sum_to_size, input, *size)
-    new = input.dim() - len(wanted)
-    shrunk = [d for d, n in enumerate(input.shape) if d < new or (wanted[d - new] == 1 and n != 1)]
-    return (sum(input, dim=shrunk, keepdim=True) if shrunk else input).reshape(wanted)
+    """Compute ``Tensor.sum_to_size`` as a sum.
+
+    Parameters
+    ----------
+    input, *size
+        As in ``Tensor.sum_to_size``.
+
+    Returns
+    -------
+    Tensor
+    """
+    shape = result_shape(torch.Tensor.sum_to_size, input, *size)
+    new = input.dim() - len(shape)
+    summed = [d for d, n in enumerate(input.shape) if d < new or (shape[d - new] == 1 and n != 1)]
+    return (sum(input, dim=summed, keepdim=True) if summed else input).reshape(shape)
 
 
 @implements(torch.prod, torch.Tensor.prod)
-@numpy_names
+@accept_numpy_names
 def prod(
     input: DistTensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> DistTensor:
-    """Compute ``torch.prod``: the product of the ranks' products. Parameters as in torch."""
+    """Compute ``torch.prod``: the product of the ranks' products.
+
+    Parameters
+    ----------
+    input, dim, keepdim, dtype
+        As in ``torch.prod``.
+
+    Returns
+    -------
+    DistTensor
+    """
     over = () if dim is None else (dim, keepdim)
     result_shape(torch.prod, input, *over, dtype=dtype)
-    fold = folding(input, dim, keepdim)
-    dtype = dtype or dtype_of(torch.prod, input)
+    fold = plan_fold(input, dim, keepdim)
+    dtype = dtype or result_dtype(torch.prod, input)
     if not fold.axes:
         return fold.wrap(torch.prod(input.local, *over, dtype=dtype))
     partial = torch.prod(input.local, *over, dtype=accumulation_dtype(dtype))
-    return fold.wrap(of_all_ranks(partial, fold).prod(0).to(dtype))
+    return fold.wrap(stack_over_ranks(partial, fold).prod(0).to(dtype))
 
 
-@numpy_names
-def _truth(
+@accept_numpy_names
+def _any_or_all(
     function: Callable[..., torch.Tensor],
     op: MPI.Op,
     input: DistTensor,
@@ -307,10 +356,10 @@ def _truth(
     keepdim: bool = False,
 ) -> DistTensor:
     """Compute ``torch.any`` or ``torch.all``."""
-    dim, keepdim = called(dims, dim, keepdim)
+    dim, keepdim = parse_dims(dims, dim, keepdim)
     over = () if dim is None else (dim, keepdim)
     result_shape(function, input, *over)
-    fold = folding(input, dim, keepdim)
+    fold = plan_fold(input, dim, keepdim)
     local = function(input.local, *over)
     if fold.axes:
         truths = local.to(torch.uint8).contiguous()
@@ -321,5 +370,5 @@ def _truth(
 for _name, _op in (("any", MPI.MAX), ("all", MPI.MIN)):
     _function = getattr(torch, _name)
     implements(_function, getattr(torch.Tensor, _name), getattr(torch, f"_is_{_name}_true"))(
-        partial(_truth, _function, _op)
+        partial(_any_or_all, _function, _op)
     )

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import result_shape
-from distconv.layers.common.gathered_call import called_along
+from distconv.layers.common.alignment import first_result, result_shape
+from distconv.layers.common.gathered_call import call_along_dims
 from distconv.tensor import DistTensor
 
-_DIM = {
+_DIM_ARGUMENT = {
     "sort": (0, -1),
     "argsort": (0, -1),
     "msort": (9, 0),
@@ -33,22 +33,15 @@ _DIM = {
 """Position of ``dim`` among the positional arguments of each function, and its default."""
 
 
-def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
+def _call_on_lines(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """Call ``function`` on complete lines along ``dim``, split over ranks; without ``dim`` on the full tensor."""
-    result_shape(_first, function, input, *args, **named)
-    place, dim = _DIM[function.__name__]
-    dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))
+    result_shape(first_result, function, input, *args, **named)
+    position, dim = _DIM_ARGUMENT[function.__name__]
+    dim = named.get("dim", named.get("axis", args[position] if len(args) > position else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
-    return called_along(function, input, dims, *args, **named)
+    return call_along_dims(function, input, dims, *args, **named)
 
 
-def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
-    """Return the first result."""
-    results = function(*args, **named)
-    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
-    return result
-
-
-for _name in _DIM:
+for _name in _DIM_ARGUMENT:
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function, passes=None)(partial(_ordered, getattr(torch, _name)))
+        implements(_function, passes=None)(partial(_call_on_lines, getattr(torch, _name)))

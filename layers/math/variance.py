@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import result_shape
+from distconv.layers.common.alignment import first_result, result_shape
 from distconv.layers.common.empty_blocks import run_like_other_ranks
-from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
+from distconv.layers.math.reductions import accept_numpy_names, mean, plan_fold, reduced_elements
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
 
 
-def _arguments(
+def _parse_arguments(
     dim: Any = None,
     unbiased: bool = True,
     keepdim: bool = False,
@@ -35,9 +35,9 @@ def _arguments(
     return dim, (int(unbiased) if correction is None else correction), keepdim
 
 
-def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
-    fold = folding(input, dim, keepdim)
-    count = numbers_in(input, fold)
+def _variance(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
+    fold = plan_fold(input, dim, keepdim)
+    count = reduced_elements(input, fold)
     if not fold.axes:
         function = partial(torch.var, dim=fold.dims or None, correction=correction, keepdim=keepdim)
         if count:
@@ -55,38 +55,33 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
     return (total / torch.tensor(float(max(0, count - correction)), dtype=total.dtype)).to(input.dtype)
 
 
-def _std(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
-    variance = _var(input, dim, correction, keepdim)
+def _standard_deviation(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
+    variance = _variance(input, dim, correction, keepdim)
     # If the variance is 0, torch's gradient is 0, and not the infinite one of the square root.
     zero = variance == 0
     return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
 
-@numpy_names
-def _statistic(
+@accept_numpy_names
+def _var_or_std(
     function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> torch.Tensor:
     """Compute ``torch.var`` or ``torch.std``."""
     result_shape(function, input, *args, **named)
-    return rule(input, *_arguments(*args, **named))
+    return rule(input, *_parse_arguments(*args, **named))
 
 
-@numpy_names
-def _with_mean(
+@accept_numpy_names
+def _var_or_std_with_mean(
     function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``torch.var_mean`` or ``torch.std_mean``."""
-    result_shape(_first, function, input, *args, **named)
-    dim, correction, keepdim = _arguments(*args, **named)
+    result_shape(first_result, function, input, *args, **named)
+    dim, correction, keepdim = _parse_arguments(*args, **named)
     return rule(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)
 
 
-def _first(function: Callable[..., Any], *args: Any, **named: Any) -> torch.Tensor:
-    variance: torch.Tensor = function(*args, **named)[0]
-    return variance
-
-
-for _name, _rule in (("var", _var), ("std", _std)):
-    implements(getattr(torch, _name), getattr(torch.Tensor, _name))(partial(_statistic, getattr(torch, _name), _rule))
+for _name, _rule in (("var", _variance), ("std", _standard_deviation)):
+    implements(getattr(torch, _name), getattr(torch.Tensor, _name))(partial(_var_or_std, getattr(torch, _name), _rule))
     _both = getattr(torch, f"{_name}_mean")
-    implements(_both)(partial(_with_mean, _both, _rule))
+    implements(_both)(partial(_var_or_std_with_mean, _both, _rule))

@@ -53,8 +53,10 @@ class UNet(nn.Module):
         layers = _LAYERS[dimensions]
         widths = [width << level for level in range(depth + 1)]
         steps_up = zip(widths[:0:-1], widths[-2::-1], strict=True)
-        self.down = nn.ModuleList(_double(layers, a, b) for a, b in zip([in_channels, *widths], widths, strict=False))
-        self.up = nn.ModuleList(_double(layers, a + b, b) for a, b in steps_up)
+        self.down = nn.ModuleList(
+            _double_convolution(layers, a, b) for a, b in zip([in_channels, *widths], widths, strict=False)
+        )
+        self.up = nn.ModuleList(_double_convolution(layers, a + b, b) for a, b in steps_up)
         self.predict = layers.convolution(width, classes, 1)
         self.pool = layers.pool(2)
         self.mode = layers.mode
@@ -73,7 +75,7 @@ class UNet(nn.Module):
         return logits
 
 
-def _double(layers: _Layers, in_channels: int, channels: int) -> nn.Sequential:
+def _double_convolution(layers: _Layers, in_channels: int, channels: int) -> nn.Sequential:
     return nn.Sequential(
         layers.convolution(in_channels, channels, 3, padding=1, bias=False),
         layers.norm(channels),

@@ -19,7 +19,7 @@ from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
 from distconv.layers.common.alignment import result_shape
 from distconv.layers.common.empty_blocks import run_like_other_ranks
-from distconv.layers.common.random_state import agree_on_generator
+from distconv.layers.common.random_state import check_same_generator_state
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.process import patches
 from distconv.tensor import DistTensor
@@ -38,7 +38,14 @@ def scaled_dot_product_attention(
 ) -> DistTensor:
     """Compute ``F.scaled_dot_product_attention`` with gathered keys; samples, heads and queries stay split.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        As in ``F.scaled_dot_product_attention``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -49,9 +56,9 @@ def scaled_dot_product_attention(
     shape = result_shape(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
     operands, labels = (
         [query, key, value],
-        [[*batch_labels(t, 2), *own] for t, own in ((query, "le"), (key, "se"), (value, "sf"))],
+        [[*batch_labels(t, 2), *names] for t, names in ((query, "le"), (key, "se"), (value, "sf"))],
     )
-    whole = ["s", "e", *(["l"] if is_causal else []), *(["batch 1"] if enable_gqa else [])]
+    unsplit = ["s", "e", *(["l"] if is_causal else []), *(["batch 1"] if enable_gqa else [])]
     if attn_mask is not None:
         operands.append(attn_mask)
         labels.append([*batch_labels(attn_mask, 2), "l", "s"])
@@ -60,24 +67,27 @@ def scaled_dot_product_attention(
     function: Callable[..., torch.Tensor] = partial(F.scaled_dot_product_attention, **options)
     if dropout_p:
         function = partial(_attention_with_dropout, dropout_p, attn_mask is not None, **options)
-        operands.append(_kept(operands, (*shape[:-1], key.shape[-2]), dropout_p))
+        operands.append(_dropout_mask(operands, (*shape[:-1], key.shape[-2]), dropout_p))
         labels.append([*batch_names, "l", "s"])
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
         return run_like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
 
-    return contract(attend, operands, labels, [*batch_names, "l", "f"], shape, whole)
+    return contract(attend, operands, labels, [*batch_names, "l", "f"], shape, unsplit)
 
 
-def _kept(operands: Sequence[torch.Tensor], shape: Sequence[int], p: float) -> torch.Tensor:
+def _dropout_mask(operands: Sequence[torch.Tensor], shape: Sequence[int], p: float) -> torch.Tensor:
     """Return the attention weights (..., L, S) that dropout keeps, as drawn by a single process. Collective."""
     like = next(t for t in operands if isinstance(t, DistTensor))
     if like.is_cuda:
-        raise NoRule("attention with dropout on a GPU, whose kernels draw numbers of their own: set dropout_p=0")
+        raise NoRule(
+            "attention with dropout on a GPU has no distributed rule, because torch's kernels draw other numbers: "
+            "set dropout_p=0"
+        )
     if p == 1:
         return torch.zeros(tuple(shape), dtype=torch.bool)
-    agree_on_generator(like)
+    check_same_generator_state(like)
     return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
 
 
@@ -128,7 +138,7 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
-def _pads_with_zeros(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
+def _returns_zeros_at_padding(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
     """Return True if torch's fast path in a single process removes padded positions and returns zeros for them."""
     first: Any = encoder.layers[0]
     if mask is not None or padding is None or src.dim() != 3 or first.training or torch.is_autocast_enabled():
@@ -140,28 +150,30 @@ def _pads_with_zeros(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: An
     return not getattr(encoder, "mask_check", True) or is_left_aligned(src, padding == 0)
 
 
-_encode = nn.TransformerEncoder.forward
+_torch_forward = nn.TransformerEncoder.forward
 
 
-@wraps(_encode)
-def _encoded(
+@wraps(_torch_forward)
+def _forward_with_zero_padding(
     self: nn.TransformerEncoder,
     src: torch.Tensor,
     mask: torch.Tensor | None = None,
     src_key_padding_mask: torch.Tensor | None = None,
     is_causal: bool | None = None,
 ) -> torch.Tensor:
-    if not isinstance(src, DistTensor) or not _pads_with_zeros(self, src, mask, src_key_padding_mask):
-        return _encode(self, src, mask, src_key_padding_mask, is_causal)
+    if not isinstance(src, DistTensor) or not _returns_zeros_at_padding(self, src, mask, src_key_padding_mask):
+        return _torch_forward(self, src, mask, src_key_padding_mask, is_causal)
     assert src_key_padding_mask is not None
     padded = (src_key_padding_mask != 0)[..., None]
     if self.norm is None:
-        return _encode(self, src, mask, src_key_padding_mask, is_causal).masked_fill(padded, 0.0)
+        return _torch_forward(self, src, mask, src_key_padding_mask, is_causal).masked_fill(padded, 0.0)
     before_norm = self.norm.register_forward_pre_hook(lambda _, args: (args[0].masked_fill(padded, 0.0), *args[1:]))
     try:
-        return _encode(self, src, mask, src_key_padding_mask, is_causal)
+        return _torch_forward(self, src, mask, src_key_padding_mask, is_causal)
     finally:
         before_norm.remove()
 
 
-patches.declare(nn.TransformerEncoder, "forward", _encoded, "it looks below torch's functions for what is padded")
+patches.declare(
+    nn.TransformerEncoder, "forward", _forward_with_zero_padding, "it looks below torch's functions for what is padded"
+)

@@ -36,7 +36,7 @@ from distconv.kernels.normalization import (
     normalize_differentiably,
     refine_moments,
 )
-from distconv.layers.common.alignment import balanced_input, result_shape
+from distconv.layers.common.alignment import redistribute_balanced, result_shape
 from distconv.layers.common.empty_blocks import pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.common.sharded_weights import parameter_blocks
 from distconv.precision import accumulation_dtype
@@ -48,7 +48,7 @@ _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
 
 
 @dataclass(frozen=True)
-class _Reach:
+class _StatisticsDomain:
     """The values over which statistics are computed: ``count`` per channel, on the ranks along ``axes``."""
 
     count: int
@@ -56,13 +56,13 @@ class _Reach:
     axes: tuple[str, ...]
     channels: slice
     """The channels of this rank."""
-    of: int
+    all_channels: int
     """Number of all channels."""
-    axis: str | None
+    channel_axis: str | None
     """The axis that splits the channels."""
-    groups: MPI.Intracomm | None
+    running_comm: MPI.Intracomm | None
     """The ranks that share running statistics; None if all ranks have the same statistics."""
-    share: float
+    fraction: float
     """This rank's fraction of all values of a channel."""
 
 
@@ -75,17 +75,17 @@ class _BatchNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         running: tuple[torch.Tensor | None, torch.Tensor | None, float],
         eps: float,
-        reach: _Reach,
+        domain: _StatisticsDomain,
     ) -> torch.Tensor:
-        mean, var = _moments(x, running, reach)
-        _update_running(running, mean, var, reach)
+        mean, var = _compute_moments(x, running, domain)
+        _update_running(running, mean, var, domain)
         # Never in half precision, which would lose almost all digits of a small variance.
         dtype = accumulation_dtype(x.dtype if weight is None else weight.dtype)
-        if x.shape[1] < reach.of:
-            mean, var = mean[reach.channels], var[reach.channels]
+        if x.shape[1] < domain.all_channels:
+            mean, var = mean[domain.channels], var[domain.channels]
         mean, var = mean.to(dtype), var.to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
-        ctx.eps, ctx.reach = eps, reach
+        ctx.eps, ctx.domain = eps, domain
         # The statistics are given, so torch's fused kernel for evaluation normalizes.
         weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
@@ -93,91 +93,93 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        needed, reach = ctx.needs_input_grad, ctx.reach
+        needed, domain = ctx.needs_input_grad, ctx.domain
         if torch.is_grad_enabled():
             bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
-            second = differentiable_gradients(
-                partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad
+            gradients = differentiable_gradients(
+                partial(_differentiable_forward, domain, ctx.eps), (x, weight, bias), needed[:3], grad
             )
-            return *second, None, None, None
+            return *gradients, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
-        allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
-        dx = gradient.input_gradient(reach.count) if needed[0] else None
+        allreduce(domain.grid.comm(domain.axes), gradient.sums, "batch norm backward")
+        dx = gradient.input_gradient(domain.count) if needed[0] else None
         dw = gradient.sums[0] if weight is not None and needed[1] else None
         return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
 
 
-def _by_definition(
-    reach: _Reach, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+def _differentiable_forward(
+    domain: _StatisticsDomain, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute batch normalization by operators that have derivatives of any order. Collective."""
     dims = [d for d in range(x.dim()) if d != 1]
     shape = (-1, *(1,) * (x.dim() - 2))
 
     def mean(values: torch.Tensor) -> torch.Tensor:
-        total = allreduce_sum(values.sum(dims), reach.grid, reach.axes)
-        return with_grad_allreduce(total / reach.count, reach.grid, reach.axes).view(shape)
+        total = allreduce_sum(values.sum(dims), domain.grid, domain.axes)
+        return with_grad_allreduce(total / domain.count, domain.grid, domain.axes).view(shape)
 
     weight, bias = (
-        None if t is None else with_grad_allreduce(t, reach.grid, reach.axes).view(shape) for t in (weight, bias)
+        None if t is None else with_grad_allreduce(t, domain.grid, domain.axes).view(shape) for t in (weight, bias)
     )
     return normalize_differentiably(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
 
 
-def _moments(
-    x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], reach: _Reach
+def _compute_moments(
+    x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], domain: _StatisticsDomain
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and biased variance per channel over all blocks in reach, in float64. Collective.
+    """Return mean and biased variance per channel over all blocks of the domain, in float64. Collective.
 
     Sums are taken about the running mean, which is identical on these ranks and usually near the mean. For channels
     that this rank does not have, the result is valid only if there are running statistics, because every rank stores
     all of these.
     """
-    mine = x.shape[1]
-    here = x.numel() // max(1, mine)
-    if here:
+    own_channels = x.shape[1]
+    count = x.numel() // max(1, own_channels)
+    if count:
         wide = x.to(accumulation_dtype(x.dtype))
         # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
         mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
     else:
-        mean = var = x.new_zeros(mine)
+        mean = var = x.new_zeros(own_channels)
     shift = running[0]
-    origin = torch.zeros(reach.of, dtype=torch.float64, device=x.device) if shift is None else shift.double()
-    everywhere = reach.groups is None and any(statistic is not None for statistic in running[:2])
-    comm = reach.grid.comm({*reach.axes, *([reach.axis] if reach.axis and everywhere else [])})
+    origin = torch.zeros(domain.all_channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    updates_all_channels = domain.running_comm is None and any(statistic is not None for statistic in running[:2])
+    comm = domain.grid.comm(
+        {*domain.axes, *([domain.channel_axis] if domain.channel_axis and updates_all_channels else [])}
+    )
 
-    def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sums = torch.stack([mean, var]).double()
         offset, squares = sums.unbind()
-        offset.sub_(origin if mine == reach.of else origin[reach.channels])
+        offset.sub_(origin if own_channels == domain.all_channels else origin[domain.channels])
         squares.addcmul_(offset, offset)
-        sums.mul_(here)
-        if mine < reach.of:
-            sums = F.pad(sums, (reach.channels.start, reach.of - reach.channels.stop))
-        offset, squares = allreduce(comm, sums, "batch norm forward").div_(reach.count).unbind()
+        sums.mul_(count)
+        if own_channels < domain.all_channels:
+            sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
+        offset, squares = allreduce(comm, sums, "batch norm forward").div_(domain.count).unbind()
         squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
         return offset.add_(origin), squares
 
-    return refine_moments(about, origin, x.dtype)
+    return refine_moments(moments_about, origin, x.dtype)
 
 
 def _update_running(
     running: tuple[torch.Tensor | None, torch.Tensor | None, float],
     mean: torch.Tensor,
     var: torch.Tensor,
-    reach: _Reach,
+    domain: _StatisticsDomain,
 ) -> None:
     """Update the running statistics, or register an update that the scope applies later."""
     if running[0] is None and running[1] is None:
         return
-    unbiased = var * (reach.count / (reach.count - 1))
-    if reach.groups is None:
+    unbiased = var * (domain.count / (domain.count - 1))
+    if domain.running_comm is None:
         for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
             batch_norm_scope.update_running_statistic(statistic, value, running[2])
         return
-    shares = mean.new_zeros((2, reach.of))
-    shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]
-    batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(reach.groups, shares, *running))
+    contributions = mean.new_zeros((2, domain.all_channels))
+    contributions[:, domain.channels] = domain.fraction * torch.stack([mean, unbiased])[:, domain.channels]
+    batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(domain.running_comm, contributions, *running))
 
 
 @implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
@@ -193,7 +195,14 @@ def batch_norm(
 ) -> DistTensor:
     """Compute ``F.batch_norm`` of x (N, C, ...) with statistics that are all-reduced.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+        As in ``F.batch_norm``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -207,7 +216,7 @@ def batch_norm(
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
         function = partial(batch_norm, input, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps)
-        return _with_whole_statistics((running_mean, running_var), function)
+        return _call_with_full_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, accumulation_dtype(input.dtype)):
@@ -216,16 +225,16 @@ def batch_norm(
         recomputation.check_statistics_update()
     if input.dim() < 2:
         norm = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-        return _without_channels(input, partial(norm, training=training, momentum=momentum, eps=eps))
-    over = input.dist.split[1]
-    x = input if over is None else balanced_input(input)
+        return _normalize_1d(input, partial(norm, training=training, momentum=momentum, eps=eps))
+    channel_axis = input.dist.split[1]
+    x = input if channel_axis is None else redistribute_balanced(input)
     dist = x.dist
     dims = _DIMENSIONS[batch_norm_scope.current_scope()] if training else ()
-    reached = [dist.split[d] for d in dims if d < len(dist.split)]
-    rest = tuple(a for a in dist.split_axes if a not in reached)
+    reduced = [dist.split[d] for d in dims if d < len(dist.split)]
+    rest = tuple(a for a in dist.split_axes if a not in reduced)
     w, b = parameter_blocks(weight, bias, dist, [1], rest)
     local = copy_if_misread(x.local)
-    own = x.box()[1] if over else Interval(0, x.shape[1])
+    own = x.box()[1] if channel_axis else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
@@ -239,36 +248,47 @@ def batch_norm(
             values = pad_to_minimum_shape(local, (2, *(1,) * (local.dim() - 1)))
             y = run_like_other_ranks(local_norm, local.shape, values, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
-    reach = _reach(x, tuple(a for a in dist.split_axes if a not in rest), channels)
+    domain = _plan_statistics(x, tuple(a for a in dist.split_axes if a not in rest), channels)
     running = (running_mean, running_var, momentum)
-    return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
+    return DistTensor(apply(_BatchNorm, local, w, b, running, eps, domain), dist, x.shape)
 
 
-def _without_channels(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
+def _normalize_1d(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
     """Compute the norm of x of one dimension, which torch accepts if it has no elements."""
-    whole = x.replicated()
-    return DistTensor(norm(whole.local), whole.dist, x.shape).redistribute(x.dist)
+    full = x.replicated()
+    return DistTensor(norm(full.local), full.dist, x.shape).redistribute(x.dist)
 
 
-def _reach(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _Reach:
+def _plan_statistics(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _StatisticsDomain:
     """Return the values over which statistics are computed on the ranks along ``axes``. Collective at its first use."""
-    dist, over = x.dist, x.dist.split[1]
-    apart = {*dist.split_axes} - {*axes, over}
-    groups = x.grid.comm(dist.split_axes) if apart else None
-    here, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
-    return _Reach(_count(x, axes), x.grid, axes, channels, x.shape[1], over, groups, here / values)
+    dist, channel_axis = x.dist, x.dist.split[1]
+    differs = bool({*dist.split_axes} - {*axes, channel_axis})
+    running_comm = x.grid.comm(dist.split_axes) if differs else None
+    local_values, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
+    return _StatisticsDomain(
+        _values_per_channel(x, axes),
+        x.grid,
+        axes,
+        channels,
+        x.shape[1],
+        channel_axis,
+        running_comm,
+        local_values / values,
+    )
 
 
-def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]) -> DistTensor:
+def _call_with_full_statistics(
+    running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
+) -> DistTensor:
     """Call ``function`` with gathered running statistics, and write them back to their blocks. Collective.
 
     The blocks of running statistics may differ from the channel blocks of x.
     """
-    whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
-    y = function(*whole)
+    full: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
+    y = function(*full)
     batch_norm_scope.apply_updates()
     with torch.no_grad():
-        for statistic, values in zip(running, whole, strict=True):
+        for statistic, values in zip(running, full, strict=True):
             if isinstance(statistic, DistTensor):
                 statistic.copy_(values)
     return y
@@ -288,38 +308,19 @@ def torch_batch_norm(
 ) -> DistTensor:
     """Compute ``torch.batch_norm``, which takes the arguments of ``F.batch_norm`` in another order.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+        As in ``torch.batch_norm``.
+
+    Returns
+    -------
+    DistTensor
     """
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-# -- SyncBatchNorm ----------------------------------------------------------------------------------------------------
-
-_torchs_forward = batchnorm.SyncBatchNorm.forward
-
-
-@wraps(_torchs_forward)
-def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
-    """Run SyncBatchNorm on a distributed tensor as batch normalization with global statistics.
-
-    ``torch.distributed`` is not used.
-    """
-    if not isinstance(input, DistTensor):
-        return _torchs_forward(layer, input)
-    if layer.process_group is not None:
-        raise UnsupportedOperation(
-            "SyncBatchNorm with a process_group: its ranks are torch.distributed's; leave it out for statistics of "
-            "the whole mini-batch, or use BatchNorm and parallelize(model, grid, batch_norm='spatial')"
-        )
-    layer._check_input_dim(input)
-    with batch_norm_scope.global_statistics():
-        return batchnorm._BatchNorm.forward(layer, input)
-
-
-patches.declare(batchnorm.SyncBatchNorm, "forward", _synchronized, "it calls torch.distributed")
-
-
-def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
+def _values_per_channel(x: DistTensor, axes: tuple[str, ...]) -> int:
     """Return the number of values per channel over which statistics along ``axes`` are computed on this rank."""
     shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
     if set(axes) == {axis for axis in split if axis}:
@@ -327,11 +328,38 @@ def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
     counts = []
     for rank in range(x.grid.size):
         local = x.dist.local_shape(x.shape, rank)
-        mine = (*local[:1], *local[2:])
-        counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, mine, split, strict=True)))
+        block = (*local[:1], *local[2:])
+        counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, block, split, strict=True)))
     if min(counts) < 2:
         raise ShapeError(
             f"batch norm with {batch_norm_scope.current_scope()} statistics: a rank has {min(counts)} values per "
-            f"channel of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
+            f"channel of {tuple(x.shape)} over {x.dist}. Use global statistics or fewer ranks."
         )
     return counts[x.grid.rank]
+
+
+# -- SyncBatchNorm ----------------------------------------------------------------------------------------------------
+
+_torch_forward = batchnorm.SyncBatchNorm.forward
+
+
+@wraps(_torch_forward)
+def _sync_batch_norm_forward(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
+    """Run SyncBatchNorm on a distributed tensor as batch normalization with global statistics.
+
+    ``torch.distributed`` is not used.
+    """
+    if not isinstance(input, DistTensor):
+        return _torch_forward(layer, input)
+    if layer.process_group is not None:
+        raise UnsupportedOperation(
+            "SyncBatchNorm: a process_group of torch.distributed is not supported. Leave it out for statistics over "
+            "the "
+            "global mini-batch, or use BatchNorm and parallelize(model, grid, batch_norm='spatial')."
+        )
+    layer._check_input_dim(input)
+    with batch_norm_scope.global_statistics():
+        return batchnorm._BatchNorm.forward(layer, input)
+
+
+patches.declare(batchnorm.SyncBatchNorm, "forward", _sync_batch_norm_forward, "it calls torch.distributed")

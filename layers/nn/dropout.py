@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import StridePolicy, implements
-from distconv.layers.common.alignment import aligned, as_distributed, check_as_torch, result_shape
-from distconv.layers.common.inplace_views import changed
-from distconv.layers.common.random_state import agree_on_generator
-from distconv.layers.math.pointwise import in_place, pointwise
+from distconv.layers.common.alignment import as_distributed, broadcast_block, check_as_torch, result_shape
+from distconv.layers.common.inplace_views import record_inplace_change
+from distconv.layers.common.random_state import check_same_generator_state
+from distconv.layers.math.pointwise import pointwise, pointwise_in_place
 from distconv.memory_order import empty_like_global
 from distconv.tensor import DistTensor
 
@@ -30,37 +30,39 @@ _SATURATION = 1.7580993408473766
 """Minus the limit of SELU at minus infinity. Alpha dropout sets dropped elements to the limit before it scales."""
 
 
-def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
+def _draw_mask(x: DistTensor, mask_dims: int, keep: float) -> torch.Tensor:
     """Return this rank's block of the mask. Collective.
 
-    There is one decision for each index of the first ``decided`` dimensions.
+    One number is drawn for each index of the first ``mask_dims`` dimensions.
     """
-    agree_on_generator(x)
+    check_same_generator_state(x)
     # On a GPU the drawn numbers depend on the dtype.
     dtype = x.dtype if x.is_cuda else torch.bool
-    if decided == x.dim():
-        whole = torch.empty_like(empty_like_global(x, dtype))
+    if mask_dims == x.dim():
+        mask = torch.empty_like(empty_like_global(x, dtype))
     else:
-        whole = torch.empty([*x.shape[:decided], *(1,) * (x.dim() - decided)], dtype=dtype, device=x.device)
-    return aligned(whole.bernoulli_(keep), x.dist, x.shape)
+        mask = torch.empty([*x.shape[:mask_dims], *(1,) * (x.dim() - mask_dims)], dtype=dtype, device=x.device)
+    return broadcast_block(mask.bernoulli_(keep), x.dist, x.shape)
 
 
-def _fused(x: DistTensor, p: float) -> torch.Tensor:
+def _fused_dropout(x: DistTensor, p: float) -> torch.Tensor:
     """Return this rank's block after torch's fused GPU kernel. Collective.
 
-    The kernel draws other numbers than :func:`_mask`.
+    The kernel draws other numbers than :func:`_draw_mask`.
     """
-    agree_on_generator(x)
-    _, whole = torch.native_dropout(empty_like_global(x), p, True)
-    y: torch.Tensor = torch.ops.aten.native_dropout_backward(x.local, aligned(whole, x.dist, x.shape), 1 / (1 - p))
+    check_same_generator_state(x)
+    _, mask = torch.native_dropout(empty_like_global(x), p, True)
+    y: torch.Tensor = torch.ops.aten.native_dropout_backward(
+        x.local, broadcast_block(mask, x.dist, x.shape), 1 / (1 - p)
+    )
     return y
 
 
-def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _scale_and_shift(x: DistTensor, p: float, mask_dims: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the factor of this rank's block, and the summand or None, computed by the steps of torch. Collective."""
     if p == 1:
         return x.local.new_zeros(()), None
-    noise = _mask(x, decided, 1 - p).to(x.dtype)
+    noise = _draw_mask(x, mask_dims, 1 - p).to(x.dtype)
     if not alpha:
         return noise.div_(1 - p), None
     scale = 1 / math.sqrt((_SATURATION**2 * p + 1) * (1 - p))
@@ -88,25 +90,25 @@ class _DropoutKind:
         if p == 0 or not training or input.numel() == 0:
             return input
         if input.is_cuda and not (self.features or self.alpha or inplace) and p < 1:
-            return DistTensor(_fused(input, p), input.dist, input.shape)
-        noise, added = _noise(input, p, self._decided(input.dim()), self.alpha)
+            return DistTensor(_fused_dropout(input, p), input.dist, input.shape)
+        noise, added = _scale_and_shift(input, p, self._mask_dims(input.dim()), self.alpha)
         y = input.local.mul_(noise) if inplace else input.local * noise
         if added is not None:
             y = y.add_(added)
         if not inplace:
             return DistTensor(y, input.dist, input.shape)
-        changed(input)
+        record_inplace_change(input)
         return input
 
-    def _decided(self, dims: int) -> int:
-        """Return the number of leading dimensions with a decision per index."""
+    def _mask_dims(self, dims: int) -> int:
+        """Return the number of leading dimensions with a number per index."""
         if not self.features:
             return dims
         # These two also take a sample without a sample dimension.
         return 1 if (self.function, dims) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
 
 
-def _aten(kind: _DropoutKind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
+def _torch_dropout(kind: _DropoutKind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
     """Call the operator with the arguments of ``torch.dropout`` and its variants."""
     return kind(input, p, train, inplace)
 
@@ -128,12 +130,12 @@ for _name, _features, _alpha in (
     ("feature_alpha_dropout", True, True),
 ):
     _kind = _DropoutKind(getattr(torch, _name), _features, _alpha)
-    implements(getattr(torch, _name))(partial(_aten, _kind, False))
-    implements(getattr(torch, f"{_name}_"))(partial(_aten, _kind, True))
+    implements(getattr(torch, _name))(partial(_torch_dropout, _kind, False))
+    implements(getattr(torch, f"{_name}_"))(partial(_torch_dropout, _kind, True))
 
 
 def _rrelu(
-    always: bool,
+    always_inplace: bool,
     input: DistTensor,
     lower: float = 1.0 / 8,
     upper: float = 1.0 / 3,
@@ -144,12 +146,12 @@ def _rrelu(
     if lower > upper:
         check_as_torch(F.rrelu, input, lower, upper, training)
     if not training:
-        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
+        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always_inplace)
         return result
-    agree_on_generator(input)
-    whole = F.rrelu(torch.empty_like(empty_like_global(input)).copy_(input.replicated().local), lower, upper, True)
-    drawn = as_distributed(whole, input.grid).redistribute(input.dist)
-    return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
+    check_same_generator_state(input)
+    full = F.rrelu(torch.empty_like(empty_like_global(input)).copy_(input.replicated().local), lower, upper, True)
+    drawn = as_distributed(full, input.grid).redistribute(input.dist)
+    return pointwise_in_place(torch.Tensor.copy_, input, drawn) if inplace or always_inplace else drawn
 
 
 implements(F.rrelu, torch.rrelu, order=StridePolicy.IN_TRAINING)(partial(_rrelu, False))
@@ -158,6 +160,16 @@ implements(torch.rrelu_)(partial(_rrelu, True))
 
 @implements(torch.native_dropout)
 def native_dropout(input: DistTensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``torch.native_dropout``: the result and the mask. Parameters as in torch."""
+    """Compute ``torch.native_dropout``: the result and the mask.
+
+    Parameters
+    ----------
+    input, p, train
+        As in ``torch.native_dropout``.
+
+    Returns
+    -------
+    tuple[Tensor, Tensor]
+    """
     factors = F.dropout(torch.ones_like(input), p, train is not False)
     return input * factors, factors != 0

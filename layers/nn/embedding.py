@@ -12,9 +12,15 @@ import torch.nn.functional as F
 from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, implements
 from distconv.errors import NoRule
-from distconv.layers.common.alignment import aligned, as_distributed, result_shape, whole_over
+from distconv.layers.common.alignment import (
+    as_distributed,
+    broadcast_block,
+    first_grid,
+    replicate_parameter,
+    result_shape,
+)
 from distconv.layers.common.empty_blocks import run_like_other_ranks
-from distconv.layers.common.value_check import check_within
+from distconv.layers.common.value_check import check_indices
 from distconv.tensor import DistTensor
 
 
@@ -28,7 +34,14 @@ def embedding(
 ) -> DistTensor:
     """Compute ``torch.embedding`` of indices (...): rows (..., features), whose features are not split.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    weight, indices, padding_idx, scale_grad_by_freq, sparse
+        As in ``torch.embedding``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -36,9 +49,9 @@ def embedding(
         With ``sparse=True``.
     """
     shape = result_shape(torch.embedding, weight, indices)
-    table, index = _operands(weight, indices, sparse)
+    table, index = _prepare_operands(weight, indices, sparse)
     if scale_grad_by_freq and index.dist.split_axes:
-        table = _scaled_by_frequency(table, index)
+        table = _scale_grad_by_frequency(table, index)
         scale_grad_by_freq = False
     rows = torch.embedding(table, index.local, padding_idx, scale_grad_by_freq)
     return DistTensor(rows, index.dist.with_axes((*index.dist.axes, None)), shape)
@@ -60,7 +73,15 @@ def embedding_bag(
 ) -> DistTensor:
     """Compute ``F.embedding_bag`` of bags of one length (N, L), split over bags.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+    include_last_offset, padding_idx
+        As in ``F.embedding_bag``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -70,7 +91,7 @@ def embedding_bag(
     if scale_grad_by_freq:  # torch divides by other numbers than the frequencies, which depend on the order of rows
         raise NoRule("F.embedding_bag with scale_grad_by_freq=True: leave it out, or sum the rows of F.embedding")
     if offsets is not None or input.dim() != 2:
-        raise NoRule("F.embedding_bag with offsets: make the bags of one length, with padding_idx= behind their ends")
+        raise NoRule("F.embedding_bag with offsets: make all bags the same length, filled up with padding_idx")
     options = {"mode": mode, "padding_idx": padding_idx}
     shape = result_shape(F.embedding_bag, input, weight, per_sample_weights=per_sample_weights, **options)
     if isinstance(input, DistTensor):
@@ -78,26 +99,26 @@ def embedding_bag(
     if max_norm is not None:
         # Before _operands, because the table must not be changed in place once it is part of the graph.
         embedding_renorm_(weight.detach(), input, max_norm, norm_type)
-    table, index = _operands(weight, input, sparse)
-    factors = None if per_sample_weights is None else aligned(per_sample_weights, index.dist, index.shape)
+    table, index = _prepare_operands(weight, input, sparse)
+    factors = None if per_sample_weights is None else broadcast_block(per_sample_weights, index.dist, index.shape)
 
-    def look_up(own: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
-        return F.embedding_bag(own, table, per_sample_weights=factors, **options)  # type: ignore[arg-type]
+    def look_up(indices: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+        return F.embedding_bag(indices, table, per_sample_weights=factors, **options)  # type: ignore[arg-type]
 
     dist = index.dist.with_axes((index.dist.axes[0], None))
     return DistTensor(run_like_other_ranks(look_up, dist.local_shape(shape), index.local, factors), dist, shape)
 
 
-def _operands(weight: torch.Tensor, indices: torch.Tensor, sparse: bool) -> tuple[torch.Tensor, DistTensor]:
+def _prepare_operands(weight: torch.Tensor, indices: torch.Tensor, sparse: bool) -> tuple[torch.Tensor, DistTensor]:
     """Return the full table, whose gradient is all-reduced, and the checked indices. Collective."""
     if sparse:
-        raise NoRule("an embedding with sparse=True: leave it out, or its gradients are computed on every rank")
-    index = as_distributed(indices, next(t.grid for t in (indices, weight) if isinstance(t, DistTensor)))
-    check_within(index.local, weight.shape[0], index.grid, lambda _: IndexError("index out of range in self"))
-    return whole_over(weight, index.dist), index
+        raise NoRule("an embedding with sparse=True has no distributed rule: leave it out")
+    index = as_distributed(indices, first_grid(indices, weight))
+    check_indices(index.local, weight.shape[0], index.grid, lambda _: IndexError("index out of range in self"))
+    return replicate_parameter(weight, index.dist), index
 
 
-def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor:
+def _scale_grad_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor:
     """Return ``table`` with its gradient divided by the number of look-ups of each row on all ranks. Collective."""
     if not table.requires_grad:
         return table
@@ -105,7 +126,7 @@ def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor
     counts = torch.zeros(table.shape[0], dtype=torch.int64, device=table.device)
     counts = counts.index_add_(0, looked_up, torch.ones_like(looked_up, dtype=torch.int64))
     counts = allreduce(index.grid.comm(index.dist.split_axes), counts, "counts of looked up rows")
-    # The table is the result of whole_over, not a leaf: a hook on a leaf would stay after this step.
+    # The table is the result of replicate_parameter, not a leaf: a hook on a leaf would stay after this step.
     table.register_hook(lambda grad: grad / counts.clamp(min=1).to(grad.dtype)[:, None])
     return table
 
@@ -116,7 +137,14 @@ def embedding_renorm_(
 ) -> torch.Tensor:
     """Compute ``torch.embedding_renorm_`` with gathered indices, so that the same rows change on every rank.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    weight, indices, max_norm, norm_type
+        As in ``torch.embedding_renorm_``.
+
+    Returns
+    -------
+    Tensor
 
     Raises
     ------
@@ -125,7 +153,7 @@ def embedding_renorm_(
     """
     if isinstance(weight, DistTensor):
         raise NoRule("an embedding with max_norm and a distributed table: leave max_norm out, or use a plain parameter")
-    given = indices.gather() if isinstance(indices, DistTensor) else indices
-    if given.numel():
-        torch.embedding_renorm_(weight, given, max_norm, norm_type)
+    gathered = indices.gather() if isinstance(indices, DistTensor) else indices
+    if gathered.numel():
+        torch.embedding_renorm_(weight, gathered, max_norm, norm_type)
     return weight

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.layers.common.alignment import as_cast_for, as_distributed, result_shape
-from distconv.layers.common.input_windows import no_outputs
+from distconv.layers.common.alignment import as_distributed, result_shape, to_probed_dtype
+from distconv.layers.common.input_windows import empty_output
 from distconv.tensor import DistTensor
 
 
@@ -30,40 +30,59 @@ def grid_sample(
     """Compute ``F.grid_sample`` of x (N, C, [D,] H, W) at points (N, [D,] H, W, 2 or 3).
 
     Every rank gathers the space of its samples and channels, and samples it at its own points. If the points' space is
-    not split, points and result are split as x is. Parameters as in torch.
+    not split, points and result are split as x is.
+
+    Parameters
+    ----------
+    input, grid, mode, padding_mode, align_corners
+        As in ``F.grid_sample``.
+
+    Returns
+    -------
+    DistTensor
     """
     out_shape = result_shape(F.grid_sample, input, grid, mode, padding_mode, align_corners)
     like = input if isinstance(input, DistTensor) else grid
     assert isinstance(like, DistTensor)
-    x, points = (as_cast_for(as_distributed(t, like.grid), _probe, 1, 1, 1, 1) for t in (input, grid))
+    x, points = (to_probed_dtype(as_distributed(t, like.grid), _sample_one_point, 1, 1, 1, 1) for t in (input, grid))
     if not isinstance(input, DistTensor):
         x = x.redistribute(points.dist.with_axes([points.dist.axes[0], *(None,) * (x.dim() - 1)]).balanced())
     space = points.dist.axes[1:-1] if any(points.dist.split[1:-1]) else x.dist.axes[2:]
-    taken = x.dist.axes[:2]
-    out = Distribution(x.grid, [*taken, *(None if a in taken else a for a in space)])
-    whole = x.redistribute(out.replicate(range(2, x.dim()))).local
-    whole = with_grad_allreduce(whole, x.grid, out.split[2:])
-    places = points.redistribute(out.with_axes([out.axes[0], *out.axes[2:], None])).local
-    places = with_grad_allreduce(places, x.grid, [out.split[1]])
-    return DistTensor(_at_points(whole, places, mode, padding_mode, align_corners), out, out_shape)
+    outer = x.dist.axes[:2]
+    out = Distribution(x.grid, [*outer, *(None if a in outer else a for a in space)])
+    block = x.redistribute(out.replicate(range(2, x.dim()))).local
+    block = with_grad_allreduce(block, x.grid, out.split[2:])
+    own_points = points.redistribute(out.with_axes([out.axes[0], *out.axes[2:], None])).local
+    own_points = with_grad_allreduce(own_points, x.grid, [out.split[1]])
+    return DistTensor(_sample_at_points(block, own_points, mode, padding_mode, align_corners), out, out_shape)
 
 
-def _probe(block: torch.Tensor) -> torch.Tensor:
+def _sample_one_point(block: torch.Tensor) -> torch.Tensor:
     return F.grid_sample(block, block.new_zeros(1, 1, 1, 2), align_corners=True)
 
 
-def _at_points(whole: torch.Tensor, places: torch.Tensor, *options: Any) -> torch.Tensor:
-    shape = (*whole.shape[:2], *places.shape[1:-1])
+def _sample_at_points(x: torch.Tensor, points: torch.Tensor, *options: Any) -> torch.Tensor:
+    shape = (*x.shape[:2], *points.shape[1:-1])
     if 0 in shape:
-        return no_outputs(whole, shape) + no_outputs(places, shape)
-    return F.grid_sample(whole, places, *options)
+        return empty_output(x, shape) + empty_output(points, shape)
+    return F.grid_sample(x, points, *options)
 
 
 @implements(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d, tensors="input grid")
 def grid_sampler(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> DistTensor:
-    """Compute ``torch.grid_sampler``: ``F.grid_sample`` with numbers for the modes. Parameters as in torch."""
+    """Compute ``torch.grid_sampler``: ``F.grid_sample`` with numbers for the modes.
+
+    Parameters
+    ----------
+    input, grid, interpolation_mode, padding_mode, align_corners
+        As in ``torch.grid_sampler``.
+
+    Returns
+    -------
+    DistTensor
+    """
     mode, padding = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
     return grid_sample(input, grid, mode[interpolation_mode], padding[padding_mode], align_corners)
 
@@ -72,13 +91,20 @@ def grid_sampler(
 def affine_grid(theta: DistTensor, size: Sequence[int], align_corners: bool | None = None) -> DistTensor:
     """Compute ``F.affine_grid`` of theta (N, 2, 3) or (N, 3, 4): points (N, [D,] H, W, 2 or 3), split over samples.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    theta, size, align_corners
+        As in ``F.affine_grid``.
+
+    Returns
+    -------
+    DistTensor
     """
     shape = result_shape(F.affine_grid, theta, tuple(size), align_corners)
     x = theta.replicated([1, 2])
     local_shape = (x.local.shape[0], *shape[1:])
     if 0 in local_shape:
-        points = no_outputs(x.local, local_shape)
+        points = empty_output(x.local, local_shape)
     else:
         points = F.affine_grid(x.local, [local_shape[0], *size[1:]], align_corners)
     return DistTensor(points, x.dist.with_axes([x.dist.axes[0], *(None,) * (len(shape) - 1)]), shape)

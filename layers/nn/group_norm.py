@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.autograd import recomputation
-from distconv.autograd.derivatives import differentiable_gradients as recorded_gradients
+from distconv.autograd.derivatives import differentiable_gradients
 from distconv.communication.collectives import allreduce_sum, apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import StridePolicy, implements
@@ -40,7 +40,7 @@ from distconv.kernels.normalization import (
     refine_moments,
     subtract_line,
 )
-from distconv.layers.common.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.common.alignment import redistribute_balanced, result_shape, to_probed_dtype
 from distconv.layers.common.sharded_weights import parameter_block, parameter_blocks
 from distconv.precision import accumulation_dtype
 from distconv.tensor import DistTensor
@@ -71,44 +71,46 @@ class _Groups:
     axes: tuple[str, ...]
     """Axes along which ranks share a group."""
 
-    def of_parts(self, device: torch.device) -> torch.Tensor:
+    def group_of_parts(self, device: torch.device) -> torch.Tensor:
         """Return the group of each part."""
         return (torch.arange(self.shape[1], device=device) + self.first) // self.size
 
-    def summed(self, values: torch.Tensor, what: str) -> torch.Tensor:
+    def allreduce_group_sums(self, values: torch.Tensor, what: str) -> torch.Tensor:
         """Return sums per group (k, rows, groups) over all ranks of ``values`` (k, rows, parts). Collective."""
         total = values.new_zeros((values.shape[0], self.shape[0], self.number))
-        total.index_add_(2, self.of_parts(values.device), values)
+        total.index_add_(2, self.group_of_parts(values.device), values)
         # Without axes only ranks with an empty block reach this line. They must not create a communicator, which is
         # collective.
         return allreduce(self.grid.comm(self.axes), total, what) if self.axes else total
 
-    def flat(self, x: torch.Tensor) -> torch.Tensor:
+    def as_single_sample(self, x: torch.Tensor) -> torch.Tensor:
         """Return x with each part of each row as a channel of one sample, as torch's batch norm kernels require."""
-        return _wide(x).reshape(1, self.shape[0] * self.shape[1], self.shape[2])
+        return _to_accumulation_dtype(x).reshape(1, self.shape[0] * self.shape[1], self.shape[2])
 
-    def per_part(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def repeat_for_parts(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return values (rows, groups) repeated for each part of each row."""
-        return values.to(dtype)[:, self.of_parts(values.device)].flatten()
+        return values.to(dtype)[:, self.group_of_parts(values.device)].flatten()
 
     def moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and biased variance (rows, groups) in float64 of the block ``x``. Collective."""
         var = mean = torch.zeros(self.shape[:2], dtype=torch.float64, device=x.device)
         if x.numel():
-            var, mean = torch.var_mean(_wide(x).reshape(self.shape), 2, correction=0)
-        parts = self.of_parts(x.device)
+            var, mean = torch.var_mean(_to_accumulation_dtype(x).reshape(self.shape), 2, correction=0)
+        parts = self.group_of_parts(x.device)
 
-        def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             offset = mean.double() - origin[:, parts]
-            sums = self.summed(self.shape[2] * torch.stack([offset, var + offset * offset]), "group norm forward")
+            sums = self.allreduce_group_sums(
+                self.shape[2] * torch.stack([offset, var + offset * offset]), "group norm forward"
+            )
             offset = sums[0] / self.count
             return origin + offset, (sums[1] / self.count - offset * offset).clamp_(min=0)
 
         origin = torch.zeros((self.shape[0], self.number), dtype=torch.float64, device=x.device)
-        return refine_moments(about, origin, x.dtype)
+        return refine_moments(moments_about, origin, x.dtype)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _to_accumulation_dtype(x: torch.Tensor) -> torch.Tensor:
     return x.to(accumulation_dtype(x.dtype))
 
 
@@ -137,8 +139,8 @@ class _Normalize(torch.autograd.Function):
         ctx.bias = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x, dtype=dtype)
-        flat = groups.flat(x)
-        mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
+        flat = groups.as_single_sample(x)
+        mean, var = groups.repeat_for_parts(mean, flat.dtype), groups.repeat_for_parts(var, flat.dtype)
         w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
         # The statistics are given, so torch's fused kernel for evaluation normalizes. F.batch_norm rejects a negative
         # eps, which torch.batch_norm accepts.
@@ -155,20 +157,23 @@ class _Normalize(torch.autograd.Function):
             bias = None
             if ctx.needs_input_grad[2]:
                 bias = x.new_zeros(groups.shape[1], dtype=ctx.bias, requires_grad=True)
-            again = partial(_by_definition, groups, ctx.eps, grad.dtype)
-            return *recorded_gradients(again, (x, weight, bias), ctx.needs_input_grad[:3], grad), *(None,) * 4
-        flat, wide = groups.flat(x), groups.flat(grad)
+            forward = partial(_differentiable_forward, groups, ctx.eps, grad.dtype)
+            return *differentiable_gradients(forward, (x, weight, bias), ctx.needs_input_grad[:3], grad), *(None,) * 4
+        flat, wide = groups.as_single_sample(x), groups.as_single_sample(grad)
         factor = torch.ones((), device=x.device) if weight is None else weight
-        mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
+        mean, var = groups.repeat_for_parts(mean, flat.dtype), groups.repeat_for_parts(var, flat.dtype)
         sums = flat.new_zeros((2, *groups.shape[:2]))
         if x.numel():
             repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
             wide, local_sums = normalization_gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
             sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
-            through = groups.summed(sums * factor, "group norm backward") / groups.count  # [b2]
+            through = groups.allreduce_group_sums(sums * factor, "group norm backward") / groups.count  # [b2]
             scale = (var + ctx.eps).rsqrt()
-            slope, level = groups.per_part(through[0], flat.dtype), groups.per_part(through[1], flat.dtype)
+            slope, level = (
+                groups.repeat_for_parts(through[0], flat.dtype),
+                groups.repeat_for_parts(through[1], flat.dtype),
+            )
             line = (mean, slope * scale * scale, level * scale)
             subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))  # [b3]
         dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
@@ -176,7 +181,7 @@ class _Normalize(torch.autograd.Function):
         return dx, dw, db, None, None, None, None
 
 
-def _by_definition(
+def _differentiable_forward(
     groups: _Groups,
     eps: float,
     dtype: torch.dtype,
@@ -185,7 +190,7 @@ def _by_definition(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute the normalization by operators that have derivatives of any order. Collective."""
-    parts = groups.of_parts(x.device)
+    parts = groups.group_of_parts(x.device)
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         sums = values.new_zeros((groups.shape[0], groups.number)).index_add(1, parts, values.sum(2))
@@ -193,13 +198,17 @@ def _by_definition(
         return with_grad_allreduce(means, groups.grid, groups.axes)[:, parts].unsqueeze(2)
 
     weight, bias = (None if t is None else t.unsqueeze(1) for t in (weight, bias))
-    return normalize_differentiably(_wide(x).reshape(groups.shape), mean, weight, bias, eps).reshape(x.shape).to(dtype)
+    return (
+        normalize_differentiably(_to_accumulation_dtype(x).reshape(groups.shape), mean, weight, bias, eps)
+        .reshape(x.shape)
+        .to(dtype)
+    )
 
 
 # -- preparation ------------------------------------------------------------------------------------------------------
 
 
-def _prepared(
+def _prepare_input(
     input: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -217,8 +226,8 @@ def _prepared(
     """
     if not isinstance(input, DistTensor):
         raise NoRule(f"{name} of a plain tensor with distributed parameters: scatter the input first")
-    x = balanced_input(input) if input.dist.cyclic else input
-    x = as_cast_for(x, probe, 1, 1, 2)
+    x = redistribute_balanced(input) if input.dist.cyclic else input
+    x = to_probed_dtype(x, probe, 1, 1, 2)
     dtypes = {p.dtype for p in (weight, bias) if p is not None}
     if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulation_dtype(x.dtype)}:
         listed = ", ".join(sorted(map(str, dtypes)))
@@ -226,7 +235,7 @@ def _prepared(
     return x
 
 
-def _by_channel(
+def _normalize_channel_groups(
     x: DistTensor,
     number: int,
     parameters: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -268,11 +277,18 @@ def group_norm(
 ) -> DistTensor:
     """Compute ``F.group_norm`` of x (N, C, ...); sums are all-reduced over the ranks that share a group.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, num_groups, weight, bias, eps, cudnn_enabled
+        As in ``F.group_norm``.
+
+    Returns
+    -------
+    DistTensor
     """
     result_shape(F.group_norm, input, num_groups, weight, bias, eps)
-    x = _prepared(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
-    return _by_channel(x, num_groups, (weight, bias), eps)
+    x = _prepare_input(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
+    return _normalize_channel_groups(x, num_groups, (weight, bias), eps)
 
 
 @implements(F.instance_norm, tensors="input running_mean running_var weight bias", passes=2)
@@ -288,25 +304,32 @@ def instance_norm(
 ) -> DistTensor:
     """Compute ``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        As in ``F.instance_norm``.
+
+    Returns
+    -------
+    DistTensor
     """
     result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    x = _prepared(input, weight, bias, "instance norm", F.instance_norm)
+    x = _prepare_input(input, weight, bias, "instance norm", F.instance_norm)
     if not use_input_stats:
         assert running_mean is not None and running_var is not None  # result_shape rejects None.
-        return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
+        return _normalize_with_statistics(x, running_mean, running_var, weight, bias, eps)
     if running_mean is None and running_var is None:
-        return _by_channel(x, x.shape[1], (weight, bias), eps)
-    collected: list[torch.Tensor] = []
-    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: collected.extend(moments))
+        return _normalize_channel_groups(x, x.shape[1], (weight, bias), eps)
+    moments: list[torch.Tensor] = []
+    y = _normalize_channel_groups(x, x.shape[1], (weight, bias), eps, lambda *observed: moments.extend(observed))
     # As in torch, a recomputation that has all saved tensors ends here, before the statistics are updated again.
     recomputation.count_substep()
     recomputation.check_statistics_update()
-    _update_running(x, running_mean, running_var, momentum, *collected)
+    _update_running(x, running_mean, running_var, momentum, *moments)
     return y
 
 
-def _with_known_statistics(
+def _normalize_with_statistics(
     x: DistTensor,
     mean: torch.Tensor,
     var: torch.Tensor,
@@ -347,7 +370,7 @@ def _update_running(
 
 
 @implements(torch.instance_norm, tensors=None, passes=2)
-def aten_instance_norm(
+def torch_instance_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -357,7 +380,14 @@ def aten_instance_norm(
 ) -> DistTensor:
     """Compute ``torch.instance_norm``, which takes the arguments of ``F.instance_norm`` in another order.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, weight, bias, running_mean, running_var, *options
+        As in ``torch.instance_norm``.
+
+    Returns
+    -------
+    DistTensor
     """
     return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
 
@@ -371,9 +401,19 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> DistTensor:
-    """Compute ``F.layer_norm`` over the last dimensions, which may be split. Parameters as in torch."""
+    """Compute ``F.layer_norm`` over the last dimensions, which may be split.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, bias, eps, cudnn_enable
+        As in ``F.layer_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
     result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
-    x = _prepared(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
+    x = _prepare_input(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
     first = x.dim() - len(normalized_shape)
     w, b = parameter_blocks(weight, bias, x.dist, range(first, x.dim()))
     axes = x.grid.split_axes(x.dist.split[first:])
@@ -382,11 +422,11 @@ def layer_norm(
         return DistTensor(y, x.dist, x.shape)
     rows, elements = math.prod(x.local.shape[:first]), math.prod(x.local.shape[first:])
     groups = _Groups((rows, 1, elements), 0, 1, 1, math.prod(normalized_shape), x.grid, axes)
-    y = apply(_Normalize, x.local, None, None, groups, eps, _wide(x.local[:0]).dtype, None)
-    return DistTensor(_affine(y, w, b).to(x.dtype), x.dist, x.shape)
+    y = apply(_Normalize, x.local, None, None, groups, eps, _to_accumulation_dtype(x.local[:0]).dtype, None)
+    return DistTensor(_scale_and_shift(y, w, b).to(x.dtype), x.dist, x.shape)
 
 
-def _affine(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+def _scale_and_shift(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 
@@ -395,14 +435,24 @@ def _affine(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> DistTensor:
-    """Compute ``F.rms_norm`` over the last dimensions, which may be split. Parameters as in torch."""
+    """Compute ``F.rms_norm`` over the last dimensions, which may be split.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, eps
+        As in ``F.rms_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
     result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
-    x = _prepared(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
+    x = _prepare_input(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
     dims = range(x.dim() - len(normalized_shape), x.dim())
     w = None if weight is None else parameter_block(weight, x.dist, dims)
-    wide = _wide(x.local)
+    wide = _to_accumulation_dtype(x.local)
     axes = [x.dist.split[d] for d in dims]
     squares = allreduce_sum((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
     scale = with_grad_allreduce((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
-    return DistTensor(_affine(wide * scale, w, None).to(x.dtype), x.dist, x.shape)
+    return DistTensor(_scale_and_shift(wide * scale, w, None).to(x.dtype), x.dist, x.shape)

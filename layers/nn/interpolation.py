@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.kernels.convolution import Range
-from distconv.layers.common.alignment import balanced_input, result_shape
-from distconv.layers.common.empty_blocks import whole_along
-from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box
-from distconv.layers.common.resampling import Resampling, Resamplings, resampled
+from distconv.layers.common.alignment import redistribute_balanced, result_shape
+from distconv.layers.common.empty_blocks import run_with_gathered_dims
+from distconv.layers.common.input_windows import empty_output, gather_needed_input, spatial_box
+from distconv.layers.common.resampling import Resampling, Resamplings, resample
 from distconv.tensor import DistTensor
 
 _LINEAR = ("linear", "bilinear", "trilinear")
@@ -29,45 +29,45 @@ _AREA: dict[int, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _InterpolationKernel:
     """The properties that select torch's kernel, except for the sizes and the scale of one dimension."""
 
     mode: str
-    count: int
+    spatial_dims: int
     """Number of spatial dimensions."""
-    grows: bool
+    changes_size: bool
     """True if any size changes. Otherwise a GPU copies."""
     device: str
 
-    def one_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
+    def resample_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
         """Return values (N, 1, extent) resampled to (N, 1, out).
 
         float64, as this kernel does along its first spatial dimension.
         """
-        rest = (1 + self.grows,) * (self.count - 1)
+        rest = (1 + self.changes_size,) * (self.spatial_dims - 1)
         size: dict[str, Any] = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
         y = F.interpolate(values.view(*values.shape, *(1,) * len(rest)), mode=self.mode, **size)
         return y.flatten(3)[..., 0] if rest else y
 
 
 @lru_cache(maxsize=1024)
-def _nearest(kernel: _Kernel, extent: int, out: int, scale: float | None) -> Resampling:
+def _nearest_resampling(kernel: _InterpolationKernel, extent: int, out: int, scale: float | None) -> Resampling:
     """Return the resampling of one dimension by nearest neighbours.
 
     torch computes the indices in float32. If a size stays the same or doubles although the scale differs, its kernels
     treat each number of dimensions, and gradients, differently. So the indices are obtained by calling torch.
     """
     like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
-    one_each = torch.zeros((out, 1, extent), **like, requires_grad=True)
+    values = torch.zeros((out, 1, extent), **like, requires_grad=True)
     with torch.enable_grad():
-        y = kernel.one_dimension(one_each, out, scale)
-    (reached,) = torch.autograd.grad(y, one_each, torch.eye(out, **like).view(y.shape))
-    source = kernel.one_dimension(torch.arange(extent, **like).view(1, 1, -1), out, scale).long()
-    return Resampling(tuple(source.flatten().tolist()), tuple(reached.flatten(1).argmax(1).tolist()), ())
+        y = kernel.resample_dimension(values, out, scale)
+    (gradient,) = torch.autograd.grad(y, values, torch.eye(out, **like).view(y.shape))
+    source = kernel.resample_dimension(torch.arange(extent, **like).view(1, 1, -1), out, scale).long()
+    return Resampling(tuple(source.flatten().tolist()), tuple(gradient.flatten(1).argmax(1).tolist()), ())
 
 
 @lru_cache(maxsize=1024)
-def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
+def _is_copied(kernel: _InterpolationKernel, extent: int, scale: float | None) -> bool:
     """Return True if torch copies a dimension whose size does not change.
 
     Some kernels do so regardless of the scale.
@@ -75,16 +75,18 @@ def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
     if scale in (None, 1):
         return True
     values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)
-    return torch.equal(kernel.one_dimension(values, extent, scale), values)
+    return torch.equal(kernel.resample_dimension(values, extent, scale), values)
 
 
 @lru_cache(maxsize=1024)
-def _linear(kernel: _Kernel, extent: int, out: int, scale: float | None, align_corners: bool) -> Resampling:
+def _linear_resampling(
+    kernel: _InterpolationKernel, extent: int, out: int, scale: float | None, align_corners: bool
+) -> Resampling:
     """Return the resampling of one dimension by linear interpolation."""
     position = torch.arange(out, dtype=torch.float64)
     if align_corners:
         position *= (extent - 1) / (out - 1) if out > 1 else 0.0
-    elif out != extent or not _stays(kernel, extent, scale):
+    elif out != extent or not _is_copied(kernel, extent, scale):
         position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
     low = position.floor().long().clamp_(max=extent - 1)
     high = (low + 1).clamp(max=extent - 1)
@@ -92,7 +94,7 @@ def _linear(kernel: _Kernel, extent: int, out: int, scale: float | None, align_c
 
 
 @dataclass(frozen=True)
-class _Enlarged:
+class _EnlargementWindows:
     """The windows of an enlargement by integer factors; linear modes need one neighbour on each side."""
 
     factors: tuple[int, ...]
@@ -107,15 +109,15 @@ class _Enlarged:
         return max(0, out[0] // factor - ghost), min(self.extents[dim], (out[1] - 1) // factor + 1 + ghost)
 
 
-def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _Enlarged) -> DistTensor:
+def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _EnlargementWindows) -> DistTensor:
     """Interpolate by integer factors. Collective.
 
     torch's kernel enlarges the needed input, and the outputs of the ghosts are cropped.
     """
-    block = needed_block(x, out_shape, rule)
+    block = gather_needed_input(x, out_shape, rule)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
-        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
+        return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
     y = F.interpolate(block, scale_factor=[float(f) for f in rule.factors], mode=mode)
     for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), rule.factors, strict=True)):
         y = y.narrow(dim + 2, out[0] - rule.needed(dim, out)[0] * factor, out[1] - out[0])
@@ -134,25 +136,34 @@ def interpolate(
 ) -> DistTensor:
     """Compute ``F.interpolate`` of x (N, C, [D, [H,]] W); ``bicubic`` and ``antialias=True`` gather space.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        As in ``F.interpolate``.
+
+    Returns
+    -------
+    DistTensor
     """
     options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     out_shape = result_shape(F.interpolate, input, *options)
-    x = balanced_input(input)
+    x = redistribute_balanced(input)
     extents, outs = x.shape[2:], out_shape[2:]
     if mode == "area":
         y: DistTensor = _AREA[len(outs)](x, tuple(outs))
         return y
     if antialias or mode not in (*_LINEAR, "nearest", "nearest-exact"):
-        return whole_along(lambda block: F.interpolate(block, *options), x, range(2, x.dim()), out_shape)
+        return run_with_gathered_dims(lambda block: F.interpolate(block, *options), x, range(2, x.dim()), out_shape)
     factors = tuple(out // n if n and out % n == 0 else 0 for n, out in zip(extents, outs, strict=True))
-    given = None if scale_factor is None or recompute_scale_factor else scale_factor
-    scales = [given] * len(extents) if given is None or isinstance(given, (int, float)) else list(given)
+    factor = None if scale_factor is None or recompute_scale_factor else scale_factor
+    scales = [factor] * len(extents) if factor is None or isinstance(factor, (int, float)) else list(factor)
     if all(factors) and not align_corners and all(s in (None, f) for s, f in zip(scales, factors, strict=True)):
-        return _enlarge(x, out_shape, mode, _Enlarged(factors, tuple(extents), mode in _LINEAR))
-    kernel = _Kernel(mode, len(extents), tuple(extents) != tuple(outs), x.device.type)
+        return _enlarge(x, out_shape, mode, _EnlargementWindows(factors, tuple(extents), mode in _LINEAR))
+    kernel = _InterpolationKernel(mode, len(extents), tuple(extents) != tuple(outs), x.device.type)
     dims = [
-        _linear(kernel, n, out, s, bool(align_corners)) if mode in _LINEAR else _nearest(kernel, n, out, s)
+        _linear_resampling(kernel, n, out, s, bool(align_corners))
+        if mode in _LINEAR
+        else _nearest_resampling(kernel, n, out, s)
         for n, out, s in zip(extents, outs, scales, strict=True)
     ]
-    return resampled(x, out_shape, Resamplings(tuple(dims)))
+    return resample(x, out_shape, Resamplings(tuple(dims)))

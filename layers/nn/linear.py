@@ -16,13 +16,13 @@ from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
 from distconv.errors import NoRule
-from distconv.layers.common.alignment import both_whole_over, check_dtypes, result_shape
+from distconv.layers.common.alignment import check_dtypes, replicate_parameters, result_shape
 from distconv.layers.common.sharded_weights import (
     channel_needs,
     parameter_block,
-    summed_at_owners,
+    redistribute_channels,
+    reduce_scatter_output,
     weight_block,
-    with_channels_split,
 )
 from distconv.parameters.channel_split import AXIS, channel_split
 from distconv.tensor import DistTensor
@@ -33,7 +33,15 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     """Compute ``F.linear`` of x (..., features).
 
     Features that are split over another axis than ``c`` are gathered first, or moved to ``c`` if the weight is sharded.
-    Parameters as in torch.
+
+    Parameters
+    ----------
+    input, weight, bias
+        As in ``F.linear``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -50,14 +58,14 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
     # Rows are independent, so blocks need not be balanced, and nothing is moved.
     by_rows = input.dist.split[last] is None and not sharded
-    x = input if by_rows else with_channels_split(input, last, weight)
+    x = input if by_rows else redistribute_channels(input, last, weight)
     if x.dist.split[last] is None:
-        return DistTensor(F.linear(x.local, *both_whole_over(weight, bias, x.dist)), x.dist, out_shape)
+        return DistTensor(F.linear(x.local, *replicate_parameters(weight, bias, x.dist)), x.dist, out_shape)
     split = channel_split(input.shape[last], weight.shape[0], 1, x.grid.shape[AXIS])
     needs = Needs(x.dist, (channel_needs(x.dist, last, split),))
     block = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape)))
     y = F.linear(block, weight_block(weight, x.dist, split))
-    y = summed_at_owners(y, x.dist, out_shape, last, split)
+    y = reduce_scatter_output(y, x.dist, out_shape, last, split)
     if bias is not None:
         y = y + parameter_block(bias, x.dist, [last]).to(y.dtype)
     return DistTensor(y, x.dist, out_shape)

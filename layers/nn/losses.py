@@ -17,22 +17,22 @@ from distconv.communication.collectives import allreduce_sum
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import LabelError, NoRule
-from distconv.grid import ProcessGrid
 from distconv.layers.common.alignment import (
-    as_cast_for,
+    all_to_all_transpose,
     as_distributed,
     check_as_torch,
+    first_grid,
+    replicate_parameter,
     result_shape,
-    transposed,
-    whole_over,
+    to_probed_dtype,
 )
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
-from distconv.layers.common.value_check import check_within, decided_together
+from distconv.layers.common.value_check import call_or_raise_on_all_ranks, check_indices
 from distconv.layers.math.pointwise import pointwise
 from distconv.tensor import DistTensor
 
 
-def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
+def _reduce(losses: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
@@ -48,7 +48,7 @@ def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **o
     _check_old_options(function, options.pop("size_average", None), options.pop("reduce", None))
     reduction = options.pop("reduction", "mean")
     result_shape(function, *operands, **options, reduction=reduction)
-    return _reduced(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
+    return _reduce(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
 
 
 @implements(F.binary_cross_entropy_with_logits, tensors="input target weight pos_weight")
@@ -61,7 +61,17 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute ``F.binary_cross_entropy_with_logits`` element by element, then reduce. Parameters as in torch."""
+    """Compute ``F.binary_cross_entropy_with_logits`` element by element, then reduce.
+
+    Parameters
+    ----------
+    input, target, weight, size_average, reduce, reduction, pos_weight
+        As in ``F.binary_cross_entropy_with_logits``.
+
+    Returns
+    -------
+    Tensor
+    """
     options = {"weight": weight, "pos_weight": pos_weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
 
@@ -75,7 +85,17 @@ def binary_cross_entropy(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Compute ``F.binary_cross_entropy`` element by element, then reduce. Parameters as in torch."""
+    """Compute ``F.binary_cross_entropy`` element by element, then reduce.
+
+    Parameters
+    ----------
+    input, target, weight, size_average, reduce, reduction
+        As in ``F.binary_cross_entropy``.
+
+    Returns
+    -------
+    Tensor
+    """
     options = {"weight": weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy, input, target, reduction=reduction, **options)
 
@@ -103,7 +123,17 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> torch.Tensor:
-    """Compute ``F.kl_div`` element by element, then reduce. Parameters as in torch."""
+    """Compute ``F.kl_div`` element by element, then reduce.
+
+    Parameters
+    ----------
+    input, target, size_average, reduce, reduction, log_target
+        As in ``F.kl_div``.
+
+    Returns
+    -------
+    Tensor
+    """
     by_sample = reduction == "batchmean"
     options = {"size_average": size_average, "reduce": reduce, "log_target": log_target}
     loss = _elementwise_loss(F.kl_div, input, target, reduction="sum" if by_sample else reduction, **options)
@@ -125,7 +155,14 @@ def cosine_embedding_loss(
 ) -> torch.Tensor:
     """Compute ``F.cosine_embedding_loss`` of (N, D), or of (D,) with a target without dimensions.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input1, input2, target, margin, size_average, reduce, reduction
+        As in ``F.cosine_embedding_loss``.
+
+    Returns
+    -------
+    Tensor
     """
     _check_old_options(F.cosine_embedding_loss, size_average, reduce)
     result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
@@ -135,8 +172,8 @@ def cosine_embedding_loss(
     first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
     cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
     zero = torch.zeros_like(cosine)
-    alike = torch.where(target == 1, 1 - cosine, zero)
-    return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
+    positive = torch.where(target == 1, 1 - cosine, zero)
+    return _reduce(positive + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
 
 
 @implements(F.triplet_margin_loss, tensors="anchor positive negative")
@@ -154,7 +191,14 @@ def triplet_margin_loss(
 ) -> torch.Tensor:
     """Compute ``F.triplet_margin_loss`` by ``F.triplet_margin_with_distance_loss``, which torch writes in Python.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    anchor, positive, negative, margin, p, eps, swap, size_average, reduce, reduction
+        As in ``F.triplet_margin_loss``.
+
+    Returns
+    -------
+    Tensor
     """
     _check_old_options(F.triplet_margin_loss, size_average, reduce)
     distance = partial(F.pairwise_distance, p=p, eps=eps)
@@ -179,7 +223,16 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Compute ``F.cross_entropy`` of logits (N, C, ...) and class indices (N, ...) or probabilities (N, C, ...).
 
-    Split classes are gathered. Parameters as in torch.
+    Split classes are gathered.
+
+    Parameters
+    ----------
+    input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        As in ``F.cross_entropy``.
+
+    Returns
+    -------
+    Tensor
     """
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
@@ -197,7 +250,16 @@ def nll_loss(
 ) -> torch.Tensor:
     """Compute ``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...).
 
-    Split classes are gathered. Parameters as in torch.
+    Split classes are gathered.
+
+    Parameters
+    ----------
+    input, target, weight, size_average, ignore_index, reduce, reduction
+        As in ``F.nll_loss``.
+
+    Returns
+    -------
+    Tensor
     """
     return _class_loss(
         F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index}
@@ -229,16 +291,18 @@ def _class_loss(
     if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
         axes = target.dist.axes
         logits = logits.redistribute(target.dist.with_axes([axes[0], None, *axes[1:]] if indices else axes))
-    logits = as_cast_for(logits.replicated([1]), lambda block: function(block, block[:, 0].long()), 1, 1)
-    kept = [a for d, a in enumerate(logits.dist.axes) if d != 1]
-    wanted = logits.dist.with_axes(kept if indices else logits.dist.axes)
-    labels = as_distributed(target, grid).redistribute(wanted).local
+    logits = to_probed_dtype(logits.replicated([1]), lambda block: function(block, block[:, 0].long()), 1, 1)
+    sample_axes = [a for d, a in enumerate(logits.dist.axes) if d != 1]
+    target_dist = logits.dist.with_axes(sample_axes if indices else logits.dist.axes)
+    labels = as_distributed(target, grid).redistribute(target_dist).local
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
     if indices:
-        check_within(labels, input.shape[1], grid, partial(_no_label, input.shape[1]), options["ignore_index"])
-    losses = _local_losses(function, logits.local, labels, class_weight, options)
+        check_indices(labels, input.shape[1], grid, partial(_label_error, input.shape[1]), options["ignore_index"])
+    local_losses = partial(function, weight=class_weight, reduction="none", **options)
+    local_shape = (*logits.local.shape[:1], *logits.local.shape[2:])
+    losses = run_like_other_ranks(local_losses, local_shape, logits.local, labels)
     if reduction == "none":
-        return DistTensor(losses, logits.dist.with_axes(kept), shape)
+        return DistTensor(losses, logits.dist.with_axes(sample_axes), shape)
     # In half precision both the sum and the count could overflow or be rounded.
     wide = torch.promote_types(losses.dtype, torch.float32)
     divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
@@ -247,20 +311,9 @@ def _class_loss(
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
 
 
-def _no_label(classes: int, wrong: int) -> LabelError:
+def _label_error(classes: int, label: int) -> LabelError:
     """Return the error for a label that is not a class."""
-    return LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
-
-
-def _local_losses(
-    function: Callable[..., torch.Tensor],
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    weight: torch.Tensor | None,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    shape = (*logits.shape[:1], *logits.shape[2:])
-    return run_like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
+    return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
 def _divisor(
@@ -275,7 +328,7 @@ def _divisor(
     return weight[labels.where(valid, 0)].where(valid, 0).sum()
 
 
-# -- losses of whole samples ------------------------------------------------------------------------------------------
+# -- losses with one value for each sample ----------------------------------------------------------------------------
 
 
 def _margin_loss(
@@ -286,17 +339,18 @@ def _margin_loss(
     reduction = named.pop("reduction", "mean")
     shape = result_shape(function, input, target, *args, reduction="none", **named)
     if args or input.dim() != 2:
-        raise NoRule(f"{function.__name__} of one sample, or with options by position: pass a batch, and name them")
-    x = as_distributed(input, _grid(input, target)).replicated([1])
+        raise NoRule(
+            f"{function.__name__} of one sample, or with positional options, has no distributed rule: pass a batch, "
+            "and options by name"
+        )
+    x = as_distributed(input, first_grid(input, target)).replicated([1])
     dist = x.dist.with_axes(x.dist.axes[:1])
     labels = as_distributed(target, x.grid).redistribute(dist.with_axes((*dist.axes, *(None,) * (target.dim() - 1))))
-    options = {name: whole_over(v, dist) if isinstance(v, torch.Tensor) else v for name, v in named.items()}
+    options = {name: replicate_parameter(v, dist) if isinstance(v, torch.Tensor) else v for name, v in named.items()}
     losses = partial(run_like_other_ranks, partial(function, reduction="none", **options), dist.local_shape(shape))
-    return _reduced(DistTensor(decided_together(x.grid, losses, x.local, labels.local), dist, shape), reduction)
-
-
-def _grid(*tensors: Any) -> ProcessGrid:
-    return next(t.grid for t in tensors if isinstance(t, DistTensor))
+    return _reduce(
+        DistTensor(call_or_raise_on_all_ranks(x.grid, losses, x.local, labels.local), dist, shape), reduction
+    )
 
 
 for _of_classes in (F.multi_margin_loss, F.multilabel_margin_loss):
@@ -315,7 +369,14 @@ def ctc_loss(
 ) -> torch.Tensor:
     """Compute ``F.ctc_loss`` of log probabilities (T, N, C) and targets (N, S), split over samples.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        As in ``F.ctc_loss``.
+
+    Returns
+    -------
+    Tensor
 
     Raises
     ------
@@ -323,8 +384,12 @@ def ctc_loss(
         For one sample, and for concatenated targets.
     """
     if log_probs.dim() != 3 or targets.dim() != 2:
-        raise NoRule("F.ctc_loss of one sample, or of targets one behind the other: pad the targets to (N, S)")
-    x = transposed(as_distributed(log_probs, _grid(log_probs, targets, input_lengths, target_lengths)), [0, 2])
+        raise NoRule(
+            "F.ctc_loss of one sample, or of concatenated targets, has no distributed rule: pad the targets to (N, S)"
+        )
+    x = all_to_all_transpose(
+        as_distributed(log_probs, first_grid(log_probs, targets, input_lengths, target_lengths)), [0, 2]
+    )
     samples = x.shape[1]
     dist = x.dist.with_axes((x.dist.axes[1],))
     labels = as_distributed(targets, x.grid).redistribute(dist.with_axes((*dist.axes, None))).local
@@ -340,21 +405,21 @@ def ctc_loss(
             F.ctc_loss(one, pad_to_minimum_shape(labels, (1, 1)), none + len(one), none, blank, "none"), (0,)
         )
 
-    result: torch.Tensor = DistTensor(decided_together(x.grid, losses), dist, torch.Size((samples,)))
-    return _reduced(result / lengths[1].clamp(min=1) if reduction == "mean" else result, reduction)
+    result: torch.Tensor = DistTensor(call_or_raise_on_all_ranks(x.grid, losses), dist, torch.Size((samples,)))
+    return _reduce(result / lengths[1].clamp(min=1) if reduction == "mean" else result, reduction)
 
 
-def _lengths(given: Any, dist: Distribution, samples: int) -> DistTensor:
+def _lengths(lengths: Any, dist: Distribution, samples: int) -> DistTensor:
     """Return the lengths of the samples, distributed as the samples are."""
-    lengths = given if isinstance(given, torch.Tensor) else torch.tensor(given)
-    if lengths.shape != (samples,):
-        raise NoRule(f"F.ctc_loss of {samples} samples with lengths {tuple(lengths.shape)}: pass one for each")
-    return as_distributed(lengths.long(), dist.grid).redistribute(dist)
+    values = lengths if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)
+    if values.shape != (samples,):
+        raise NoRule(f"F.ctc_loss of {samples} samples with lengths {tuple(values.shape)}: pass one for each sample")
+    return as_distributed(values.long(), dist.grid).redistribute(dist)
 
 
-# -- torch's other names for them, with a number for the reduction ----------------------------------------------------
+# -- functions of torch that encode the reduction as a number ---------------------------------------------------------
 
-_NUMBERED = {
+_NUMBERED_REDUCTIONS = {
     "kl_div": "input target reduction log_target",
     "binary_cross_entropy_with_logits": "input target weight pos_weight reduction",
     "hinge_embedding_loss": "input target margin reduction",
@@ -365,14 +430,16 @@ _NUMBERED = {
 """Functions of ``torch`` that encode the reduction as a number, with their arguments in order."""
 
 
-def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named: Any) -> torch.Tensor:
+def _call_with_numbered_reduction(
+    loss: Callable[..., torch.Tensor], names: str, *args: Any, **named: Any
+) -> torch.Tensor:
     """Call ``loss`` of ``torch.nn.functional`` with the arguments of the function of the same name in ``torch``.
 
     Its default reduction is 0 (none): Python's argument parser does not apply the default of the schema.
     """
-    given = dict(zip(names.split(), args, strict=False)) | named
-    return _reduced(loss(**given | {"reduction": "none"}), ("none", "mean", "sum")[given.get("reduction", 0)])
+    options = dict(zip(names.split(), args, strict=False)) | named
+    return _reduce(loss(**options | {"reduction": "none"}), ("none", "mean", "sum")[options.get("reduction", 0)])
 
 
-for _name, _names in _NUMBERED.items():
-    implements(getattr(torch, _name), tensors=None)(partial(_numbered, getattr(F, _name), _names))
+for _name, _names in _NUMBERED_REDUCTIONS.items():
+    implements(getattr(torch, _name), tensors=None)(partial(_call_with_numbered_reduction, getattr(F, _name), _names))

@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.common.alignment import as_distributed, balanced_input, result_shape
+from distconv.layers.common.alignment import as_distributed, redistribute_balanced, result_shape
 from distconv.layers.common.empty_blocks import (
     connected_zeros,
     pad_to_minimum_shape,
     run_like_other_ranks,
-    whole_along,
+    run_with_gathered_dims,
 )
-from distconv.layers.common.input_windows import needed_block, spatial_box, spread
-from distconv.layers.common.value_check import check_within
+from distconv.layers.common.input_windows import gather_needed_input, spatial_box, to_tuple
+from distconv.layers.common.value_check import check_indices
 from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]
-Indexed = tuple[DistTensor, DistTensor]
+MaximaAndIndices = tuple[DistTensor, DistTensor]
 """The largest values, and the index of each in the flattened global space of its sample and channel."""
 
 _WITH_INDICES: dict[int, Callable[..., Any]] = {
@@ -42,7 +42,7 @@ _AVERAGE: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_po
 _UNPOOL: dict[int, Callable[..., torch.Tensor]] = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 
 
-def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
+def accept_unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator that also takes x (C, [D, [H,]] W) without a sample dimension.
 
     Parameters
@@ -84,22 +84,22 @@ class _Pooling(NamedTuple):
         """Shape of this rank's block of the result."""
         return self.x.dist.local_shape(self.out_shape)
 
-    def windows(self) -> torch.Tensor:
+    def pool_input(self) -> torch.Tensor:
         """Return the input to pool; on a rank without outputs it is padded to one window."""
         if 0 not in self.local_shape:
             return self.block
         return pad_to_minimum_shape(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
 
-    def of(self, y: torch.Tensor) -> torch.Tensor:
+    def crop_outputs(self, y: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs; none of those of the padded window."""
         return connected_zeros(y, self.local_shape) if 0 in self.local_shape else y
 
-    def result(self, y: torch.Tensor) -> DistTensor:
+    def wrap(self, y: torch.Tensor) -> DistTensor:
         """Return the DistTensor whose block on this rank is ``y``."""
         return DistTensor(y, self.x.dist, self.out_shape)
 
 
-def lowest(dtype: torch.dtype) -> float:
+def lowest_value(dtype: torch.dtype) -> float:
     """Return the smallest value of a dtype, which never wins a maximum.
 
     Parameters
@@ -115,7 +115,7 @@ def lowest(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def _prepared(
+def _prepare(
     count: int,
     input: DistTensor,
     kernel_size: Size,
@@ -127,14 +127,14 @@ def _prepared(
     """Gather the input of this rank's outputs. Collective."""
     stride = kernel_size if stride is None or stride in ((), []) else stride
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
-    x = balanced_input(input)
+    x = redistribute_balanced(input)
     geometry = Geometry(
-        spread(kernel_size, count), spread(stride, count), spread(padding, count), spread(dilation, count)
+        to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), to_tuple(dilation, count)
     )
-    return _Pooling(needed_block(x, out_shape, geometry, lowest(x.dtype)), geometry, x, out_shape)
+    return _Pooling(gather_needed_input(x, out_shape, geometry, lowest_value(x.dtype)), geometry, x, out_shape)
 
 
-@unbatched
+@accept_unbatched
 def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
     """Compute ``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
 
@@ -153,15 +153,17 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
     """
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
-    work = _prepared(count, input, *args, **kwargs)
-    geometry = work.geometry
-    return work.result(work.of(_MAX[count](work.windows(), geometry.kernel, geometry.stride, 0, geometry.dilation)))
+    pooling = _prepare(count, input, *args, **kwargs)
+    geometry = pooling.geometry
+    return pooling.wrap(
+        pooling.crop_outputs(_MAX[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation))
+    )
 
 
-@unbatched
+@accept_unbatched
 def max_pool_with_indices(
     count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
-) -> Indexed:
+) -> MaximaAndIndices:
     """Compute ``F.max_pool1d_with_indices``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W).
 
     Parameters
@@ -179,28 +181,28 @@ def max_pool_with_indices(
     tuple of DistTensor
         The largest values, and their indices (int64) in the flattened global space of each sample and channel.
     """
-    work = _prepared(count, input, *args, **kwargs)
-    geometry = work.geometry
-    y, at = _WITH_INDICES[count](work.windows(), geometry.kernel, geometry.stride, 0, geometry.dilation)
-    return work.result(work.of(y)), work.result(_globally(work.of(at), work))
+    pooling = _prepare(count, input, *args, **kwargs)
+    geometry = pooling.geometry
+    y, at = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
+    return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(_to_global_indices(pooling.crop_outputs(at), pooling))
 
 
-def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
+def _to_global_indices(at: torch.Tensor, pooling: _Pooling) -> torch.Tensor:
     """Return flat indices into the global space, given flat indices into the padded block."""
     indices = torch.zeros_like(at)
     volume = 1
-    for dim in reversed(range(len(work.geometry.kernel))):
-        extent, out = max(1, work.block.shape[dim + 2]), spatial_box(work.x.dist, work.out_shape)[dim]
-        index = at % extent + work.geometry.needed(dim, out)[0]
+    for dim in reversed(range(len(pooling.geometry.kernel))):
+        extent, out = max(1, pooling.block.shape[dim + 2]), spatial_box(pooling.x.dist, pooling.out_shape)[dim]
+        index = at % extent + pooling.geometry.needed(dim, out)[0]
         # If all elements are -inf, torch returns the index of the first element that is not padding.
-        index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
+        index = torch.where(index < 0, index % pooling.geometry.dilation[dim], index)
         at = at // extent
         indices += volume * index
-        volume *= work.x.shape[dim + 2]
+        volume *= pooling.x.shape[dim + 2]
     return indices
 
 
-@unbatched
+@accept_unbatched
 def avg_pool(
     count: int,
     input: DistTensor,
@@ -230,23 +232,27 @@ def avg_pool(
     stride = kernel_size if stride is None or stride in ((), []) else stride
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
-    given = (kernel_size, stride, padding, ceil_mode, count_include_pad)
-    out_shape = result_shape(pool, input, *given, **options)
+    window = (kernel_size, stride, padding, ceil_mode, count_include_pad)
+    out_shape = result_shape(pool, input, *window, **options)
     if not input.is_floating_point():  # torch divides integers as integers
-        return whole_along(lambda block: pool(block, *given, **options), input, range(2, input.dim()), out_shape)
-    x = balanced_input(input)
-    geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
-    work = _Pooling(needed_block(x, out_shape, geometry), geometry, x, out_shape)
-    y = work.of(pool(work.windows(), geometry.kernel, geometry.stride, 0))
+        return run_with_gathered_dims(
+            lambda block: pool(block, *window, **options), input, range(2, input.dim()), out_shape
+        )
+    x = redistribute_balanced(input)
+    geometry = Geometry(to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), (1,) * count)
+    pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape)
+    y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, 0))
     if divisor_override is not None:
         y = y * (math.prod(geometry.kernel) / divisor_override)
     elif ceil_mode or any(geometry.padding):
         out = spatial_box(x.dist, out_shape)
-        y = y * _correction(geometry, out, x.shape[2:], count_include_pad).to(y)
+        y = y * _divisor_correction(geometry, out, x.shape[2:], count_include_pad).to(y)
     return DistTensor(y, x.dist, out_shape)
 
 
-def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int], include_pad: bool) -> torch.Tensor:
+def _divisor_correction(
+    geometry: Geometry, out: Sequence[Range], extents: Sequence[int], include_pad: bool
+) -> torch.Tensor:
     """Return, for each output in ``out``, the window's volume divided by the number by which torch divides."""
     correction = torch.ones((), dtype=torch.float64)
     for dim, ((o0, o1), extent) in enumerate(zip(out, extents, strict=True)):
@@ -277,32 +283,38 @@ def _max_unpool(
     gathered = target.replicate(range(2, count + 2))
     values, at = (as_distributed(t, input.grid).redistribute(gathered) for t in (input, indices))
     volume = math.prod(out_shape[2:])
-    text = f"max unpooling: found an invalid max index: {{}} (output volumes are of {volume})"
-    check_within(at.local, volume, at.grid, lambda wrong: ShapeError(text.format(wrong)))
+    message = f"max unpooling: found an invalid max index: {{}} (output volumes are of {volume})"
+    check_indices(at.local, volume, at.grid, lambda index: ShapeError(message.format(index)))
     unpooled = partial(unpool, kernel_size=kernel_size, stride=stride, padding=padding, output_size=size)
     y = run_like_other_ranks(unpooled, gathered.local_shape(out_shape), values.local, at.local)
     return DistTensor(y, gathered, out_shape).redistribute(target)
 
 
-def _fractional(*args: Any, **kwargs: Any) -> None:
+def _raise_fractional(*args: Any, **kwargs: Any) -> None:
     """Raise NoRule for fractional max pooling."""
     raise NoRule(
-        "fractional max pooling draws its windows at random for each sample and channel; apply it to the gathered "
-        "tensor and scatter the result (dc.scatter(F.fractional_max_pool2d(dc.gather(x), ...), x.dist)), or use "
-        "adaptive max pooling"
+        "fractional max pooling has no distributed rule, because it draws random windows for each sample and channel; "
+        "apply it to the gathered tensor and scatter the result "
+        "(dc.scatter(F.fractional_max_pool2d(dc.gather(x), ...), x.dist)), or use adaptive max pooling"
     )
 
 
-for _d in (1, 2, 3):
-    for _name, _rule in (
-        ("max_pool", max_pool),
-        ("max_pool_with_indices", max_pool_with_indices),
-        ("avg_pool", avg_pool),
-        ("fractional_max_pool", _fractional),
-        ("fractional_max_pool_with_indices", _fractional),
-    ):
-        _stem, _with, _tail = _name.partition("_with")
-        _known = f"{_stem}{_d}d{_with}{_tail}"
-        implements(*(getattr(h, _known) for h in (F, torch, torch._C._nn) if hasattr(h, _known)))(partial(_rule, _d))
+# -- registration -----------------------------------------------------------------------------------------------------
+
+
+def _register(name: str, operator: Callable[..., Any], count: int) -> None:
+    """Register ``operator`` for the functions called ``name``, of ``count`` spatial dimensions."""
+    functions = [getattr(module, name) for module in (F, torch, torch._C._nn) if hasattr(module, name)]
+    implements(*functions)(partial(operator, count))
+
+
+for _count in (1, 2, 3):
+    _register(f"max_pool{_count}d", max_pool, _count)
+    _register(f"max_pool{_count}d_with_indices", max_pool_with_indices, _count)
+    _register(f"avg_pool{_count}d", avg_pool, _count)
     # Not torch._C._nn's functions of the same name, whose third argument is the output size.
-    implements(getattr(F, f"max_unpool{_d}d"), tensors="input indices")(partial(_max_unpool, _d))
+    implements(getattr(F, f"max_unpool{_count}d"), tensors="input indices")(partial(_max_unpool, _count))
+
+for _count in (2, 3):
+    _register(f"fractional_max_pool{_count}d", _raise_fractional, _count)
+    _register(f"fractional_max_pool{_count}d_with_indices", _raise_fractional, _count)

@@ -17,7 +17,7 @@ import torch
 from distconv.kernels.recurrence import backpropagate_steps
 from distconv.kernels.scan import backpropagate
 
-from .cells import CellWeights, Factors, RecurrentCell
+from .cells import CellWeights, RecurrentCell, StepDerivatives
 from .methods import Method
 
 SWEEP_BYTES = 1 << 22
@@ -35,7 +35,7 @@ class ForwardSteps:
     weights: CellWeights
     x: torch.Tensor
     """Inputs (T, B, I)."""
-    entry: torch.Tensor
+    entry_state: torch.Tensor
     """State before the first step (B, H)."""
     states: torch.Tensor
     """States after each step (T, B, H)."""
@@ -59,15 +59,15 @@ class ForwardSteps:
         for stop in range(count, 0, -size):
             yield slice(max(0, stop - size), stop)
 
-    def before(self, block: slice) -> torch.Tensor:
+    def states_before(self, block: slice) -> torch.Tensor:
         """Return the states before each step of ``block``."""
         if block.start:
             return self.states[block.start - 1 : block.stop - 1]
-        return torch.cat([self.entry[None], self.states[: block.stop - 1]])
+        return torch.cat([self.entry_state[None], self.states[: block.stop - 1]])
 
-    def factors(self, block: slice) -> Factors:
+    def factors(self, block: slice) -> StepDerivatives:
         """Return the derivatives of the steps of ``block``."""
-        return self.cell.derivatives(self.x[block], self.before(block), self.states[block], self.weights)
+        return self.cell.derivatives(self.x[block], self.states_before(block), self.states[block], self.weights)
 
 
 @dataclass
@@ -77,15 +77,15 @@ class RecurrentGradients:
     steps: ForwardSteps
     carry: torch.Tensor
     """Gradient of the state before the processed blocks, (B, H)."""
-    of_input: torch.Tensor | None
+    input_gradient: torch.Tensor | None
     """Gradient of the inputs, (T, B, I); None if it is not needed."""
-    of_weights: list[torch.Tensor] = field(default_factory=list)
+    weight_gradients: list[torch.Tensor] = field(default_factory=list)
     """Gradients of the weights in torch's order: input, hidden, and their biases."""
 
     def __post_init__(self) -> None:
         weights = self.steps.weights
-        given = (weights.input, weights.hidden, weights.input_bias, weights.hidden_bias)
-        self.of_weights = [torch.zeros_like(weight) for weight in given if weight is not None]
+        parameters = (weights.input, weights.hidden, weights.input_bias, weights.hidden_bias)
+        self.weight_gradients = [torch.zeros_like(weight) for weight in parameters if weight is not None]
 
     def add(self, block: slice, sources: torch.Tensor, method: Method) -> None:
         """Process the block before those that are processed.
@@ -98,20 +98,25 @@ class RecurrentGradients:
         method : Method
         """
         factors = self.steps.factors(block)
-        by_state, self.carry = _gone_back(self.carry, sources, factors, self.steps.weights.hidden, method)
+        by_state, self.carry = _backpropagate_block(self.carry, sources, factors, self.steps.weights.hidden, method)
         hidden = (by_state[:, :, None] * factors.hidden).flatten(0, 1).flatten(1)
         same = factors.input is factors.hidden
         input = hidden if same else (by_state[:, :, None] * factors.input).flatten(0, 1).flatten(1)
-        self.of_weights[0].addmm_(input.T, self.steps.x[block].flatten(0, 1))
-        self.of_weights[1].addmm_(hidden.T, self.steps.before(block).flatten(0, 1))
-        for total, gates in zip(self.of_weights[2:], (input, hidden), strict=False):
+        self.weight_gradients[0].addmm_(input.T, self.steps.x[block].flatten(0, 1))
+        self.weight_gradients[1].addmm_(hidden.T, self.steps.states_before(block).flatten(0, 1))
+        for total, gates in zip(self.weight_gradients[2:], (input, hidden), strict=False):
             total.add_(gates.sum(0))
-        if self.of_input is not None:
-            torch.mm(input, self.steps.weights.input, out=self.of_input[block].flatten(0, 1))
+        if self.input_gradient is not None:
+            torch.mm(input, self.steps.weights.input, out=self.input_gradient[block].flatten(0, 1))
 
 
-def gradients(
-    steps: ForwardSteps, sources: torch.Tensor, carry: torch.Tensor, method: Method, *, of_input: bool = True
+def compute_gradients(
+    steps: ForwardSteps,
+    sources: torch.Tensor,
+    carry: torch.Tensor,
+    method: Method,
+    *,
+    needs_input_gradient: bool = True,
 ) -> RecurrentGradients:
     """Return the gradients of a layer on this rank.
 
@@ -123,33 +128,33 @@ def gradients(
     carry : Tensor
         Gradient of the last state from later steps (B, H).
     method : Method
-    of_input : bool
+    needs_input_gradient : bool
         True to compute the gradient of the inputs. Otherwise it is None.
 
     Returns
     -------
     RecurrentGradients
     """
-    result = RecurrentGradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
+    result = RecurrentGradients(steps, carry, torch.empty_like(steps.x).contiguous() if needs_input_gradient else None)
     for block in steps.blocks(scans=method.scans):
         result.add(block, sources[block], method)
     return result
 
 
-def _gone_back(
-    carry: torch.Tensor, sources: torch.Tensor, factors: Factors, weight: torch.Tensor, method: Method
+def _backpropagate_block(
+    carry: torch.Tensor, sources: torch.Tensor, factors: StepDerivatives, weight: torch.Tensor, method: Method
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of the states (T, B, H), and of the state before them (B, H)."""
     if not (method.scans and carry.numel()):
         return backpropagate_steps(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
     name: Literal["truncated", "blelloch"] = "truncated" if method is Method.TRUNCATED else "blelloch"
-    reached = backpropagate(carry, jacobians, name, sources=applied(jacobians, sources))
+    reached = backpropagate(carry, jacobians, name, sources=apply_jacobians(jacobians, sources))
     by_state = sources + torch.cat([carry[None], reached[:-1]])
     return by_state.flip(0), reached[-1]
 
 
-def applied(jacobians: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+def apply_jacobians(jacobians: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """Return the product of each matrix with its vector.
 
     Parameters
@@ -167,7 +172,7 @@ def applied(jacobians: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     return torch.matmul(jacobians, vectors[..., None])[..., 0]
 
 
-def product(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def compose_steps(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the map from the gradient v after the last step to the gradient J v + s before the first step.
 
     Neighbouring maps are multiplied, then their products, as in the up-sweep of Algorithm 1.
@@ -185,16 +190,16 @@ def product(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Tensor, t
     tuple of Tensor
         J (B, H, H) and s (B, H).
     """
-    batch, width = steps.entry.shape
+    batch, width = steps.entry_state.shape
     matrix = torch.eye(width, dtype=sources.dtype, device=sources.device).repeat(batch, 1, 1)
     shift = sources.new_zeros(batch, width)
     for block in steps.blocks(scans=True):
         matrices = steps.factors(block).reversed().jacobians(steps.weights.hidden)
-        shifts = applied(matrices, sources[block].flip(0))
+        shifts = apply_jacobians(matrices, sources[block].flip(0))
         while len(matrices) > 1:
-            whole = len(matrices) // 2 * 2
-            later, rest = matrices[1:whole:2], matrices[whole:]
-            shifts = torch.cat([shifts[1:whole:2] + applied(later, shifts[:whole:2]), shifts[whole:]])
-            matrices = torch.cat([later @ matrices[:whole:2], rest])
-        matrix, shift = matrices[0] @ matrix, shifts[0] + applied(matrices[0], shift)
+            paired = len(matrices) // 2 * 2
+            later, rest = matrices[1:paired:2], matrices[paired:]
+            shifts = torch.cat([shifts[1:paired:2] + apply_jacobians(later, shifts[:paired:2]), shifts[paired:]])
+            matrices = torch.cat([later @ matrices[:paired:2], rest])
+        matrix, shift = matrices[0] @ matrix, shifts[0] + apply_jacobians(matrices[0], shift)
     return matrix, shift

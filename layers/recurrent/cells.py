@@ -32,7 +32,7 @@ class CellWeights:
 
 
 @dataclass(frozen=True)
-class Factors:
+class StepDerivatives:
     """Derivatives of states h' (T, B, H) by the intermediate results of their steps, for G gates."""
 
     hidden: torch.Tensor
@@ -66,11 +66,11 @@ class Factors:
             jacobians.diagonal(dim1=-2, dim2=-1).add_(self.direct)
         return jacobians
 
-    def reversed(self) -> Factors:
+    def reversed(self) -> StepDerivatives:
         """Return the derivatives of the same steps in reverse order."""
         hidden = self.hidden.flip(0)
         same = self.input is self.hidden
-        return Factors(
+        return StepDerivatives(
             hidden, hidden if same else self.input.flip(0), None if self.direct is None else self.direct.flip(0)
         )
 
@@ -83,7 +83,7 @@ class RecurrentCell:
     """The function of torch that computes the layer."""
     gates: int
     """Number of gates G."""
-    derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CellWeights], Factors]
+    derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CellWeights], StepDerivatives]
     """Returns the derivatives of steps, given inputs (T, B, I), states before and after each step, and the weights."""
 
     def states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -108,46 +108,52 @@ class RecurrentCell:
         with warnings.catch_warnings():
             # The weights of one layer lie among those of other layers, about which torch warns.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            y: torch.Tensor = self.function(x, start[None].contiguous(), [*map(_apart, weights)], *options)[0]
+            y: torch.Tensor = self.function(x, start[None].contiguous(), [*map(_with_own_memory, weights)], *options)[0]
         return y
 
 
-def _apart(weight: torch.Tensor) -> torch.Tensor:
+def _with_own_memory(weight: torch.Tensor) -> torch.Tensor:
     """Return ``weight`` in its own memory on a GPU, where cuDNN copies it anyway.
 
     For one layer's weights without biases that share memory with the weights of other layers, torch's function would
     use those of the first layer.
     """
-    shares = weight.is_cuda and weight.untyped_storage().nbytes() > weight.nbytes
-    return weight.clone() if shares else weight
+    shares_memory = weight.is_cuda and weight.untyped_storage().nbytes() > weight.nbytes
+    return weight.clone() if shares_memory else weight
 
 
-def _tanh(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
+def _tanh_derivatives(
+    x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights
+) -> StepDerivatives:
     slope = torch.addcmul(torch.ones_like(after), after, after, value=-1)[:, :, None]
-    return Factors(slope, slope)
+    return StepDerivatives(slope, slope)
 
 
-def _relu(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
+def _relu_derivatives(
+    x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights
+) -> StepDerivatives:
     slope = (after > 0).to(after.dtype)[:, :, None]
-    return Factors(slope, slope)
+    return StepDerivatives(slope, slope)
 
 
-def _gru(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights) -> Factors:
-    entering = F.linear(x, weights.input, weights.input_bias).unflatten(2, (3, -1))
-    recurrent = F.linear(before, weights.hidden, weights.hidden_bias).unflatten(2, (3, -1))
-    r, z = (entering[:, :, :2] + recurrent[:, :, :2]).sigmoid_().unbind(2)
-    m = recurrent[:, :, 2]
-    n = torch.addcmul(entering[:, :, 2], r, m).tanh_()
+def _gru_derivatives(
+    x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights
+) -> StepDerivatives:
+    from_input = F.linear(x, weights.input, weights.input_bias).unflatten(2, (3, -1))
+    from_hidden = F.linear(before, weights.hidden, weights.hidden_bias).unflatten(2, (3, -1))
+    r, z = (from_input[:, :, :2] + from_hidden[:, :, :2]).sigmoid_().unbind(2)
+    m = from_hidden[:, :, 2]
+    n = torch.addcmul(from_input[:, :, 2], r, m).tanh_()
     by_n = (1 - z) * (1 - n * n)  # j7 * j6
     by_z = (before - n) * z * (1 - z)  # j10 * j9
     by_r = by_n * m * r * (1 - r)  # j3 * j2
     input = torch.stack([by_r, by_z, by_n], 2)
-    return Factors(torch.stack([by_r, by_z, by_n * r], 2), input, z)
+    return StepDerivatives(torch.stack([by_r, by_z, by_n * r], 2), input, z)
 
 
 CELLS = {
-    "rnn_tanh": RecurrentCell(torch.rnn_tanh, 1, _tanh),
-    "rnn_relu": RecurrentCell(torch.rnn_relu, 1, _relu),
-    "gru": RecurrentCell(torch.gru, 3, _gru),
+    "rnn_tanh": RecurrentCell(torch.rnn_tanh, 1, _tanh_derivatives),
+    "rnn_relu": RecurrentCell(torch.rnn_relu, 1, _relu_derivatives),
+    "gru": RecurrentCell(torch.gru, 3, _gru_derivatives),
 }
 """Cells by the names of torch's functions."""

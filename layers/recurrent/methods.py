@@ -36,7 +36,7 @@ class Method(Enum):
         return self in (Method.BLELLOCH, Method.TRUNCATED)
 
 
-def method_named(name: str) -> Method:
+def parse_method(name: str) -> Method:
     """Return the method with a name.
 
     Parameters
@@ -56,7 +56,7 @@ def method_named(name: str) -> Method:
         return Method(name)
     except ValueError:
         names = ", ".join(repr(method.value) for method in Method)
-        raise UnsupportedOperation(f"method={name!r}: a recurrent layer goes back by one of {names}") from None
+        raise UnsupportedOperation(f"method={name!r}: no such method. Choose one of {names}.") from None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BackwardSpeed:
 
     step_s: float
     """Time of a step by separate calls, in seconds."""
-    alone_s: float
+    single_rank_step_s: float
     """Time of a step on one rank, where torch may compute it (cuDNN on a GPU), in seconds."""
     call_s: float
     """Time of a call on one level of a scan, in seconds."""
@@ -76,8 +76,8 @@ class BackwardSpeed:
 SPEEDS = {"cpu": BackwardSpeed(8e-6, 8e-6, 10e-6, 10e9), "cuda": BackwardSpeed(20e-6, 0.7e-6, 90e-6, 5e12)}
 """Speeds by device type.
 
-For a CPU measured on one core of a small machine. For a GPU, ``alone_s`` and ``call_s`` are fitted to backward passes
-on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
+For a CPU measured on one core of a small machine. For a GPU, ``single_rank_step_s`` and ``call_s`` are fitted to
+backward passes on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
 """
 
 
@@ -106,7 +106,7 @@ class BackwardPrediction:
     scan_s: float
 
 
-def predict(problem: BackwardProblem) -> BackwardPrediction:
+def predict_times(problem: BackwardProblem) -> BackwardPrediction:
     """Predict the time of the backward pass without a compiled loop.
 
     In the sequential method ranks wait for one another. A scan forms and multiplies matrices, but on all ranks at once.
@@ -121,7 +121,7 @@ def predict(problem: BackwardProblem) -> BackwardPrediction:
     """
     speed = SPEEDS["cuda" if problem.device.type == "cuda" else "cpu"]
     vector = 2 * problem.batch * problem.width**2
-    step_s = speed.alone_s if problem.ranks == 1 else speed.step_s
+    step_s = speed.single_rank_step_s if problem.ranks == 1 else speed.step_s
     sequential = problem.steps * problem.ranks * (step_s + problem.gates * vector / speed.flops_per_s)
     levels = max(1, problem.steps - 1).bit_length() + (problem.ranks - 1).bit_length()
     # Forming a Jacobian is a pass over its gates; the up-sweep has a product of matrices for each step.
@@ -129,7 +129,7 @@ def predict(problem: BackwardProblem) -> BackwardPrediction:
     return BackwardPrediction(sequential, 4 * levels * speed.call_s + work / speed.flops_per_s)
 
 
-def fastest(problem: BackwardProblem) -> Method:
+def fastest_method(problem: BackwardProblem) -> Method:
     """Return the method that is predicted to be the fastest.
 
     A compiled loop has no overhead of calls, and a scan does more arithmetic. So the loop is faster unless there are at
@@ -143,7 +143,7 @@ def fastest(problem: BackwardProblem) -> Method:
     -------
     Method
     """
-    prediction = predict(problem)
+    prediction = predict_times(problem)
     if is_compiled(problem.device, problem.dtype, problem.width):
         return Method.SEQUENTIAL if problem.ranks < 2 * problem.width else Method.BLELLOCH
     if prediction.scan_s < prediction.sequential_s:

@@ -10,11 +10,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .cells import CELLS
-from .methods import Method, method_named
-from .stack import called
+from .methods import Method, parse_method
+from .stack import run_recurrent
 
 
-class _Through(TorchFunctionMode):
+class _BackwardMethodMode(TorchFunctionMode):
     """A mode in which torch's recurrent functions use ``method`` in backward.
 
     So torch's modules run with all of their checks.
@@ -32,19 +32,19 @@ class _Through(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         cell = _CELLS.get(func)
-        return func(*args, **(kwargs or {})) if cell is None else called(cell, self.method, *args)
+        return func(*args, **(kwargs or {})) if cell is None else run_recurrent(cell, self.method, *args)
 
 
 _CELLS = {cell.function: cell for cell in CELLS.values()}
 
 
-class _Scanned(nn.RNNBase):
+class _ScanRecurrent(nn.RNNBase):
     """The part that both modules add to torch's modules."""
 
     method: str
 
-    def _go_back_by(self, method: str) -> None:
-        method_named(method)
+    def _set_method(self, method: str) -> None:
+        parse_method(method)
         self.method = method
 
     def forward(self, input: Any, hx: torch.Tensor | None = None) -> Any:
@@ -57,7 +57,7 @@ class _Scanned(nn.RNNBase):
         hx : Tensor, optional
             As in torch.
         """
-        with _Through(method_named(self.method)):
+        with _BackwardMethodMode(parse_method(self.method)):
             return super().forward(input, hx)
 
     def extra_repr(self) -> str:
@@ -65,7 +65,7 @@ class _Scanned(nn.RNNBase):
         return f"{super().extra_repr()}, method={self.method!r}"
 
 
-class ScanRNN(_Scanned, nn.RNN):
+class ScanRNN(_ScanRecurrent, nn.RNN):
     """``nn.RNN`` (tanh or relu) whose backward pass through time uses a given method.
 
     Parameters
@@ -83,10 +83,10 @@ class ScanRNN(_Scanned, nn.RNN):
 
     def __init__(self, *args: Any, method: str = "auto", **options: Any) -> None:
         super().__init__(*args, **options)
-        self._go_back_by(method)
+        self._set_method(method)
 
 
-class ScanGRU(_Scanned, nn.GRU):
+class ScanGRU(_ScanRecurrent, nn.GRU):
     """``nn.GRU`` whose backward pass through time uses a given method.
 
     Parameters
@@ -104,4 +104,4 @@ class ScanGRU(_Scanned, nn.GRU):
 
     def __init__(self, *args: Any, method: str = "auto", **options: Any) -> None:
         super().__init__(*args, **options)
-        self._go_back_by(method)
+        self._set_method(method)

@@ -17,12 +17,12 @@ import torch
 from distconv.communication.collectives import apply
 from distconv.errors import UnsupportedOperation
 
-from .backward import ForwardSteps, RecurrentGradients, gradients, product
+from .backward import ForwardSteps, RecurrentGradients, compose_steps, compute_gradients
 from .cells import CellWeights, RecurrentCell
-from .methods import BackwardProblem, Method, fastest
+from .methods import BackwardProblem, Method, fastest_method
 from .time_ranks import TimeRanks
 
-PART_VALUES = 4096
+MIN_PART_VALUES = 4096
 """Minimum number of values of a state, over the samples of a part. A step of fewer values is not faster."""
 
 
@@ -58,23 +58,35 @@ class Recurrence:
             For torch's backward if the steps are split over ranks.
         """
         if self.method is Method.AUTO:
-            return replace(self, method=fastest(self._problem(x, weights[1], self.ranks)))(x, start, weights)
+            return replace(self, method=fastest_method(self._problem(x, weights[1], self.ranks)))(x, start, weights)
         if self.method is Method.AUTOGRAD:
             if self.ranks is not None:
                 raise UnsupportedOperation(
-                    "method='autograd': torch cannot go back over ranks that share the steps of a sequence; use 'auto'"
+                    "method='autograd': torch's backward pass cannot cross ranks among which the steps are split. "
+                    "Use 'auto'."
                 )
-            return self.cell.states(x, start, weights) if x.shape[1] else _no_samples(x, start, weights)
+            return self.cell.states(x, start, weights) if x.shape[1] else _states_without_samples(x, start, weights)
         if torch.is_autocast_enabled(x.device.type):
             x, start = x.to(weights[0].dtype), start.to(weights[0].dtype)
-        return apply(_Recurrence, self, x, start, *weights)
+        return apply(_RecurrenceFunction, self, x, start, *weights)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(
         self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of this rank's steps (T, B, H), and the state before them (B, H). Collective."""
+        """Return the states of this rank's steps, and the state before them. Collective.
+
+        Parameters
+        ----------
+        x, start, weights
+            As in :meth:`__call__`.
+
+        Returns
+        -------
+        tuple of Tensor
+            (T, B, H) and (B, H).
+        """
         if self.ranks is None:
             return self._states(x, start, weights), start
         entries, outputs, sent = [], [], []
@@ -84,7 +96,7 @@ class Recurrence:
             sent.append(self.ranks.send(self.ranks.later, torch.cat([entries[-1][None], outputs[-1]])[-1]))
         for exchange in sent:
             exchange.wait()
-        return _joined(outputs, 1), _joined(entries, 0)
+        return _concatenate(outputs, 1), _concatenate(entries, 0)
 
     def _states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         if not (x.shape[0] and x.shape[1]):
@@ -95,13 +107,15 @@ class Recurrence:
         """Return slices of the samples, as many as there are ranks unless they would be too small."""
         assert self.ranks is not None
         samples = len(start)
-        count = max(1, min(self.ranks.comm.size, samples, start.numel() // PART_VALUES))
+        count = max(1, min(self.ranks.comm.size, samples, start.numel() // MIN_PART_VALUES))
         edges = [samples * index // count for index in range(count + 1)]
         return [slice(low, high) for low, high in pairwise(edges)]
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, steps: ForwardSteps, sources: torch.Tensor, *, of_input: bool) -> list[RecurrentGradients]:
+    def backward(
+        self, steps: ForwardSteps, sources: torch.Tensor, *, needs_input_gradient: bool
+    ) -> list[RecurrentGradients]:
         """Return the gradients of each part of the samples. Collective if steps are split.
 
         Parameters
@@ -109,47 +123,53 @@ class Recurrence:
         steps : ForwardSteps
         sources : Tensor
             Gradients of the states from outside of the recurrence (T, B, H).
-        of_input : bool
+        needs_input_gradient : bool
             True to compute the gradient of the inputs.
 
         Returns
         -------
         list of RecurrentGradients
         """
-        nothing = torch.zeros_like(steps.entry)
+        zeros = torch.zeros_like(steps.entry_state)
         if self.ranks is None:
-            return [gradients(steps, sources, nothing, self.method, of_input=of_input)]
+            return [compute_gradients(steps, sources, zeros, self.method, needs_input_gradient=needs_input_gradient)]
         if self.method.scans:
-            carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
-            here = fastest(self._problem(steps.x, steps.weights.hidden, None))
+            carry = self.ranks.scan_gradient(*compose_steps(steps, sources)) if len(zeros) else zeros
+            local_method = fastest_method(self._problem(steps.x, steps.weights.hidden, None))
             # torch's backward cannot start from the gradient that the later rank sends.
-            here = self.method if here is Method.AUTOGRAD else here
-            return [gradients(steps, sources, carry, here, of_input=of_input)]
-        shares, sent = [], []
-        for part in self._parts(nothing):
-            own = ForwardSteps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
-            carry = self.ranks.receive(self.ranks.later, nothing[part])
-            shares.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
-            sent.append(self.ranks.send(self.ranks.earlier, shares[-1].carry))
+            local_method = self.method if local_method is Method.AUTOGRAD else local_method
+            return [compute_gradients(steps, sources, carry, local_method, needs_input_gradient=needs_input_gradient)]
+        gradients, sent = [], []
+        for part in self._parts(zeros):
+            part_steps = ForwardSteps(
+                steps.cell, steps.weights, steps.x[:, part], steps.entry_state[part], steps.states[:, part]
+            )
+            carry = self.ranks.receive(self.ranks.later, zeros[part])
+            gradients.append(
+                compute_gradients(
+                    part_steps, sources[:, part], carry, self.method, needs_input_gradient=needs_input_gradient
+                )
+            )
+            sent.append(self.ranks.send(self.ranks.earlier, gradients[-1].carry))
         for exchange in sent:
             exchange.wait()
-        return shares
+        return gradients
 
     def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> BackwardProblem:
         """Return the sizes of the backward pass.
 
         Blocks of ranks differ by at most one step. The longest one is used, so that all ranks choose the same method.
         """
-        steps, count = (len(x), 1) if ranks is None else (ranks.longest, ranks.comm.size)
+        steps, count = (len(x), 1) if ranks is None else (ranks.max_steps, ranks.comm.size)
         return BackwardProblem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
 
 
-class _Recurrence(torch.autograd.Function):
+class _RecurrenceFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, way: Recurrence, x: torch.Tensor, start: torch.Tensor, *weights: torch.Tensor) -> Any:
+    def forward(ctx: Any, recurrence: Recurrence, x: torch.Tensor, start: torch.Tensor, *weights: torch.Tensor) -> Any:
         with torch.autocast(x.device.type, enabled=False):
-            y, entry = way.forward(x, start, weights)
-        ctx.way = way
+            y, entry = recurrence.forward(x, start, weights)
+        ctx.recurrence = recurrence
         ctx.save_for_backward(x, entry, y, *weights)
         return y
 
@@ -157,28 +177,31 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         if torch.is_grad_enabled():
             raise UnsupportedOperation(
-                "a second derivative (create_graph=True) of a recurrent layer that goes back by a method of its own; "
-                "use method='autograd'"
+                "a recurrent layer has no second derivative (create_graph=True) unless torch computes its backward "
+                "pass. "
+                "Use method='autograd'."
             )
         x, entry, y, *weights = ctx.saved_tensors
-        steps = ForwardSteps(ctx.way.cell, CellWeights(*weights), x, entry, y)
-        parts = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])
-        of_weights = [sum(each[1:], each[0]) for each in zip(*(part.of_weights for part in parts), strict=True)]
-        of_input = _joined([part.of_input for part in parts if part.of_input is not None], 1)
-        first = ctx.way.ranks is None or ctx.way.ranks.earlier is None
-        of_start = _joined([part.carry for part in parts], 0)
+        steps = ForwardSteps(ctx.recurrence.cell, CellWeights(*weights), x, entry, y)
+        parts = ctx.recurrence.backward(steps, grad, needs_input_gradient=ctx.needs_input_grad[1])
+        weight_gradients = [
+            sum(each[1:], each[0]) for each in zip(*(part.weight_gradients for part in parts), strict=True)
+        ]
+        input_gradient = _concatenate([part.input_gradient for part in parts if part.input_gradient is not None], 1)
+        is_first = ctx.recurrence.ranks is None or ctx.recurrence.ranks.earlier is None
+        start_gradient = _concatenate([part.carry for part in parts], 0)
         # The gradient of the state before this rank's first step has been sent to the earlier rank.
-        return None, of_input, of_start if first else torch.zeros_like(of_start), *of_weights
+        return None, input_gradient, start_gradient if is_first else torch.zeros_like(start_gradient), *weight_gradients
 
 
-def _joined(parts: Sequence[torch.Tensor], dim: int) -> Any:
+def _concatenate(parts: Sequence[torch.Tensor], dim: int) -> Any:
     """Return the parts of the samples concatenated; None if there are none."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def _no_samples(x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+def _states_without_samples(x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the states of a block without samples, which torch's backward rejects, connected to the graph."""
     ends = sum((tensor.reshape(-1)[:0].sum() for tensor in (x, start, *weights)), start.new_zeros(()))
     return start.new_zeros(*x.shape[:2], start.shape[1]) + ends

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from distconv.errors import ShapeError
-from distconv.layers.common.alignment import aligned, as_distributed, balanced_input, whole_over
+from distconv.layers.common.alignment import as_distributed, broadcast_block, redistribute_balanced, replicate_parameter
 from distconv.tensor import DistTensor
 
 from .cells import RecurrentCell
@@ -69,55 +69,67 @@ class RecurrentStack:
         if not x.shape[0]:
             raise ShapeError("Expected sequence length to be larger than 0 in RNN")
         if not isinstance(x, DistTensor):
-            direction = partial(_plain, Recurrence(self.cell, self.method))
+            direction = partial(_run_direction, Recurrence(self.cell, self.method))
         else:
-            direction = partial(_distributed, self.cell, self.method)
-        y, last = self._through(direction, x, start, weights)
+            direction = partial(_run_distributed, self.cell, self.method)
+        y, last = self._run_layers(direction, x, start, weights)
         return y.transpose(0, 1) if batch_first else y, last
 
-    def packed(
+    def call_packed(
         self, data: torch.Tensor, batch_sizes: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same for the data of a PackedSequence.
+        """Return the states of the last layer and the last states of all layers for the data of a PackedSequence.
 
-        The data is full on every rank, because torch packs full tensors.
+        Parameters
+        ----------
+        data : Tensor or DistTensor
+            (sum of lengths, I). It is full on every rank, because torch packs full tensors.
+        batch_sizes : Tensor
+            Number of samples at each step.
+        start, weights
+            As in :meth:`__call__`.
+
+        Returns
+        -------
+        tuple of Tensor
+            (sum of lengths, directions * H) and (layers * directions, B, H).
         """
         like = next((t for t in (data, batch_sizes, start, *weights) if isinstance(t, DistTensor)), None)
         if like is not None:
-            whole = [as_distributed(t, like.grid).replicated().local for t in (data, batch_sizes, start, *weights)]
-            y, last = self.packed(whole[0], whole[1], whole[2], whole[3:])
+            full = [as_distributed(t, like.grid).replicated().local for t in (data, batch_sizes, start, *weights)]
+            y, last = self.call_packed(full[0], full[1], full[2], full[3:])
             return as_distributed(y, like.grid), as_distributed(last, like.grid)
-        way = Recurrence(self.cell, self.method)
-        return self._through(partial(_packed, way, batch_sizes), data, start, weights)
+        recurrence = Recurrence(self.cell, self.method)
+        return self._run_layers(partial(_run_packed, recurrence, batch_sizes), data, start, weights)
 
-    def _through(
+    def _run_layers(
         self, direction: Direction, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, directions = 4 if self.bias else 2, 2 if self.bidirectional else 1
         groups = [weights[index : index + count] for index in range(0, len(weights), count)]
-        lasts: list[torch.Tensor] = []
+        last_states: list[torch.Tensor] = []
         for layer in range(self.layers):
             outputs = []
             for reverse in range(directions):
-                index = len(lasts)
+                index = len(last_states)
                 y, last = direction(x, start[index], groups[index], reverse=bool(reverse))
                 outputs.append(y)
-                lasts.append(last)
+                last_states.append(last)
             x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
             if layer < self.layers - 1:
                 x = F.dropout(x, self.dropout, self.training and self.dropout > 0)
-        return x, torch.stack(lasts)
+        return x, torch.stack(last_states)
 
 
-def _plain(
-    way: Recurrence, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor], *, reverse: bool
+def _run_direction(
+    recurrence: Recurrence, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor], *, reverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y = way(x.flip(0) if reverse else x, start, weights)
+    y = recurrence(x.flip(0) if reverse else x, start, weights)
     return y.flip(0) if reverse else y, y[-1]
 
 
-def _packed(
-    way: Recurrence,
+def _run_packed(
+    recurrence: Recurrence,
     batch_sizes: torch.Tensor,
     data: torch.Tensor,
     start: torch.Tensor,
@@ -128,14 +140,14 @@ def _packed(
     """Run a layer on padded sequences. Outputs after their ends get no gradient, so no mask is needed."""
     x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
     ends, samples = lengths.to(data.device), torch.arange(len(lengths), device=data.device)
-    places = torch.arange(len(x), device=data.device)[:, None]
-    mirrored = torch.where(places < ends, ends - 1 - places, places)
-    y = way(x[mirrored, samples] if reverse else x, start, weights)
+    positions = torch.arange(len(x), device=data.device)[:, None]
+    reversed_positions = torch.where(positions < ends, ends - 1 - positions, positions)
+    y = recurrence(x[reversed_positions, samples] if reverse else x, start, weights)
     last = y[ends - 1, samples]
-    return pack_padded_sequence(y[mirrored, samples] if reverse else y, lengths).data, last
+    return pack_padded_sequence(y[reversed_positions, samples] if reverse else y, lengths).data, last
 
 
-def _distributed(
+def _run_distributed(
     cell: RecurrentCell,
     method: Method,
     x: DistTensor,
@@ -145,18 +157,18 @@ def _distributed(
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a layer on a DistTensor. Steps and samples stay split, and features are gathered."""
-    x = balanced_input(x.replicated([2]))
+    x = redistribute_balanced(x.replicated([2]))
     axis = x.dist.split[0]
     ranks = None if axis is None else TimeRanks(x.grid, axis, -(-x.shape[0] // x.grid.shape[axis]), reverse)
     shape = torch.Size((*x.shape[:2], start.shape[1]))
-    own = aligned(start, x.dist, shape)
+    own = broadcast_block(start, x.dist, shape)
     local = x.local.flip(0) if reverse else x.local
-    y = Recurrence(cell, method, ranks)(local, own, [whole_over(weight, x.dist) for weight in weights])
+    y = Recurrence(cell, method, ranks)(local, own, [replicate_parameter(weight, x.dist) for weight in weights])
     outputs = DistTensor(y.flip(0) if reverse else y, x.dist, shape)
     return outputs, outputs[0 if reverse else -1]
 
 
-def called(cell: RecurrentCell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def run_recurrent(cell: RecurrentCell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Call torch's recurrent function of a cell with another backward pass.
 
     Collective for DistTensors: call on every rank.
@@ -177,6 +189,6 @@ def called(cell: RecurrentCell, method: Method, *args: Any) -> tuple[torch.Tenso
     """
     if isinstance(args[2], torch.Tensor):
         data, batch_sizes, start, weights, *options = args
-        return RecurrentStack(cell, method, *options).packed(data, batch_sizes, start, weights)
+        return RecurrentStack(cell, method, *options).call_packed(data, batch_sizes, start, weights)
     input, start, weights, *options, batch_first = args
     return RecurrentStack(cell, method, *options)(input, start, weights, batch_first)

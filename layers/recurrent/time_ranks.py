@@ -24,7 +24,7 @@ class TimeRanks:
 
     grid: ProcessGrid
     axis: str
-    longest: int
+    max_steps: int
     """Largest number of steps on one rank."""
     reverse: bool
     """True if the last rank takes the first steps. Otherwise the first rank does."""
@@ -88,7 +88,7 @@ class TimeRanks:
         exchange.post()
         return exchange
 
-    def scanned(self, matrix: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    def scan_gradient(self, matrix: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         """Return the gradient of this rank's last state from later steps, by a scan over the ranks.
 
         Collective: call on every rank along the axis. All steps of this rank map the gradient v after them to
@@ -106,11 +106,11 @@ class TimeRanks:
         Tensor
             (B, H).
         """
-        nothing = torch.zeros_like(shift)
+        zeros = torch.zeros_like(shift)
         # In backward the last steps come first, so the rank that has them is the first rank of the scan.
         comm = self.comm if self.reverse else self.grid.reversed_comm(self.axis)
-        reached = backpropagate(nothing, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
+        reached = backpropagate(zeros, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
         sent = self.send(self.earlier, reached)
-        received = self.receive(self.later, nothing)
+        received = self.receive(self.later, zeros)
         sent.wait()
         return received

@@ -23,7 +23,7 @@ from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import MismatchError
 from distconv.grid import ProcessGrid
 from distconv.layers.rules.rule import Rule
-from distconv.layers.rules.window import Window, padding_of
+from distconv.layers.rules.window import Window, pad_argument
 from distconv.placement import gather, scatter
 from distconv.tensor import DistTensor
 
@@ -62,41 +62,48 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
         If the operator has no rule.
     """
     if not isinstance(function, Rule):
-        raise TypeError(f"{getattr(function, '__name__', function)} has no rule: decorate it with distconv.rule(...)")
+        raise TypeError(f"{getattr(function, '__name__', function)} has no rule. Decorate it with distconv.rule(...).")
     comm = MPI.COMM_WORLD if comm is None else comm
     bound = inspect.signature(function.operator).bind(*example)
     bound.apply_defaults()
-    given = {name: _double(value) for name, value in bound.arguments.items()}
-    texts = [f"{name} {digest(value):014x}" for name, value in given.items() if isinstance(value, torch.Tensor)]
-    check_same_on_all_ranks(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks alike")
-    call = partial(_call, function)
-    expected = _outcome(call, given, comm, f"{function.name}, one process")
-    tried = []
-    for what, by_blocks in _block_by_block(function, given):
-        _compare(function.name, what, _outcome(by_blocks, given, comm, f"{function.name}, {what}"), expected)
-        tried.append(what)
-    for what, placed in _placed(function, given, comm):
-        _compare(function.name, what, _outcome(call, placed, comm, f"{function.name}, {what}"), expected)
-        tried.append(what)
-    return tried
+    arguments = {name: _to_float64(value) for name, value in bound.arguments.items()}
+    texts = [f"{name} {digest(value):014x}" for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+    check_same_on_all_ranks(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks identically")
+    call = partial(_call_by_name, function)
+    expected = _outputs_and_gradients(call, arguments, comm, f"{function.name}, single process")
+    compared = []
+    for what, by_blocks in _blockwise_cases(function, arguments):
+        _compare(
+            function.name,
+            what,
+            _outputs_and_gradients(by_blocks, arguments, comm, f"{function.name}, {what}"),
+            expected,
+        )
+        compared.append(what)
+    for what, distributed in _distributed_cases(function, arguments, comm):
+        _compare(
+            function.name, what, _outputs_and_gradients(call, distributed, comm, f"{function.name}, {what}"), expected
+        )
+        compared.append(what)
+    return compared
 
 
-def _double(value: Any) -> Any:
-    return value.detach().double() if _floats(value) else value
+def _to_float64(value: Any) -> Any:
+    return value.detach().double() if _is_floating(value) else value
 
 
-def _floats(value: Any) -> bool:
+def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _call(function: Callable[..., Any], given: Arguments) -> Any:
+def _call_by_name(function: Callable[..., Any], arguments: Arguments) -> Any:
     bound = inspect.signature(function).bind_partial()
-    bound.arguments.update(given)
+    bound.arguments.update(arguments)
     return function(*bound.args, **bound.kwargs)
 
 
-def _outcome(
-    call: Callable[[Arguments], Any], given: Arguments, comm: MPI.Intracomm, what: str
+def _outputs_and_gradients(
+    call: Callable[[Arguments], Any], arguments: Arguments, comm: MPI.Intracomm, what: str
 ) -> dict[str, torch.Tensor]:
     """Return the full outputs and the full gradient of each argument. Collective."""
 
@@ -105,21 +112,23 @@ def _outcome(
             return call(leaves)
         except Exception as error:
             reason = " ".join(f"{error}".split())
-            raise MismatchError(f"{what}: it fails: {type(error).__name__}: {reason}") from error
+            raise MismatchError(f"{what}: the operator failed: {type(error).__name__}: {reason}") from error
 
-    leaves = {name: value.detach().requires_grad_() if _floats(value) else value for name, value in given.items()}
+    leaves = {
+        name: value.detach().requires_grad_() if _is_floating(value) else value for name, value in arguments.items()
+    }
     outputs = try_on_all_ranks(comm, attempt, MismatchError)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     outcome = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
     total: Any = 0.0
     for index, y in enumerate(outputs):
-        if _floats(y):
+        if _is_floating(y):
             weight = torch.rand(tuple(y.shape), generator=torch.Generator().manual_seed(index), dtype=y.dtype)
             total = total + (y * (scatter(weight, y.dist) if isinstance(y, DistTensor) else weight)).sum()
     if isinstance(total, torch.Tensor) and total.requires_grad:
         total.backward()
     for name, leaf in leaves.items():
-        if _floats(leaf) and leaf.grad is not None:
+        if _is_floating(leaf) and leaf.grad is not None:
             outcome[f"gradient of {name!r}"] = gather(leaf.grad).detach()
     return outcome
 
@@ -127,83 +136,86 @@ def _outcome(
 def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise MismatchError if outputs or gradients differ from those of a single process."""
     if actual.keys() != expected.keys():
-        raise MismatchError(f"{name}, {what}: it gives {', '.join(actual)}, but in one process {', '.join(expected)}")
-    for which, whole in expected.items():
+        raise MismatchError(
+            f"{name}, {what}: results {', '.join(actual)}, but {', '.join(expected)} in a single process"
+        )
+    for which, full in expected.items():
         other = actual[which]
-        if other.shape != whole.shape:
+        if other.shape != full.shape:
             raise MismatchError(
-                f"{name}, {what}: {which} is {tuple(other.shape)}, but in one process {tuple(whole.shape)}"
+                f"{name}, {what}: {which} is {tuple(other.shape)}, but {tuple(full.shape)} in a single process"
             )
-        if not whole.numel():
+        if not full.numel():
             continue
-        off = (other - whole).abs().double().nan_to_num(torch.inf)
-        off = torch.where(other.isnan() & whole.isnan(), 0.0, off)
-        if off.max() > TOLERANCE * max(1.0, float(whole.abs().nan_to_num(0.0).max())):
-            place = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+        difference = (other - full).abs().double().nan_to_num(torch.inf)
+        difference = torch.where(other.isnan() & full.isnan(), 0.0, difference)
+        if difference.max() > TOLERANCE * max(1.0, float(full.abs().nan_to_num(0.0).max())):
+            index = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
             raise MismatchError(
-                f"{name}, {what}: {which} differs by {float(off.max()):.2g} at {place} from that of one process; the "
-                "operator needs more of its input than its windows say, or it pads"
+                f"{name}, {what}: {which} differs by {float(difference.max()):.2g} at {index} from the "
+                "single-process result. The "
+                "operator needs more of its input than its windows declare, or it pads."
             )
 
 
-def _block_by_block(function: Rule, given: Arguments) -> Iterator[tuple[str, Callable[[Arguments], Any]]]:
+def _blockwise_cases(function: Rule, arguments: Arguments) -> Iterator[tuple[str, Callable[[Arguments], Any]]]:
     """Yield functions that compute the output in blocks along each dimension with windows, in this process."""
-    windows = function.windows_of(given)
+    windows = function.windows_of(arguments)
     lead = next(iter(windows))
     for dim, window in windows[lead].items():
-        extent = window.outputs(given[lead].shape[dim])
+        extent = window.outputs(arguments[lead].shape[dim])
         for inner in ({1}, {extent // 3, extent // 3 + 1}):
             bounds = sorted({0, *inner, extent})
             blocks = [Interval(a, b) for a, b in itertools.pairwise(bounds)]
             if len(blocks) > 1:
                 text = f"blocks of dimension {dim} that end at {', '.join(map(str, bounds[1:]))}"
-                yield text, partial(_by_blocks, function, windows, dim, blocks)
+                yield text, partial(_compute_by_blocks, function, windows, dim, blocks)
 
 
-def _by_blocks(
+def _compute_by_blocks(
     function: Rule, windows: Mapping[str, Mapping[int, Window]], dim: int, blocks: Sequence[Interval], leaves: Arguments
 ) -> Any:
     """Compute the output from blocks of it along ``dim``, and concatenate them."""
     parts = []
     for block in blocks:
         needed = {
-            name: _needed(leaf, windows[name], dim, block, function.fill) if name in windows else leaf
+            name: _padded_input(leaf, windows[name], dim, block, function.fill) if name in windows else leaf
             for name, leaf in leaves.items()
         }
-        parts.append(_call(function.operator, needed))
+        parts.append(_call_by_name(function.operator, needed))
     if isinstance(parts[0], tuple):
         return tuple(torch.cat(each, dim) for each in zip(*parts, strict=True))
     return torch.cat(parts, dim)
 
 
-def _needed(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interval, fill: float) -> Any:
+def _padded_input(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interval, fill: float) -> Any:
     """Return the padded input of the outputs ``block`` along ``dim``."""
-    padded = F.pad(tensor, padding_of(tensor.dim(), {d: w.around for d, w in windows.items()}), value=fill)
+    padded = F.pad(tensor, pad_argument(tensor.dim(), {d: w.around for d, w in windows.items()}), value=fill)
     if dim not in windows or tensor.shape[dim] == 1:
         return padded
     needed, front = windows[dim].needed(block), windows[dim].around[0]
     return padded.narrow(dim, needed.start + front, needed.extent)
 
 
-def _placed(function: Rule, given: Arguments, comm: MPI.Intracomm) -> Iterator[tuple[str, Arguments]]:
+def _distributed_cases(function: Rule, arguments: Arguments, comm: MPI.Intracomm) -> Iterator[tuple[str, Arguments]]:
     """Yield the arguments distributed over every grid of the ranks, in equal and in unequal blocks. Collective."""
-    windows = function.windows_of(given)
-    dims = given[next(iter(windows))].dim()
+    windows = function.windows_of(arguments)
+    dims = arguments[next(iter(windows))].dim()
     names = default_axes(None, dims)
-    for extents in _grids(comm.size, dims):
+    for extents in _grid_shapes(comm.size, dims):
         shape = {name: extent for name, extent in zip(names, extents, strict=True) if name and extent > 1}
         grid = ProcessGrid(comm, **shape)
         for how in ("equal blocks", "a first block of one index", "an empty block"):
-            placed = {
-                name: scatter(value, _layout(grid, names, value.shape, how)) if name in windows else value
-                for name, value in given.items()
+            distributed = {
+                name: scatter(value, _case_distribution(grid, names, value.shape, how)) if name in windows else value
+                for name, value in arguments.items()
             }
-            yield f"grid {grid.describe()}, {how}", placed
+            yield f"grid {grid.describe()}, {how}", distributed
             if comm.size == 1:
                 break
 
 
-def _grids(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
+def _grid_shapes(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of blocks for each dimension whose product is the number of ranks."""
     if not dims:
         if ranks == 1:
@@ -211,10 +223,10 @@ def _grids(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
         return
     for parts in range(1, ranks + 1):
         if ranks % parts == 0:
-            yield from ((parts, *rest) for rest in _grids(ranks // parts, dims - 1))
+            yield from ((parts, *rest) for rest in _grid_shapes(ranks // parts, dims - 1))
 
 
-def _layout(grid: ProcessGrid, names: Sequence[str | None], shape: Sequence[int], how: str) -> Distribution:
+def _case_distribution(grid: ProcessGrid, names: Sequence[str | None], shape: Sequence[int], how: str) -> Distribution:
     bounds = {}
     for name, extent in zip(names, shape, strict=True):
         parts = 1 if name is None else grid.shape[name]

@@ -26,10 +26,15 @@ from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements, map_leaves
 from distconv.distribution import Distribution, Interval
 from distconv.errors import ShapeError
-from distconv.layers.common.alignment import as_distributed, balanced_input, entering, whole_over
+from distconv.layers.common.alignment import (
+    as_distributed,
+    redistribute_balanced,
+    redistribute_with_grad_reduce,
+    replicate_parameter,
+)
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
-from distconv.layers.common.input_windows import fitted
-from distconv.layers.rules.window import Window, normalized, padding_of
+from distconv.layers.common.input_windows import crop_or_pad
+from distconv.layers.rules.window import Window, nonnegative_dims, pad_argument
 from distconv.process.profiling import section
 from distconv.tensor import DistTensor
 
@@ -114,29 +119,31 @@ class Rule:
         """
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        windows = self.windows_of(given)
+        arguments = bound.arguments
+        windows = self.windows_of(arguments)
         distributed: list[DistTensor] = []
-        map_leaves(lambda value: distributed.append(value) if isinstance(value, DistTensor) else None, dict(given))
+        map_leaves(lambda value: distributed.append(value) if isinstance(value, DistTensor) else None, dict(arguments))
         if not distributed:
-            given.update({name: _padded(given[name], of, self.fill) for name, of in windows.items()})
+            arguments.update(
+                {name: _pad_windows(arguments[name], by_dim, self.fill) for name, by_dim in windows.items()}
+            )
             return self.operator(*bound.args, **bound.kwargs)
-        work = _RuleWork.of(self, windows, given, distributed[0])
+        work = _RuleWork.from_arguments(self, windows, arguments, distributed[0])
         with section(self.name):
-            for name, value in given.items():
+            for name, value in arguments.items():
                 if name in windows:
-                    given[name] = work.needed(value, windows[name], self.fill)
+                    arguments[name] = work.gather_input(value, windows[name], self.fill)
                 else:
-                    given[name] = map_leaves(work.whole, value)
+                    arguments[name] = map_leaves(work.replicate, value)
             outputs = self.operator(*bound.args, **bound.kwargs)
-            return tuple(map(work.result, outputs)) if isinstance(outputs, tuple) else work.result(outputs)
+            return tuple(map(work.wrap_output, outputs)) if isinstance(outputs, tuple) else work.wrap_output(outputs)
 
-    def windows_of(self, given: Mapping[str, Any]) -> dict[str, dict[int, Window]]:
+    def windows_of(self, arguments: Mapping[str, Any]) -> dict[str, dict[int, Window]]:
         """Return the windows of the arguments that are not None.
 
         Parameters
         ----------
-        given : mapping
+        arguments : mapping
             The arguments by name.
 
         Returns
@@ -149,26 +156,26 @@ class Rule:
         ShapeError
             If arguments are not tensors, or differ in their number of dimensions or outputs.
         """
-        there = {name: given[name] for name in self.windows if given.get(name) is not None}
-        if not there or not all(isinstance(tensor, torch.Tensor) for tensor in there.values()):
+        tensors = {name: arguments[name] for name in self.windows if arguments.get(name) is not None}
+        if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
             raise ShapeError(f"{self.name}: {', '.join(self.windows)} must be tensors")
-        lead = next(iter(there))
+        lead = next(iter(tensors))
         outputs: dict[int, int] = {}
-        for name, tensor in there.items():
-            if tensor.dim() != there[lead].dim():
+        for name, tensor in tensors.items():
+            if tensor.dim() != tensors[lead].dim():
                 raise ShapeError(
-                    f"{self.name}: {name!r} has {tensor.dim()} dimensions, but {lead!r} has {there[lead].dim()}"
+                    f"{self.name}: {name!r} has {tensor.dim()} dimensions, but {lead!r} has {tensors[lead].dim()}"
                 )
-            for dim, window in normalized(self.windows[name], tensor.dim()).items():
+            for dim, window in nonnegative_dims(self.windows[name], tensor.dim()).items():
                 count = window.outputs(tensor.shape[dim])
-                if _stays_alone(tensor, dim, window, outputs):
+                if _is_broadcast(tensor, dim, window, outputs):
                     continue
                 if count < 1 or outputs.setdefault(dim, count) != count:
                     raise ShapeError(
                         f"{self.name}: dimension {dim} of {name!r}, {tuple(tensor.shape)}, leaves {count} outputs by "
-                        f"{window}; {outputs.get(dim, 'at least 1')} are wanted"
+                        f"{window}. {outputs.get(dim, 'At least 1')} are required."
                     )
-        return {name: normalized(self.windows[name], tensor.dim()) for name, tensor in there.items()}
+        return {name: nonnegative_dims(self.windows[name], tensor.dim()) for name, tensor in tensors.items()}
 
 
 class _RuleWork(NamedTuple):
@@ -177,59 +184,66 @@ class _RuleWork(NamedTuple):
     name: str
     dist: Distribution
     """Distribution of the output."""
-    out: Mapping[int, int]
+    outputs: Mapping[int, int]
     """Sizes of the output by dimension with a window."""
 
     @classmethod
-    def of(
-        cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], given: Mapping[str, Any], example: DistTensor
+    def from_arguments(
+        cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], arguments: Mapping[str, Any], example: DistTensor
     ) -> _RuleWork:
         """Return the work for arguments; the first argument with windows determines the distribution."""
         lead = next(iter(windows))
-        first = as_distributed(given[lead], example.grid)
+        first = as_distributed(arguments[lead], example.grid)
         axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]
         out = {dim: window.outputs(first.shape[dim]) for dim, window in windows[lead].items()}
         return cls(rule.name, Distribution(first.grid, axes), out)
 
-    def block(self, dim: int, part: int | None = None) -> Interval:
+    def output_block(self, dim: int, part: int | None = None) -> Interval:
         """Return the outputs of a block (None: this rank's block) along a dimension."""
-        return self.dist.intervals(dim, self.dist.coordinate(dim) if part is None else part, self.out[dim])[0]
+        return self.dist.intervals(dim, self.dist.coordinate(dim) if part is None else part, self.outputs[dim])[0]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """True if this rank has no outputs."""
-        return any(self.block(dim).extent == 0 for dim in self.out)
+        return any(self.output_block(dim).extent == 0 for dim in self.outputs)
 
-    def whole(self, value: Any) -> Any:
+    def replicate(self, value: Any) -> Any:
         """Return a tensor without windows in full; its gradient is all-reduced. Collective."""
-        return whole_over(value, self.dist) if isinstance(value, torch.Tensor) else value
+        return replicate_parameter(value, self.dist) if isinstance(value, torch.Tensor) else value
 
-    def needed(self, value: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
+    def gather_input(self, value: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
         """Return the input of this rank's outputs of an argument with windows. Collective."""
-        tensor = balanced_input(as_distributed(value, self.dist.grid))
-        used = {dim: window for dim, window in windows.items() if not _stays_alone(tensor, dim, window, self.out)}
+        tensor = redistribute_balanced(as_distributed(value, self.dist.grid))
+        gathered = {
+            dim: window for dim, window in windows.items() if not _is_broadcast(tensor, dim, window, self.outputs)
+        }
         layout = Distribution(
-            self.dist.grid, [axis if dim in used else None for dim, axis in enumerate(self.dist.axes)]
+            self.dist.grid, [axis if dim in gathered else None for dim, axis in enumerate(self.dist.axes)]
         )
-        over = [axis for axis in self.dist.split_axes if axis not in layout.split_axes]
-        block, needs = entering(tensor, layout, over), []
-        for dim, window in used.items():
+        reduced = [axis for axis in self.dist.split_axes if axis not in layout.split_axes]
+        block, ranges = redistribute_with_grad_reduce(tensor, layout, reduced), []
+        for dim, window in gathered.items():
             axis = layout.split[dim]
             if axis is not None:
                 parts = range(layout.grid.shape[axis])
-                needs.append((dim, tuple(window.needed(self.block(dim, part)) for part in parts)))
-        asked = Needs(layout, tuple(needs))
-        if needs:
-            block = gather_region(block, transfer_plan(layout, asked, tuple(tensor.shape)))
-        have = asked.box(tensor.shape)
-        wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
-        block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
+                ranges.append((dim, tuple(window.needed(self.output_block(dim, part)) for part in parts)))
+        needs = Needs(layout, tuple(ranges))
+        if ranges:
+            block = gather_region(block, transfer_plan(layout, needs, tuple(tensor.shape)))
+        covered = needs.box(tensor.shape)
+        wanted = [
+            gathered[dim].needed(self.output_block(dim)) if dim in gathered else covered[dim]
+            for dim in range(tensor.dim())
+        ]
+        block = crop_or_pad(block, covered, [(each.start, each.stop) for each in wanted], fill)
         # The operator also runs on ranks without outputs: their weights need a gradient of zeros for the all-reduce.
-        if self.empty:
-            return pad_to_minimum_shape(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
+        if self.is_empty:
+            return pad_to_minimum_shape(
+                block, [gathered[dim].reach if dim in gathered else 1 for dim in range(tensor.dim())]
+            )
         return block
 
-    def result(self, y: Any) -> DistTensor:
+    def wrap_output(self, y: Any) -> DistTensor:
         """Return the output whose block on this rank is ``y``.
 
         Raises
@@ -238,26 +252,27 @@ class _RuleWork(NamedTuple):
             If the operator returns another number of outputs than its windows declare.
         """
         if not isinstance(y, torch.Tensor) or y.dim() != len(self.dist.axes):
-            raise ShapeError(f"{self.name} must give tensors of {len(self.dist.axes)} dimensions")
-        expected = {dim: 1 if self.empty else self.block(dim).extent for dim in self.out}
-        if self.empty:
-            y = y[tuple(slice(0, 1) if dim in self.out else slice(None) for dim in range(y.dim()))]
+            raise ShapeError(f"{self.name} must return tensors of {len(self.dist.axes)} dimensions")
+        expected = {dim: 1 if self.is_empty else self.output_block(dim).extent for dim in self.outputs}
+        if self.is_empty:
+            y = y[tuple(slice(0, 1) if dim in self.outputs else slice(None) for dim in range(y.dim()))]
         wrong = [dim for dim, extent in expected.items() if y.shape[dim] != extent]
         if wrong:
             raise ShapeError(
-                f"{self.name} gives {tuple(y.shape)} where its windows leave {expected[wrong[0]]} outputs in dimension "
-                f"{wrong[0]}; it gets padding with its input, and must not pad"
+                f"{self.name} returns {tuple(y.shape)}, but its windows leave {expected[wrong[0]]} outputs in "
+                "dimension "
+                f"{wrong[0]}. Its input already includes the padding, so it must not pad."
             )
-        shape = torch.Size(self.out.get(dim, extent) for dim, extent in enumerate(y.shape))
+        shape = torch.Size(self.outputs.get(dim, extent) for dim, extent in enumerate(y.shape))
         local = self.dist.local_shape(shape)
-        return DistTensor(connected_zeros(y, local) if self.empty else y, self.dist, shape)
+        return DistTensor(connected_zeros(y, local) if self.is_empty else y, self.dist, shape)
 
 
-def _stays_alone(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
+def _is_broadcast(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
     """Return True if the only index of a dimension serves all outputs, as in broadcasting."""
     return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
 
 
-def _padded(tensor: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
-    around = padding_of(tensor.dim(), {dim: window.around for dim, window in windows.items()})
+def _pad_windows(tensor: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
+    around = pad_argument(tensor.dim(), {dim: window.around for dim, window in windows.items()})
     return F.pad(tensor, around, value=fill) if any(around) else tensor

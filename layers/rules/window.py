@@ -42,7 +42,7 @@ class Window:
 
     def __post_init__(self) -> None:
         if min(self.size, self.stride, self.dilation) < 1 or min(self.around) < 0:
-            raise ValueError(f"{self}: size, stride and dilation are 1 or more, padding 0 or more")
+            raise ValueError(f"{self}: size, stride and dilation must be 1 or more, and padding 0 or more")
 
     @property
     def around(self) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class Window:
         return Interval(start, start + (out.extent - 1) * self.stride + self.reach)
 
 
-def normalized(windows: Mapping[int, Window], dims: int) -> dict[int, Window]:
+def nonnegative_dims(windows: Mapping[int, Window], dims: int) -> dict[int, Window]:
     """Return windows with dimensions counted from 0.
 
     Parameters
@@ -106,7 +106,7 @@ def normalized(windows: Mapping[int, Window], dims: int) -> dict[int, Window]:
     return {dim % dims: window for dim, window in windows.items() if -dims <= dim < dims}
 
 
-def padding_of(dims: int, around: Mapping[int, tuple[int, int]]) -> list[int]:
+def pad_argument(dims: int, around: Mapping[int, tuple[int, int]]) -> list[int]:
     """Return the argument ``pad`` of ``F.pad``, which begins with the last dimension.
 
     Parameters

@@ -17,7 +17,7 @@ from distconv.kernels.sparse import box_offsets, sparse_convolution
 
 from .coordinate_manager import CoordinateManager, Sites
 from .tensor import SparseTensor
-from .windows import check_input, check_window, checked_offsets, extents
+from .windows import check_input, check_window, sizes_per_dim, to_offsets
 
 
 class SparseConv(nn.Module):
@@ -83,15 +83,17 @@ class SparseConv(nn.Module):
         super().__init__()
         check_window(dimension, stride=stride, dilation=dilation)
         if submanifold and stride > 1:
-            raise ValueError(f"a submanifold convolution keeps its sites: it has stride 1, not {stride}")
+            raise ValueError(
+                f"SparseConv: a submanifold convolution keeps its sites, so its stride must be 1 (stride={stride})"
+            )
         self.in_channels, self.out_channels, self.dimension = in_channels, out_channels, dimension
         self.stride, self.dilation, self.transposed = stride, dilation, transposed
         self.submanifold = stride == 1 if submanifold is None else submanifold
         if offsets is None:
-            sizes = extents(kernel_size, dimension)
+            sizes = sizes_per_dim(kernel_size, dimension)
             self.offsets = box_offsets(sizes, [(k - 1) // 2 for k in sizes])
         else:
-            self.offsets = checked_offsets(offsets, dimension)
+            self.offsets = to_offsets(offsets, dimension)
             sizes = (len(offsets),)
         matrix = (in_channels, out_channels)
         # Offsets come first in memory, so that each has a contiguous matrix. The view has torch's order of dimensions.
@@ -127,25 +129,25 @@ class SparseConv(nn.Module):
         """
         check_input(x, self.dimension)
         if x.shape[1] != self.in_channels:
-            raise ShapeError(f"SparseConv takes {self.in_channels} channels, and its input has {x.shape[1]}")
+            raise ShapeError(f"SparseConv requires {self.in_channels} channels, but its input has {x.shape[1]}")
         manager = x.coordinate_manager
         sites = self._output_sites(x.sites, manager)
-        features, pairs = manager.needed(
+        features, pairs = manager.gather_needed(
             x.features, x.sites, sites, self.offsets, self.dilation, transposed=self.transposed
         )
-        weight = self._matrices(manager.parameter(self.weight))
-        bias = None if self.bias is None else manager.parameter(self.bias)
+        weight = self._matrices(manager.replicate_parameter(self.weight))
+        bias = None if self.bias is None else manager.replicate_parameter(self.bias)
         y = sparse_convolution(features, weight, pairs, bias)
-        return SparseTensor.on(sites, manager, manager.result(y, sites))
+        return SparseTensor.on(sites, manager, manager.wrap_features(y, sites))
 
     def _output_sites(self, sites: Sites, manager: CoordinateManager) -> Sites:
         if self.submanifold:
             return sites
         if self.transposed:
-            return manager.finer(sites, self.stride, self.offsets, self.dilation)
+            return manager.finer_sites(sites, self.stride, self.offsets, self.dilation)
         if self.stride > 1:
-            return manager.coarser(sites, self.stride)
-        return manager.wider(sites, tuple(tuple(-o for o in offset) for offset in self.offsets), self.dilation)
+            return manager.coarser_sites(sites, self.stride)
+        return manager.wider_sites(sites, tuple(tuple(-o for o in offset) for offset in self.offsets), self.dilation)
 
     def extra_repr(self) -> str:
         """Return the options that the module's representation shows."""

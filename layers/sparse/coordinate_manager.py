@@ -17,7 +17,7 @@ from distconv.errors import CoordinateError
 from distconv.kernels.sparse import KernelMap, coarsen, kernel_map, reachable_sites, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Sites:
         """Permutation that sorts the rows; None if they are sorted."""
         return None if self.is_sorted else sorting_order(self.coords)
 
-    def same_as(self, other: Sites) -> bool:
+    def has_same_sites(self, other: Sites) -> bool:
         """Return True if both have the same sites in the same rows."""
         return self is other or (self.stride == other.stride and torch.equal(self.coords, other.coords))
 
@@ -60,7 +60,7 @@ class CoordinateManager:
         self._maps: dict[Hashable, KernelMap] = {}
         self._sets: dict[Hashable, Sites] = {}
 
-    def coarser(self, sites: Sites, factor: int) -> Sites:
+    def coarser_sites(self, sites: Sites, factor: int) -> Sites:
         """Return the coarse cells that hold some sites.
 
         Parameters
@@ -78,12 +78,12 @@ class CoordinateManager:
 
         def make() -> Sites:
             dimensions = sites.coords.shape[1] - 1
-            coords = self.settled(coarsen(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
+            coords = self.move_to_owners(coarsen(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
             return Sites(coords, stride, sites, is_sorted=True)
 
-        return sites if factor == 1 else _once(self._sets, (sites, factor), make)
+        return sites if factor == 1 else _get_or_make(self._sets, (sites, factor), make)
 
-    def finer(self, sites: Sites, factor: int, offsets: Offsets, dilation: int) -> Sites:
+    def finer_sites(self, sites: Sites, factor: int, offsets: Offsets, dilation: int) -> Sites:
         """Return the finer sites for a transposed convolution.
 
         Parameters
@@ -115,9 +115,9 @@ class CoordinateManager:
             finer = finer.finer
         if finer is not None and finer.stride == stride:
             return finer
-        return self._all_reached(sites, stride, offsets, dilation)
+        return self._all_reachable_sites(sites, stride, offsets, dilation)
 
-    def wider(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
+    def wider_sites(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
         """Return all sites of the same stride that a kernel reaches from some sites.
 
         Parameters
@@ -130,9 +130,9 @@ class CoordinateManager:
         -------
         Sites
         """
-        return self._all_reached(sites, sites.stride, offsets, dilation)
+        return self._all_reachable_sites(sites, sites.stride, offsets, dilation)
 
-    def needed(
+    def gather_needed(
         self,
         features: torch.Tensor,
         inputs: Sites,
@@ -161,7 +161,7 @@ class CoordinateManager:
         """
         fine, coarse = (outputs, inputs) if transposed else (inputs, outputs)
         unit = fine.stride * dilation
-        pairs = self._mapped(
+        pairs = self._cached_map(
             (fine, coarse, offsets, dilation),
             lambda: kernel_map(fine.coords, coarse.coords, offsets, unit, fine.order),
         )
@@ -172,7 +172,7 @@ class CoordinateManager:
         """Memory of the stored kernel maps."""
         return sum(pairs.bytes for pairs in self._maps.values())
 
-    def _mapped(self, key: Hashable, make: Callable[[], KernelMap]) -> KernelMap:
+    def _cached_map(self, key: Hashable, make: Callable[[], KernelMap]) -> KernelMap:
         if key in self._maps:
             self.hits += 1
             return self._maps[key]
@@ -181,77 +181,125 @@ class CoordinateManager:
         self._maps[key] = mapping
         return mapping
 
-    def _all_reached(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
+    def _all_reachable_sites(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
         def make() -> Sites:
             unit = stride * dilation
-            coords = self.settled(reachable_sites(sites.coords, offsets, unit), *reach(offsets, unit))
+            coords = self.move_to_owners(reachable_sites(sites.coords, offsets, unit), *offset_bounds(offsets, unit))
             centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
-            if centred and all(self.all_ranks(len(coords) == len(sites.coords))):
+            if centred and all(self.gather_values(len(coords) == len(sites.coords))):
                 return sites
             return Sites(coords, stride, sites.finer, is_sorted=True)
 
-        return _once(self._sets, (sites, stride, offsets, dilation), make)
+        return _get_or_make(self._sets, (sites, stride, offsets, dilation), make)
 
-    # -- what differs where sites are split over ranks ----------------------------------------------------------------
+    # -- methods that differ if sites are split over ranks ------------------------------------------------------------
 
-    def rows(self, sites: Sites) -> int:
+    def row_count(self, sites: Sites) -> int:
         """Return the number of rows of features of ``sites``."""
         return len(sites.coords)
 
-    def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Return features of all of ``sites``, distributed as the sites are."""
+    def redistribute_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """Return features of all of ``sites``, distributed as the sites are.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) in the order of the rows of all sites.
+        sites : Sites
+
+        Returns
+        -------
+        Tensor
+        """
         return features
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a parameter for work on the sites."""
         return tensor
 
-    def local(self, features: torch.Tensor) -> torch.Tensor:
+    def local_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``features`` that belong to this rank's coordinates."""
         return features
 
-    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Return features of ``sites``, given those that this rank has computed."""
+    def wrap_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """Return features of all of ``sites``, given those of this rank.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's sites.
+        sites : Sites
+
+        Returns
+        -------
+        Tensor
+        """
         return features
 
-    def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
-        """Return sites on the ranks that own them.
+    def move_to_owners(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+        """Return the sites that this rank owns among those that all ranks have derived.
 
-        Each of ``coords`` was derived from a site between ``low`` and ``high`` away.
+        Parameters
+        ----------
+        coords : Tensor
+            Sites (N, 1 + D) that this rank has derived from its own.
+        low, high : sequence of int
+            Smallest and largest displacement of a derived site from its source, for each spatial dimension.
+
+        Returns
+        -------
+        Tensor
+            (N', 1 + D).
         """
         return coords
 
-    def coords(self, sites: Sites) -> torch.Tensor:
+    def row_coords(self, sites: Sites) -> torch.Tensor:
         """Return coordinates (N, 1 + D) in the order of the rows of features."""
         return sites.coords
 
-    def all_ranks(self, value: Made) -> list[Made]:
+    def gather_values(self, value: Value) -> list[Value]:
         """Return ``value`` of each rank that has some of the sites."""
         return [value]
 
-    def volume(
+    def dense_volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> torch.Tensor:
-        """Return the dense volume ``(B, C, *size)`` with features in the cells of this rank and zeros elsewhere.
+        """Return the dense volume with features in some cells and zeros elsewhere.
 
-        The cells (N, 1 + D) have the edge ``stride`` and begin at ``origin``.
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of all sites.
+        cells : Tensor
+            The cells (N, 1 + D) of this rank's sites, counted from ``origin``.
+        stride : int
+            Edge of a cell.
+        origin : sequence of int
+            Coordinates of the first cell.
+        size : sequence of int
+            Number of cells along each dimension.
+
+        Returns
+        -------
+        Tensor
+            ``(B, C, *size)``.
         """
-        return scattered(features, cells, (self.batch_size, *size))
+        return scatter_to_volume(features, cells, (self.batch_size, *size))
 
-    def population(self, sites: Sites) -> torch.Tensor:
+    def sites_per_sample(self, sites: Sites) -> torch.Tensor:
         """Return the number of sites of each sample, (B,)."""
         return torch.bincount(sites.coords[:, 0], minlength=self.batch_size)
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return sums of samples (B, C), given the sums of this rank's sites."""
         return values
 
-    def largest(self, values: torch.Tensor) -> torch.Tensor:
+    def max_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return maxima of samples (B, C), given the maxima of this rank's sites."""
         return values
 
 
-def scattered(features: torch.Tensor, cells: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+def scatter_to_volume(features: torch.Tensor, cells: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Return a dense volume with features in some cells and zeros elsewhere.
 
     Parameters
@@ -272,7 +320,7 @@ def scattered(features: torch.Tensor, cells: torch.Tensor, size: Sequence[int]) 
     return volume.index_put(cells.unbind(1), features).movedim(-1, 1).contiguous()
 
 
-def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:
+def offset_bounds(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:
     """Return the lowest and the highest offset along each dimension.
 
     Parameters
@@ -293,9 +341,9 @@ def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[lis
     return ([-h for h in high], [-v for v in low]) if transposed else (low, high)
 
 
-def _once(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:
+def _get_or_make(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Value]) -> Value:
     """Return the cached value of a key, which is made at first."""
     if key not in cache:
         cache[key] = make()
-    value: Made = cache[key]
+    value: Value = cache[key]
     return value

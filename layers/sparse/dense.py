@@ -12,7 +12,7 @@ import torch
 from distconv.errors import CoordinateError, ShapeError
 from distconv.tensor import DistTensor
 
-from .distributed import sites_of_blocks
+from .distributed import sparse_from_blocks
 from .tensor import SparseTensor
 
 
@@ -49,20 +49,26 @@ def to_dense(
     start = torch.tensor((0, *origin), device=coords.device)
     step = torch.tensor((1, *(x.stride,) * x.dimension), device=coords.device)
     if len(origin) != x.dimension or (size is not None and len(size) != x.dimension):
-        given = "" if size is None else f"size {tuple(size)} and "
-        raise ShapeError(f"to_dense: {given}origin {list(origin)} of a volume of {x.dimension} dimensions")
+        size_text = "" if size is None else f"size {tuple(size)} and "
+        raise ShapeError(
+            f"to_dense: {size_text}origin {list(origin)} for a volume of {x.dimension} dimensions. Pass one entry "
+            "for each."
+        )
     cells = (coords - start).div(step, rounding_mode="floor")
     if size is None:
-        ends = manager.all_ranks((cells[:, 1:].amax(0) + 1).tolist() if len(cells) else [0] * x.dimension)
+        ends = manager.gather_values((cells[:, 1:].amax(0) + 1).tolist() if len(cells) else [0] * x.dimension)
         size = [max(0, *along) for along in zip(*ends, strict=True)]
     outside = ((cells[:, 1:] < 0) | (cells[:, 1:] >= torch.tensor(size, device=coords.device))).any(1)
-    found = [each for each in manager.all_ranks((int(outside.sum()), coords[outside][:1].tolist())) if each[0]]
-    if found:
+    outside_sites = [
+        each for each in manager.gather_values((int(outside.sum()), coords[outside][:1].tolist())) if each[0]
+    ]
+    if outside_sites:
         raise CoordinateError(
-            f"{sum(count for count, _ in found)} of {x.shape[0]} sites lie outside the volume of {tuple(size)} cells "
-            f"at {list(origin)}; the first is {found[0][1][0]} (sample first)"
+            f"{sum(count for count, _ in outside_sites)} of {x.shape[0]} sites lie outside the volume of "
+            f"{tuple(size)} cells "
+            f"at {list(origin)}. The first is {outside_sites[0][1][0]} (sample first)."
         )
-    return manager.volume(x.features, cells, x.stride, origin, size)
+    return manager.dense_volume(x.features, cells, x.stride, origin, size)
 
 
 def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stride: int = 1) -> SparseTensor:
@@ -92,9 +98,11 @@ def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stri
     if active is None:
         active = (volume != 0).any(1)
     if active.shape != (len(volume), *volume.shape[2:]):
-        raise ShapeError(f"active has shape {tuple(active.shape)} for a volume of shape {tuple(volume.shape)}")
+        raise ShapeError(
+            f"from_dense: active has shape {tuple(active.shape)} for a volume of shape {tuple(volume.shape)}"
+        )
     if isinstance(volume, DistTensor):
-        return sites_of_blocks(volume, active, stride)
+        return sparse_from_blocks(volume, active, stride)
     cells = active.nonzero()
     coords = torch.cat([cells[:, :1], cells[:, 1:] * stride], 1)
     features = volume.movedim(1, -1)[cells.unbind(1)]

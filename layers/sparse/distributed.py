@@ -28,13 +28,13 @@ from distconv.errors import CoordinateError, DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorting_order
 from distconv.kernels.sparse.coordinates import Offsets
-from distconv.layers.common.alignment import whole_over
+from distconv.layers.common.alignment import replicate_parameter
 from distconv.placement import scatter as scatter_dense
 from distconv.tensor import DistTensor, to_distribution
 
-from .coordinate_manager import CoordinateManager, Sites, reach, scattered
+from .coordinate_manager import CoordinateManager, Sites, offset_bounds, scatter_to_volume
 from .partition import COLUMNS, Partition
-from .site_halo import SiteHalo, at_owners, swapped
+from .site_halo import SiteHalo, exchange_rows, send_to_owners
 from .tensor import SparseTensor
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class DistributedManager(CoordinateManager):
         self._layouts: dict[Sites, Distribution[ProcessGrid]] = {}
         self._populations: dict[Sites, torch.Tensor] = {}
 
-    # -- what layers ask for ------------------------------------------------------------------------------------------
+    # -- operations for layers ----------------------------------------------------------------------------------------
 
     def layout(self, sites: Sites) -> Distribution[ProcessGrid]:
         """Return the distribution of the rows of features: rank after rank, each with as many rows as it has sites.
@@ -82,13 +82,22 @@ class DistributedManager(CoordinateManager):
             self._layouts[sites] = Distribution(grid.flat, ("n", None), boundaries={"n": ends})
         return self._layouts[sites]
 
-    def rows(self, sites: Sites) -> int:
+    def row_count(self, sites: Sites) -> int:
         """Return the number of sites on all ranks."""
         layout = self.layout(sites)
         return layout.boundaries["n"][-1]
 
-    def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+    def redistribute_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
         """Return features of all of ``sites``, distributed as the sites are. Collective if rows have to move.
+
+        Parameters
+        ----------
+        features, sites
+            As in :meth:`CoordinateManager.redistribute_features`.
+
+        Returns
+        -------
+        DistTensor
 
         Raises
         ------
@@ -98,16 +107,16 @@ class DistributedManager(CoordinateManager):
         layout = self.layout(sites)
         if not isinstance(features, DistTensor):
             raise ShapeError(
-                f"features of sites over {self.partition.grid!r} must be a DistTensor; found a plain tensor of shape "
-                f"{tuple(features.shape)}: make new ones with distconv.layers.sparse.scatter or from_local"
+                f"features of sites over {self.partition.grid!r} must be a DistTensor, not a plain tensor of shape "
+                f"{tuple(features.shape)}. Create them with distconv.layers.sparse.scatter or from_local."
             )
         return features if features.dist == layout else features.redistribute(layout)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a full parameter whose gradient is all-reduced. Collective."""
-        return whole_over(tensor, Distribution(self.partition.grid.flat, ("n",)))
+        return replicate_parameter(tensor, Distribution(self.partition.grid.flat, ("n",)))
 
-    def needed(
+    def gather_needed(
         self,
         features: torch.Tensor,
         inputs: Sites,
@@ -119,14 +128,23 @@ class DistributedManager(CoordinateManager):
     ) -> tuple[torch.Tensor, KernelMap]:
         """Return features of this rank's sites and of the halo, and the kernel map from them to its output sites.
 
-        Collective. Parameters as in :meth:`CoordinateManager.needed`.
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        features, inputs, outputs, offsets, dilation, transposed
+            As in :meth:`CoordinateManager.gather_needed`.
+
+        Returns
+        -------
+        tuple of Tensor and KernelMap
         """
         unit = (outputs if transposed else inputs).stride * dilation
-        low, high = reach(offsets, unit, transposed=transposed)
+        low, high = offset_bounds(offsets, unit, transposed=transposed)
         halo = self._halo(inputs, tuple(low), tuple(high))
         key = (halo, outputs, offsets, dilation, transposed)
-        pairs = self._mapped(key, lambda: _map(halo, outputs, offsets, unit, transposed))
-        return halo.extended(self.local(features)), pairs
+        pairs = self._cached_map(key, lambda: _halo_kernel_map(halo, outputs, offsets, unit, transposed))
+        return halo.append_halo(self.local_rows(features)), pairs
 
     def _halo(self, sites: Sites, low: tuple[int, ...], high: tuple[int, ...]) -> SiteHalo:
         key = (sites, low, high)
@@ -134,33 +152,63 @@ class DistributedManager(CoordinateManager):
             self._halos[key] = SiteHalo(self.partition, sites.coords, low, high)
         return self._halos[key]
 
-    def local(self, features: torch.Tensor) -> torch.Tensor:
+    def local_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of ``features``."""
         assert isinstance(features, DistTensor)
         return features.local
 
-    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Return features of all of ``sites``, given those of this rank."""
+    def wrap_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """Return features of all of ``sites``, given those of this rank.
+
+        Parameters
+        ----------
+        features, sites
+            As in :meth:`CoordinateManager.wrap_features`.
+
+        Returns
+        -------
+        DistTensor
+        """
         layout = self.layout(sites)
         return DistTensor(features, layout, (layout.boundaries["n"][-1], features.shape[1]))
 
-    def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
-        """Return the sites that this rank owns among those that all ranks have derived. Collective."""
-        return at_owners(self.partition, coords, low, high)
+    def move_to_owners(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+        """Return the sites that this rank owns among those that all ranks have derived. Collective.
 
-    def coords(self, sites: Sites) -> DistTensor:
+        Parameters
+        ----------
+        coords, low, high
+            As in :meth:`CoordinateManager.move_to_owners`.
+
+        Returns
+        -------
+        Tensor
+        """
+        return send_to_owners(self.partition, coords, low, high)
+
+    def row_coords(self, sites: Sites) -> DistTensor:
         """Return coordinates (N, 1 + D) of the sites of all ranks, whose rows are distributed as those of features."""
         layout = self.layout(sites)
         return DistTensor(sites.coords, layout, (layout.boundaries["n"][-1], sites.coords.shape[1]))
 
-    def all_ranks(self, value: T) -> list[T]:
+    def gather_values(self, value: T) -> list[T]:
         """Return ``value`` of each rank. Collective."""
         return list(self.partition.grid.world.allgather(value))
 
-    def volume(
+    def dense_volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
     ) -> DistTensor:
-        """Return the dense volume ``(B, C, *size)`` in balanced blocks over the partition's grid. Collective."""
+        """Return the dense volume ``(B, C, *size)`` in balanced blocks over the partition's grid. Collective.
+
+        Parameters
+        ----------
+        features, cells, stride, origin, size
+            As in :meth:`CoordinateManager.dense_volume`.
+
+        Returns
+        -------
+        DistTensor
+        """
         grid, axes = self.partition.grid, COLUMNS[len(size)]
         scales = [(1, 0), *((stride, start) for start in origin)]
         ends = {}
@@ -177,23 +225,23 @@ class DistributedManager(CoordinateManager):
         samples, _, *space = owned.box(None, shape)
         first = torch.tensor([samples.start, *(interval.start for interval in space)], device=cells.device)
         extents = [interval.stop - interval.start for interval in (samples, *space)]
-        block = scattered(self.local(features), cells - first, extents)
+        block = scatter_to_volume(self.local_rows(features), cells - first, extents)
         return DistTensor(block, owned, shape).redistribute(Distribution(grid, dims))
 
     # -- over samples -------------------------------------------------------------------------------------------------
 
-    def population(self, sites: Sites) -> torch.Tensor:
+    def sites_per_sample(self, sites: Sites) -> torch.Tensor:
         """Return the number of sites of each sample on all ranks, (B,). Collective at its first use."""
         if sites not in self._populations:
-            here = super().population(sites)
-            self._populations[sites] = allreduce(self.partition.grid.world, here, "sites of samples")
+            counts = super().sites_per_sample(sites)
+            self._populations[sites] = allreduce(self.partition.grid.world, counts, "sites of samples")
         return self._populations[sites]
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of ``values`` (B, C). Collective."""
         return self._of_ranks(values).sum(0)
 
-    def largest(self, values: torch.Tensor) -> torch.Tensor:
+    def max_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return the maximum over ranks of ``values`` (B, C). Collective."""
         return self._of_ranks(values).max(0).values
 
@@ -203,7 +251,7 @@ class DistributedManager(CoordinateManager):
         return DistTensor(values[None], Distribution(grid, ("n", None, None)), (grid.size, *values.shape))
 
 
-def _map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
+def _halo_kernel_map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
     """Return the kernel map from this rank's sites and halo to its output sites."""
     if transposed:
         return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
@@ -265,9 +313,9 @@ def gather(x: SparseTensor) -> SparseTensor:
         return x
     grid = manager.partition.grid
     others = [rank for rank in range(grid.size) if rank != grid.rank]
-    here = x.sites.coords
-    received = swapped(grid.world, dict.fromkeys(others, here), others, here, "gathered sites")
-    coords = torch.cat([{grid.rank: here, **received}[rank] for rank in range(grid.size)])
+    own_coords = x.sites.coords
+    received = exchange_rows(grid.world, dict.fromkeys(others, own_coords), others, own_coords, "gathered sites")
+    coords = torch.cat([{grid.rank: own_coords, **received}[rank] for rank in range(grid.size)])
     order = sorting_order(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
     return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
@@ -310,14 +358,14 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     if any(counts):
         worst = int(np.argmax(counts))
         raise DistributionError(
-            f"sparse from_local: {counts[worst]} sites of rank {worst} are not in its box {partition.box(worst)}; send "
-            "them to their owners, or scatter the whole"
+            f"sparse from_local: {counts[worst]} sites of rank {worst} are not in its box {partition.box(worst)}. Send "
+            "them to their owners, or scatter the full tensor."
         )
     manager = DistributedManager(batch_size, partition)
-    return SparseTensor.on(local.sites, manager, manager.result(features, local.sites))
+    return SparseTensor.on(local.sites, manager, manager.wrap_features(features, local.sites))
 
 
-def sites_of_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> SparseTensor:
+def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> SparseTensor:
     """Return the active sites of a dense volume, each on the rank whose block of the volume contains it.
 
     Collective: call on every rank.
@@ -351,7 +399,7 @@ def sites_of_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> Sp
     first = torch.tensor([samples.start, *(interval.start for interval in space)], device=cells.device)
     sites = Sites((cells + first) * torch.tensor(steps, device=cells.device), stride)
     features = block.local.movedim(1, -1)[cells.unbind(1)]
-    return SparseTensor.on(sites, manager, manager.result(features, sites))
+    return SparseTensor.on(sites, manager, manager.wrap_features(features, sites))
 
 
 def _digest(coords: torch.Tensor) -> str:

@@ -25,13 +25,15 @@ _ELEMENTWISE = "abs celu clamp clone exp log neg prelu relu relu_ selu sigmoid s
 SITE_BY_SITE = {getattr(F, name) for name in _ACTIVATIONS.split()} | {getattr(torch, n) for n in _ELEMENTWISE.split()}
 """Functions of one sparse operand, the first, that compute each site independently."""
 
-BETWEEN = {getattr(place, name) for place in (torch, torch.Tensor) for name in "add sub mul div".split()} | {
+BINARY = {getattr(module, name) for module in (torch, torch.Tensor) for name in "add sub mul div".split()} | {
     getattr(torch, name) for name in "rsub pow maximum minimum true_divide".split()
 }
 """Elementwise functions of two operands."""
 
 
-def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+def call_on_features(
+    func: Function, sparse: Sequence[bool], args: Sequence[Any], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """Call a function on features.
 
     Parameters
@@ -56,20 +58,20 @@ def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwa
         If the function does not work site by site, or not with these operands.
     """
     if func not in _KNOWN:
-        refuse(func, "of a sparse tensor")
-    if func in BETWEEN:
+        raise_unsupported(func, "of a sparse tensor")
+    if func in BINARY:
         _check_operands(func, sparse, args)
     elif list(sparse) != [func is torch.cat or n == 0 for n in range(len(sparse))]:
-        refuse(func, "of a sparse tensor and a plain one in each other's place")
+        raise_unsupported(func, "of a plain tensor in place of a sparse one, or the reverse,")
     if func in _CHECKS:
         _CHECKS[func](func, args, kwargs)
     if func is F.batch_norm and not len(args[0]):
-        return _batch_norm_of_nothing(*args, **kwargs)
+        return _batch_norm_without_sites(*args, **kwargs)
     result: torch.Tensor = func(*args, **kwargs)
     return result
 
 
-def refuse(func: Function, what: str) -> NoReturn:
+def raise_unsupported(func: Function, what: str) -> NoReturn:
     """Raise an error with a suggested fix.
 
     Parameters
@@ -85,8 +87,8 @@ def refuse(func: Function, what: str) -> NoReturn:
     """
     name = getattr(func, "__name__", str(func))
     raise UnsupportedOperation(
-        f"{name} {what} has no rule; use the layers of distconv.layers.sparse, or, where it is meant site by site, "
-        "x.replace(function(x.features))"
+        f"{name} {what} has no rule. Use the layers of distconv.layers.sparse, or, for a function of each site alone, "
+        "x.replace(function(x.features))."
     )
 
 
@@ -98,21 +100,23 @@ def _check_operands(func: Function, sparse: Sequence[bool], args: Sequence[Any])
     channels = max(x.shape[1] for x, is_sparse in zip(args, sparse, strict=True) if is_sparse)
     for x, is_sparse in zip(args, sparse, strict=True):
         if is_sparse and x.shape[1] not in (1, channels):
-            refuse(func, f"of sparse tensors with {channels} and {x.shape[1]} channels")
+            raise_unsupported(func, f"of sparse tensors with {channels} and {x.shape[1]} channels")
         if not is_sparse and isinstance(x, torch.Tensor) and tuple(x.shape) not in ((), (1,), (channels,)):
-            refuse(func, f"of a sparse tensor and a tensor of shape {tuple(x.shape)}, not one value per channel,")
+            raise_unsupported(
+                func, f"of a sparse tensor and a tensor of shape {tuple(x.shape)}, not one value per channel,"
+            )
 
 
 def _check_channels(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if dim not in (1, -1):
-        refuse(func, f"over dim={dim} of a sparse tensor")
+        raise_unsupported(func, f"over dim={dim} of a sparse tensor")
 
 
 def _check_layer_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
     if len(shape) != 1:
-        refuse(func, f"over {tuple(shape)} of a sparse tensor")
+        raise_unsupported(func, f"over {tuple(shape)} of a sparse tensor")
 
 
 _CHECKS = {
@@ -126,10 +130,10 @@ _CHECKS = {
 }
 
 
-_KNOWN = BETWEEN | SITE_BY_SITE | _CHECKS.keys()
+_KNOWN = BINARY | SITE_BY_SITE | _CHECKS.keys()
 
 
-def _batch_norm_of_nothing(
+def _batch_norm_without_sites(
     features: torch.Tensor,
     running_mean: Any,
     running_var: Any,

@@ -20,7 +20,7 @@ from distconv.errors import DistributionError
 
 Grid = TypeVar("Grid", bound=Arrangement)
 
-FAR = 1 << 62
+UNBOUNDED = 1 << 62
 """End of the boxes at the border of space."""
 
 COLUMNS = {1: ("n", "w"), 2: ("n", "h", "w"), 3: ("n", "d", "h", "w"), 4: ("n", None, "d", "h", "w")}
@@ -55,13 +55,16 @@ class Partition(Generic[Grid_co]):
         unused = [axis for axis, parts in self.grid.shape.items() if parts > 1 and axis not in axes]
         if unused:
             raise DistributionError(
-                f"sites of {len(self.cuts) - 1} dimensions over {self.grid!r}: axis {unused[0]} cuts none of them; use "
+                f"sites of {len(self.cuts) - 1} dimensions over {self.grid!r}: axis {unused[0]} splits none of them. "
+                "Use "
                 f"{', '.join(axis for axis in axes if axis)}"
             )
         for axis, cuts in zip(axes, self.cuts, strict=True):
             parts = 1 if axis is None else self.grid.shape[axis]
             if len(cuts) != parts - 1 or list(cuts) != sorted(cuts):
-                raise DistributionError(f"cuts {cuts} along {axis}: {parts} parts need {parts - 1} increasing numbers")
+                raise DistributionError(
+                    f"cuts {cuts} along {axis}: {parts} parts require {parts - 1} ascending coordinates"
+                )
 
     @staticmethod
     def balanced(grid: Grid, coords: torch.Tensor) -> Partition[Grid]:
@@ -100,7 +103,7 @@ class Partition(Generic[Grid_co]):
         rank : int
         """
         at = self.grid.coords_of(rank)
-        ends = [(-FAR, *cuts, FAR) for cuts in self.cuts]
+        ends = [(-UNBOUNDED, *cuts, UNBOUNDED) for cuts in self.cuts]
         return tuple((e[at[a] if a else 0], e[at[a] + 1 if a else 1]) for e, a in zip(ends, self._axes, strict=True))
 
     def owners(self, coords: torch.Tensor) -> torch.Tensor:
@@ -123,7 +126,7 @@ class Partition(Generic[Grid_co]):
                 rank += torch.bucketize(coords[:, column].contiguous(), ends, right=True) * self.grid.stride(axis)
         return rank
 
-    def others(self, box: Box, rank: int) -> list[int]:
+    def intersecting_ranks(self, box: Box, rank: int) -> list[int]:
         """Return the ranks whose boxes intersect a box. The cost is proportional to their number.
 
         Parameters
@@ -138,7 +141,7 @@ class Partition(Generic[Grid_co]):
             Ascending.
         """
         neighbours: Iterable[tuple[int, ...]] = itertools.product(
-            *(_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
+            *(_intersecting_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
         )
         ranks = {self._rank(indices) for indices in neighbours}
         return sorted(ranks - {rank})
@@ -147,7 +150,7 @@ class Partition(Generic[Grid_co]):
         return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
 
 
-def grown(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
+def grow_box(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
     """Return a box whose ends are moved along each spatial dimension.
 
     Parameters
@@ -163,7 +166,7 @@ def grown(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
     return (box[0], *((a + x, b + y) for (a, b), x, y in zip(box[1:], low, high, strict=True)))
 
 
-def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
+def rows_in_box(coords: torch.Tensor, box: Box) -> torch.Tensor:
     """Return the rows of the sites that lie in a box.
 
     Parameters
@@ -183,7 +186,7 @@ def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
     return inside.nonzero().flatten()
 
 
-def _parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
+def _intersecting_parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
     """Return the parts that intersect the range ``ends``; for an empty range, the part that contains its position.
 
     So the relation is symmetric, also for empty parts: i is among the parts of part j moved by d exactly if j is among

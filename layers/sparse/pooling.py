@@ -22,7 +22,7 @@ from distconv.kernels.sparse import (
 )
 
 from .tensor import SparseTensor
-from .windows import check_input, check_window, extents
+from .windows import check_input, check_window, sizes_per_dim
 
 
 class _WindowPool(nn.Module):
@@ -58,10 +58,13 @@ class _WindowPool(nn.Module):
         super().__init__()
         if stride is None:
             if not isinstance(kernel_size, int):
-                raise ValueError(f"kernel_size={kernel_size}: a window with different extents needs a stride")
+                raise ValueError(f"kernel_size={kernel_size}: a window of different sizes requires a stride")
             stride = kernel_size
         check_window(dimension, stride=stride)
-        self.kernel_size, self.padding = extents(kernel_size, dimension), extents(padding, dimension, "padding", 0)
+        self.kernel_size, self.padding = (
+            sizes_per_dim(kernel_size, dimension),
+            sizes_per_dim(padding, dimension, "padding", 0),
+        )
         self.stride, self.dimension = stride, dimension
         self.offsets = box_offsets(self.kernel_size, self.padding)
 
@@ -69,12 +72,25 @@ class _WindowPool(nn.Module):
         """Return the pooled features of ``x`` on the output sites."""
         check_input(x, self.dimension)
         manager = x.coordinate_manager
-        sites = manager.coarser(x.sites, self.stride)
-        features, pairs = manager.needed(x.features, x.sites, sites, self.offsets, 1)
-        return SparseTensor.on(sites, manager, manager.result(self.pool(features, pairs), sites))
+        sites = manager.coarser_sites(x.sites, self.stride)
+        features, pairs = manager.gather_needed(x.features, x.sites, sites, self.offsets, 1)
+        return SparseTensor.on(sites, manager, manager.wrap_features(self.pool(features, pairs), sites))
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features over a kernel map.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's sites and of the halo.
+        pairs : KernelMap
+            From the rows of ``features`` to the output sites.
+
+        Returns
+        -------
+        Tensor
+            (N_out, C).
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -90,7 +106,20 @@ class SparseMaxPool(_WindowPool):
     """
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features over a kernel map.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's sites and of the halo.
+        pairs : KernelMap
+            From the rows of ``features`` to the output sites.
+
+        Returns
+        -------
+        Tensor
+            (N_out, C).
+        """
         return sparse_max_pool(features, pairs)
 
 
@@ -101,7 +130,20 @@ class SparseAvgPool(_WindowPool):
     """
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features over a kernel map.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's sites and of the halo.
+        pairs : KernelMap
+            From the rows of ``features`` to the output sites.
+
+        Returns
+        -------
+        Tensor
+            (N_out, C).
+        """
         return sparse_average_pool(features, pairs)
 
 
@@ -109,7 +151,20 @@ class SparseSumPool(_WindowPool):
     """Sum of the active sites in each window, as torch's average pooling with ``divisor_override=1``."""
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features (N_out, C) over a kernel map."""
+        """Return the pooled features over a kernel map.
+
+        Parameters
+        ----------
+        features : Tensor
+            Features (N, C) of this rank's sites and of the halo.
+        pairs : KernelMap
+            From the rows of ``features`` to the output sites.
+
+        Returns
+        -------
+        Tensor
+            (N_out, C).
+        """
         return sparse_sum_pool(features, pairs)
 
 
@@ -142,12 +197,12 @@ class SparseGlobalPool(nn.Module):
         """Return the pooled features of each sample, (B, C)."""
         check_input(x)
         manager, samples = x.coordinate_manager, x.sites.coords[:, 0]
-        features, sites = manager.local(x.features), manager.population(x.sites)[:, None]
+        features, sites = manager.local_rows(x.features), manager.sites_per_sample(x.sites)[:, None]
         if self.mode == "max":
-            here = torch.bincount(samples, minlength=x.batch_size)[:, None]
-            largest = global_max(features, samples, x.batch_size).masked_fill(here == 0, -math.inf)
-            return manager.largest(largest).masked_fill(sites == 0, 0)
-        total = manager.summed(global_sum(features, samples, x.batch_size))
+            local_sites = torch.bincount(samples, minlength=x.batch_size)[:, None]
+            largest = global_max(features, samples, x.batch_size).masked_fill(local_sites == 0, -math.inf)
+            return manager.max_over_ranks(largest).masked_fill(sites == 0, 0)
+        total = manager.sum_over_ranks(global_sum(features, samples, x.batch_size))
         return total / sites.clamp(min=1).to(total.dtype) if self.mode == "avg" else total
 
     def extra_repr(self) -> str:

@@ -17,10 +17,10 @@ from distconv.autograd.derivatives import first_order_only
 from distconv.communication.collectives import apply
 from distconv.communication.transport import Exchange
 from distconv.kernels.sparse.coordinates import unique_rows
-from distconv.layers.sparse.partition import Partition, grown, within
+from distconv.layers.sparse.partition import Partition, grow_box, rows_in_box
 
 
-def swapped(
+def exchange_rows(
     comm: MPI.Intracomm, outgoing: Mapping[int, torch.Tensor], sources: Sequence[int], like: torch.Tensor, what: str
 ) -> dict[int, torch.Tensor]:
     """Exchange rows, whose number the receivers do not know, with other ranks.
@@ -52,7 +52,7 @@ def swapped(
     return rows
 
 
-def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+def send_to_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
     """Return the sites that this rank owns among the sites that all ranks pass, unique and sorted.
 
     Collective: call on every rank.
@@ -71,17 +71,17 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
         (N', 1 + D).
     """
     rank, comm = partition.grid.rank, partition.grid.world
-    mine = partition.box(rank)
-    targets = partition.others(grown(mine, low, high), rank)
+    own_box = partition.box(rank)
+    targets = partition.intersecting_ranks(grow_box(own_box, low, high), rank)
     back = ([-h for h in high], [-v for v in low])
-    sources = partition.others(grown(mine, *back), rank)
+    sources = partition.intersecting_ranks(grow_box(own_box, *back), rank)
     owners = partition.owners(coords)
     outgoing = {target: coords[owners == target] for target in targets}
-    received = swapped(comm, outgoing, sources, coords, "sites to their owners")
+    received = exchange_rows(comm, outgoing, sources, coords, "sites to their owners")
     return unique_rows(torch.cat([coords[owners == rank], *received.values()]))
 
 
-def sent_rows(
+def rows_by_peer(
     partition: Partition[Any], rank: int, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]
 ) -> dict[int, torch.Tensor]:
     """Return the rows of sites that lie in the grown box of each other rank.
@@ -104,8 +104,8 @@ def sent_rows(
         Row indices by rank, for all ranks whose grown boxes intersect this rank's box, even if no site is in them.
     """
     back = ([-h for h in high], [-v for v in low])
-    peers = partition.others(grown(partition.box(rank), *back), rank)
-    return {peer: within(coords, grown(partition.box(peer), low, high)) for peer in peers}
+    peers = partition.intersecting_ranks(grow_box(partition.box(rank), *back), rank)
+    return {peer: rows_in_box(coords, grow_box(partition.box(peer), low, high)) for peer in peers}
 
 
 class SiteHalo:
@@ -116,15 +116,15 @@ class SiteHalo:
 
     def __init__(self, partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> None:
         rank, self.comm = partition.grid.rank, partition.grid.world
-        self.sends = sent_rows(partition, rank, coords, low, high)
-        sources = partition.others(grown(partition.box(rank), low, high), rank)
+        self.sends = rows_by_peer(partition, rank, coords, low, high)
+        sources = partition.intersecting_ranks(grow_box(partition.box(rank), low, high), rank)
         outgoing = {peer: coords[rows] for peer, rows in self.sends.items()}
-        received = swapped(self.comm, outgoing, sources, coords, "sites of the halo")
+        received = exchange_rows(self.comm, outgoing, sources, coords, "sites of the halo")
         self.receives = {peer: len(rows) for peer, rows in received.items()}
-        self.own = len(coords)
+        self.own_rows = len(coords)
         self.coords = torch.cat([coords, *received.values()])
 
-    def extended(self, features: torch.Tensor) -> torch.Tensor:
+    def append_halo(self, features: torch.Tensor) -> torch.Tensor:
         """Return the features of ``coords``; differentiable.
 
         Collective: call on every rank.
@@ -149,10 +149,10 @@ class _Extend(torch.autograd.Function):
     def forward(ctx: Any, features: torch.Tensor, halo: SiteHalo) -> torch.Tensor:
         ctx.halo = halo
         out = features.new_empty(len(halo.coords), features.shape[1])
-        ghosts = out[halo.own :].split(list(halo.receives.values()))
+        ghosts = out[halo.own_rows :].split(list(halo.receives.values()))
         sends = [(peer, features.index_select(0, rows)) for peer, rows in halo.sends.items()]
         exchange = Exchange(halo.comm, sends, list(zip(halo.receives, ghosts, strict=True)), "halo of sites")
-        out[: halo.own] = features
+        out[: halo.own_rows] = features
         exchange.wait()
         return out
 
@@ -161,11 +161,11 @@ class _Extend(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         halo: SiteHalo = ctx.halo
         grad = grad.contiguous()
-        ghosts = grad[halo.own :].split(list(halo.receives.values()))
+        ghosts = grad[halo.own_rows :].split(list(halo.receives.values()))
         received = {peer: grad.new_empty(len(rows), grad.shape[1]) for peer, rows in halo.sends.items()}
         sends = list(zip(halo.receives, ghosts, strict=True))
         exchange = Exchange(halo.comm, sends, list(received.items()), "halo of sites, back")
-        dx = grad[: halo.own].clone()
+        dx = grad[: halo.own_rows].clone()
         exchange.wait()
         for peer, rows in halo.sends.items():
             dx.index_add_(0, rows, received[peer])

@@ -50,16 +50,16 @@ def packed(x: SparseTensor) -> torch.Tensor:
     space, limit = x.sites.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
     if x.stride != 1 or (len(space) and int(space.abs().max()) > limit):
         raise CoordinateError(
-            f"packed: sites of stride 1 are needed, with coordinates up to {limit:.0f} in {x.dtype}, not {x!r}"
+            f"packed: sites must have stride 1, and coordinates up to {limit:.0f} in {x.dtype} ({x!r})"
         )
-    x = _in_order(x)
+    x = _sort_sites(x)
     samples = x.sites.coords[:, 0]
     counts = torch.bincount(samples, minlength=x.batch_size)
     first = counts.cumsum(0) - counts
-    place = torch.arange(len(samples), device=x.device) - first[samples]
+    position = torch.arange(len(samples), device=x.device) - first[samples]
     sites = torch.cat([torch.ones_like(x.features[:, :1]), x.sites.coords[:, 1:].to(x.dtype), x.features], 1)
     rows = sites.new_zeros(x.batch_size, int(counts.max()) if len(counts) else 0, sites.shape[1])
-    return rows.index_put((samples, place), sites)
+    return rows.index_put((samples, position), sites)
 
 
 def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
@@ -76,10 +76,10 @@ def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
     -------
     SparseTensor
     """
-    samples, places = (rows[..., 0] != 0).nonzero(as_tuple=True)
-    sites = rows[samples, places]
+    samples, positions = (rows[..., 0] != 0).nonzero(as_tuple=True)
+    sites = rows[samples, positions]
     coords = torch.cat([samples[:, None], sites[:, 1 : 1 + dimension].long()], 1)
-    return _trusted(coords, sites[:, 1 + dimension :], 1, len(rows))
+    return _from_checked(coords, sites[:, 1 + dimension :], 1, len(rows))
 
 
 class SparseStage(nn.Module):
@@ -111,10 +111,10 @@ class SparseStage(nn.Module):
         -------
         Tensor or tuple of Tensor
         """
-        given = [unpacked(tensors[0], self.dimension)] if self.first else _joined(tensors)
-        y = self.module(*given)
-        parted = tuple(_parted(y if isinstance(y, tuple) else (y,)))
-        return parted if len(parted) > 1 else parted[0]
+        inputs = [unpacked(tensors[0], self.dimension)] if self.first else _unflatten_values(tensors)
+        y = self.module(*inputs)
+        outputs = tuple(_flatten_values(y if isinstance(y, tuple) else (y,)))
+        return outputs if len(outputs) > 1 else outputs[0]
 
 
 def as_stages(modules: Sequence[nn.Module], dimension: int = 3) -> list[nn.Module]:
@@ -138,17 +138,17 @@ def as_stages(modules: Sequence[nn.Module], dimension: int = 3) -> list[nn.Modul
     return [SparseStage(module, dimension, first=index == 0) for index, module in enumerate(modules)]
 
 
-def _parted(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Tensor]:
+def _flatten_values(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the plain tensors of values: three for each sparse tensor."""
     for value in values:
         if isinstance(value, SparseTensor):
-            x = _in_order(value)
+            x = _sort_sites(value)
             yield from (x.sites.coords, x.features, torch.tensor([x.stride, x.batch_size], device=x.device))
         else:
             yield value
 
 
-def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Tensor]:
+def _unflatten_values(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Tensor]:
     """Yield the values of plain tensors: integers are the coordinates of a sparse tensor, features and sizes follow."""
     left = iter(tensors)
     for tensor in left:
@@ -156,15 +156,15 @@ def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Te
             yield tensor
         else:
             features, sizes = next(left), next(left)
-            yield _trusted(tensor, features, *sizes.tolist())
+            yield _from_checked(tensor, features, *sizes.tolist())
 
 
-def _in_order(x: SparseTensor) -> SparseTensor:
+def _sort_sites(x: SparseTensor) -> SparseTensor:
     """Return ``x`` with its sites sorted."""
     order = x.sites.order
-    return x if order is None else _trusted(x.sites.coords[order], x.features[order], x.stride, x.batch_size)
+    return x if order is None else _from_checked(x.sites.coords[order], x.features[order], x.stride, x.batch_size)
 
 
-def _trusted(coords: torch.Tensor, features: torch.Tensor, stride: int, batch_size: int) -> SparseTensor:
+def _from_checked(coords: torch.Tensor, features: torch.Tensor, stride: int, batch_size: int) -> SparseTensor:
     """Return a tensor on sorted sites that another stage has checked."""
     return SparseTensor.on(Sites(coords, stride, is_sorted=True), CoordinateManager(batch_size), features)

@@ -54,13 +54,13 @@ class SparseTensor:
         self, coords: torch.Tensor, features: torch.Tensor, stride: int = 1, *, batch_size: int | None = None
     ) -> None:
         if stride < 1:
-            raise CoordinateError(f"stride={stride}: the stride of a sparse tensor is at least 1")
+            raise CoordinateError(f"stride={stride}: the stride of a sparse tensor must be at least 1")
         coords = check_coordinates(coords, stride, batch_size)
         if batch_size is None:
             batch_size = int(coords[:, 0].max()) + 1 if len(coords) else 0
         self.coordinate_manager = CoordinateManager(batch_size)
         self.sites = Sites(coords, stride)
-        self.features = self._checked(features)
+        self.features = self._check_features(features)
         _ = self.sites.order  # finds sites that occur twice
 
     @classmethod
@@ -80,7 +80,7 @@ class SparseTensor:
         """
         tensor = cls.__new__(cls)
         tensor.sites, tensor.coordinate_manager = sites, manager
-        tensor.features = tensor._checked(features)
+        tensor.features = tensor._check_features(features)
         return tensor
 
     def replace(self, features: torch.Tensor) -> SparseTensor:
@@ -97,13 +97,13 @@ class SparseTensor:
         """
         return SparseTensor.on(self.sites, self.coordinate_manager, features)
 
-    def _checked(self, features: torch.Tensor) -> torch.Tensor:
-        rows = self.coordinate_manager.rows(self.sites)
+    def _check_features(self, features: torch.Tensor) -> torch.Tensor:
+        rows = self.coordinate_manager.row_count(self.sites)
         if features.ndim != 2 or features.shape[0] != rows:
-            raise ShapeError(f"features have shape {tuple(features.shape)}; {rows} sites need ({rows}, channels)")
+            raise ShapeError(f"features have shape {tuple(features.shape)}; {rows} sites require ({rows}, channels)")
         if features.device != self.sites.coords.device:
             raise ShapeError(f"features are on {features.device} and coordinates on {self.sites.coords.device}")
-        return self.coordinate_manager.arranged(features, self.sites)
+        return self.coordinate_manager.redistribute_features(features, self.sites)
 
     @property
     def coords(self) -> torch.Tensor:
@@ -112,7 +112,7 @@ class SparseTensor:
         For a tensor that is split over ranks a DistTensor, whose rows are distributed as those of ``features``.
         ``sites.coords`` are the coordinates of this rank's sites.
         """
-        return self.coordinate_manager.coords(self.sites)
+        return self.coordinate_manager.row_coords(self.sites)
 
     @property
     def stride(self) -> int:
@@ -163,7 +163,17 @@ class SparseTensor:
         return self.replace(self.features.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Return a tensor with features of another dtype, or on another device; arguments as ``torch.Tensor.to``."""
+        """Return a tensor with features of another dtype, or on another device.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As in ``torch.Tensor.to``.
+
+        Returns
+        -------
+        SparseTensor
+        """
         features = self.features.to(*args, **kwargs)
         if features.device == self.device:
             return self.replace(features)
@@ -179,12 +189,12 @@ class SparseTensor:
         sparse = [isinstance(x, SparseTensor) for x in operands]
         tensors = [x for x in operands if isinstance(x, SparseTensor)]
         if not tensors or any(isinstance(x, SparseTensor) for x in (kwargs or {}).values()):
-            functions.refuse(func, "of a sparse tensor that is given by keyword or in a list")
-        if not all(x.sites.same_as(tensors[0].sites) for x in tensors):
-            functions.refuse(func, "of sparse tensors on different sites")
+            functions.raise_unsupported(func, "of a sparse tensor that is given by keyword or in a list")
+        if not all(x.sites.has_same_sites(tensors[0].sites) for x in tensors):
+            functions.raise_unsupported(func, "of sparse tensors on different sites")
         features = [x.features if isinstance(x, SparseTensor) else x for x in operands]
         arguments = (features, *args[1:]) if func is torch.cat else features
-        return tensors[0].replace(functions.on_features(func, sparse, arguments, kwargs or {}))
+        return tensors[0].replace(functions.call_on_features(func, sparse, arguments, kwargs or {}))
 
     def __add__(self, other: Any) -> Any:
         return _torch.add(self, other)

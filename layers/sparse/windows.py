@@ -13,7 +13,7 @@ from distconv.kernels.sparse.coordinates import MAX_DIMENSION, Offsets
 from .tensor import SparseTensor
 
 
-def extents(
+def sizes_per_dim(
     size: int | Sequence[int] | None, dimension: int, name: str = "kernel_size", least: int = 1
 ) -> tuple[int, ...]:
     """Return a size for each dimension.
@@ -40,7 +40,9 @@ def extents(
     """
     sizes = (size,) * dimension if isinstance(size, int) else tuple(size or ())
     if len(sizes) != dimension or not all(isinstance(k, int) and k >= least for k in sizes):
-        raise ValueError(f"{name}={size}: an integer of at least {least}, or one for each of {dimension} dimensions")
+        raise ValueError(
+            f"{name}={size}: pass an integer of at least {least}, or one for each of {dimension} dimensions"
+        )
     return sizes
 
 
@@ -62,10 +64,10 @@ def check_window(dimension: int, *, stride: int, dilation: int = 1) -> None:
         raise ValueError(f"dimension={dimension}: sparse layers have 1 to {MAX_DIMENSION} dimensions")
     for name, value in (("stride", stride), ("dilation", dilation)):
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value}: it is one positive integer, for all dimensions")
+            raise ValueError(f"{name}={value}: must be one positive integer for all dimensions")
 
 
-def checked_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets:
+def to_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets:
     """Return offsets as tuples.
 
     Parameters
@@ -106,6 +108,8 @@ def check_input(x: SparseTensor, dimension: int | None = None) -> None:
         If ``x`` has another number of dimensions.
     """
     if not isinstance(x, SparseTensor):
-        raise UnsupportedOperation(f"a sparse layer takes a SparseTensor, not {type(x).__name__}; see from_dense")
+        raise UnsupportedOperation(
+            f"a sparse layer requires a SparseTensor, not {type(x).__name__}. Convert a dense tensor with from_dense."
+        )
     if dimension not in (None, x.dimension):
-        raise ShapeError(f"a sparse layer of dimension={dimension} got coordinates of {x.dimension} dimensions")
+        raise ShapeError(f"a sparse layer of dimension={dimension} received coordinates of {x.dimension} dimensions")

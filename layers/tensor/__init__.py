@@ -10,9 +10,9 @@
     joining       Concatenation and stacking
     masks         Selection by masks: ``x[mask]``
     queries       Properties of tensors that are not tensors
-    refused       Unsupported functions, which access memory
     reshaping     Views with merged, split, reordered, added or removed dimensions
     scatter       Writing and adding to positions given by tensors of indices
-    slicing       Slices and pieces of a tensor along its dimensions
+    slicing       Slices and chunks of a tensor along its dimensions
     strides       ``as_strided`` of gathered tensors
+    unsupported   Functions that access memory, which are not supported
 """

@@ -15,23 +15,23 @@ from distconv.dispatch import OperatorKind, implements
 from distconv.tensor import DistTensor, to_distribution
 
 
-def _listed(values: Any) -> list[Any]:
+def _as_list(values: Any) -> list[Any]:
     return [values] if isinstance(values, (torch.Tensor, GradientEdge)) or values is None else list(values)
 
 
-def _block(tensor: Any, like: Any) -> Any:
+def _block_like(tensor: Any, like: Any) -> Any:
     """Return the block of ``tensor``, distributed as ``like`` if that is a DistTensor; otherwise ``tensor``."""
     if isinstance(like, DistTensor) and tensor is not None:
         return to_distribution(tensor, like.dist).local
     return tensor
 
 
-def _blocks_of(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
+def _blocks_and_gradients(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
     """Return the blocks of ``outputs`` and of their gradients; a loss of one element is replicated. Collective."""
-    whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
-    given = _listed(seeds)
-    given = [None] * len(whole) if len(given) == 1 and given[0] is None else given
-    return [_block(o, o) for o in whole], [_block(s, o) for s, o in zip(given, whole, strict=True)]
+    blocks = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _as_list(outputs)]
+    gradients = _as_list(seeds)
+    gradients = [None] * len(blocks) if len(gradients) == 1 and gradients[0] is None else gradients
+    return [_block_like(o, o) for o in blocks], [_block_like(s, o) for s, o in zip(gradients, blocks, strict=True)]
 
 
 @implements(torch.autograd.backward, kind=OperatorKind.EFFECT, tensors=None)
@@ -44,10 +44,16 @@ def backward(
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """Compute ``torch.autograd.backward`` from blocks. Parameters as in torch."""
-    whole, seeds = _blocks_of(tensors, grad_variables if grad_tensors is None else grad_tensors)
-    inputs = None if inputs is None else [_block(i, i) for i in _listed(inputs)]
-    torch.autograd.backward(whole, seeds, retain_graph, create_graph, inputs=inputs)
+    """Compute ``torch.autograd.backward`` from blocks.
+
+    Parameters
+    ----------
+    tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+        As in ``torch.autograd.backward``.
+    """
+    blocks, seeds = _blocks_and_gradients(tensors, grad_variables if grad_tensors is None else grad_tensors)
+    inputs = None if inputs is None else [_block_like(i, i) for i in _as_list(inputs)]
+    torch.autograd.backward(blocks, seeds, retain_graph, create_graph, inputs=inputs)
 
 
 @implements(torch.autograd.grad, kind=OperatorKind.EFFECT, tensors=None)
@@ -59,15 +65,22 @@ def grad(
 ) -> tuple[Any, ...]:
     """Compute ``torch.autograd.grad`` from blocks: full gradients of plain inputs, distributed ones of DistTensors.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    outputs, inputs, grad_outputs, **options
+        As in ``torch.autograd.grad``.
+
+    Returns
+    -------
+    tuple of (Tensor or None)
     """
     if options.pop("is_grads_batched", False):
-        return _batched(outputs, inputs, _listed(grad_outputs), options)
-    whole, seeds = _blocks_of(outputs, grad_outputs)
-    wanted = _listed(inputs)
+        return _grad_batched(outputs, inputs, _as_list(grad_outputs), options)
+    blocks, seeds = _blocks_and_gradients(outputs, grad_outputs)
+    wanted = _as_list(inputs)
     gradients = torch.autograd.grad(
-        whole,
-        [_block(i, i) for i in wanted],
+        blocks,
+        [_block_like(i, i) for i in wanted],
         seeds,
         **options,
     )
@@ -77,7 +90,7 @@ def grad(
     )
 
 
-def _batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+def _grad_batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
     """Call :func:`grad` for each of the gradients along the first dimension of ``seeds``, and stack the results."""
     count = len(seeds[0])
     last = {"retain_graph": options.get("create_graph", False), **options}

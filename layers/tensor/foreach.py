@@ -16,7 +16,7 @@ from mpi4py import MPI
 from distconv.communication.transport import allreduce
 from distconv.dispatch import OperatorKind, implements
 from distconv.layers.common.alignment import as_distributed
-from distconv.layers.common.inplace_views import changed
+from distconv.layers.common.inplace_views import record_inplace_change
 from distconv.process import patches
 from distconv.tensor import DistTensor, to_distribution
 
@@ -26,11 +26,11 @@ sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_min clamp_ma
 """.split()
 """Functions ``torch._foreach_<name>``, which exist out of place and in place."""
 
-_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+_SINGLE_NAMES = {"maximum": "clamp_min", "minimum": "clamp_max"}
 """Names of the single-tensor functions that also take numbers and work in place."""
 
 
-def _one(value: Any, i: int, count: int) -> Any:
+def _element(value: Any, i: int, count: int) -> Any:
     """Return element ``i`` of a list, or of a tensor with one number for each tensor; otherwise ``value``."""
     if isinstance(value, (list, tuple)):
         return value[i]
@@ -39,39 +39,39 @@ def _one(value: Any, i: int, count: int) -> Any:
     return value
 
 
-def _to_layout_of(value: Any, target: Any) -> Any:
+def _operand_for(value: Any, target: Any) -> Any:
     """Return ``value`` as an operand for a plain ``target``: the local tensor of a replicated DistTensor."""
     if isinstance(value, DistTensor) and not isinstance(target, DistTensor) and not value.dist.split_axes:
         return value.local
     return value
 
 
-def _each(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> list[Any]:
+def _call_each(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> list[Any]:
     """Call ``function`` on the first elements of all lists, on the second ones, and so on."""
     count = next(len(operand) for operand in operands if isinstance(operand, (list, tuple)))
     results = []
     for i in range(count):
-        first, *rest = (_one(operand, i, count) for operand in operands)
+        first, *rest = (_element(operand, i, count) for operand in operands)
         extra = {"value": rest.pop()} if ternary and len(rest) == 3 else {}
-        results.append(function(first, *(_to_layout_of(value, first) for value in rest), **extra, **options))
+        results.append(function(first, *(_operand_for(value, first) for value in rest), **extra, **options))
     return results
 
 
-def _each_in_place(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> None:
-    _each(function, ternary, *operands, **options)
+def _call_each_in_place(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> None:
+    _call_each(function, ternary, *operands, **options)
 
 
 def _register() -> None:
     for name in _NAMES:
-        single, ternary = _AS.get(name, name), name.startswith("addc")
+        single, ternary = _SINGLE_NAMES.get(name, name), name.startswith("addc")
         implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
-            partial(_each, getattr(torch, single), ternary)
+            partial(_call_each, getattr(torch, single), ternary)
         )
-        in_place = partial(_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
+        in_place = partial(_call_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
         implements(getattr(torch, f"_foreach_{name}_"), kind=OperatorKind.EFFECT, tensors=None)(in_place)
     for name in ("copy_", "zero_"):
         implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
-            partial(_each_in_place, getattr(torch.Tensor, name), False)
+            partial(_call_each_in_place, getattr(torch.Tensor, name), False)
         )
 
 
@@ -80,7 +80,17 @@ _register()
 
 @implements(torch._foreach_norm, kind=OperatorKind.EFFECT)
 def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Compute ``torch._foreach_norm`` tensor by tensor. Parameters as in torch."""
+    """Compute ``torch._foreach_norm`` tensor by tensor.
+
+    Parameters
+    ----------
+    self, ord, dtype
+        As in ``torch._foreach_norm``.
+
+    Returns
+    -------
+    list of Tensor
+    """
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self]
 
 
@@ -88,7 +98,12 @@ def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | Non
 def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """Multiply gradients by ``inv_scale``, and set ``found_inf`` if any rank has a non-finite gradient.
 
-    ``GradScaler`` calls it. Parameters as in torch.
+    ``GradScaler`` calls it.
+
+    Parameters
+    ----------
+    self, found_inf, inv_scale
+        As in ``torch._amp_foreach_non_finite_check_and_unscale_``.
     """
     blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
     torch._amp_foreach_non_finite_check_and_unscale_(blocks, found_inf, inv_scale)
@@ -96,7 +111,7 @@ def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: to
     allreduce(grid.world, found_inf, "check for infinite gradients", MPI.MAX)
 
 
-def _fused(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
+def _fused_update(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
     """Call a fused optimizer on blocks, with its state distributed as the parameters are.
 
     Fused optimizers update each element independently.
@@ -111,29 +126,29 @@ def _fused(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
     function(*map(blocks, lists), **{name: blocks(value) for name, value in options.items()})
     for parameter in parameters:
         if isinstance(parameter, DistTensor):
-            changed(parameter)
+            record_inplace_change(parameter)
 
 
 def _block_for(value: Any, like: torch.Tensor) -> Any:
     if isinstance(like, DistTensor):
-        alone = isinstance(value, torch.Tensor) and value.shape == like.shape
-        return to_distribution(value, like.dist).local if alone else value
+        is_full = isinstance(value, torch.Tensor) and value.shape == like.shape
+        return to_distribution(value, like.dist).local if is_full else value
     return value.gather() if isinstance(value, DistTensor) else value
 
 
 for _name in ("sgd", "adam", "adamw", "adagrad"):
     _function = getattr(torch, f"_fused_{_name}_")
-    implements(_function, kind=OperatorKind.EFFECT, tensors=None)(partial(_fused, _function))
+    implements(_function, kind=OperatorKind.EFFECT, tensors=None)(partial(_fused_update, _function))
 
 
-def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:
+def _orthogonalize_full(orthogonalize: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:
     """Call Muon's iteration on gathered matrices, as in a single process, because it rounds to bfloat16 repeatedly."""
     if not isinstance(grad, DistTensor):
-        return whole(grad, *options)  # type: ignore[no-any-return]
-    return as_distributed(whole(grad.replicated().local, *options), grad.grid).redistribute(grad.dist)
+        return orthogonalize(grad, *options)  # type: ignore[no-any-return]
+    return as_distributed(orthogonalize(grad.replicated().local, *options), grad.grid).redistribute(grad.dist)
 
 
 _muon: Any = getattr(torch.optim, "_muon", None)
 if _muon is not None:  # since torch 2.9
-    _iterated = partial(_orthogonalized, _muon._zeropower_via_newtonschulz)
+    _iterated = partial(_orthogonalize_full, _muon._zeropower_via_newtonschulz)
     patches.declare(_muon, "_zeropower_via_newtonschulz", _iterated, "it rounds to bfloat16 between products")

@@ -20,16 +20,16 @@ from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
-from distconv.layers.common.alignment import as_distributed, common_distribution, result_shape
-from distconv.layers.common.inplace_views import Taken, takes_view
-from distconv.layers.common.value_check import check_within
+from distconv.layers.common.alignment import as_distributed, common_distribution, first_grid, result_shape
+from distconv.layers.common.inplace_views import ViewResult, takes_view
+from distconv.layers.common.value_check import check_indices
 from distconv.layers.tensor.joining import cat
-from distconv.layers.tensor.reshaping import reshape, sizes
-from distconv.layers.tensor.slicing import part
+from distconv.layers.tensor.reshaping import reshape, sizes_from_arguments
+from distconv.layers.tensor.slicing import slice_dim
 from distconv.tensor import DistTensor
 
 
-def whole_index(index: torch.Tensor) -> torch.Tensor:
+def gather_index(index: torch.Tensor) -> torch.Tensor:
     """Return the values of an index tensor on every rank. Collective for a DistTensor.
 
     Parameters
@@ -44,7 +44,7 @@ def whole_index(index: torch.Tensor) -> torch.Tensor:
     return index.gather() if isinstance(index, DistTensor) else index
 
 
-def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool = False) -> None:
+def check_index(index: DistTensor, extent: int, dim: int, *, allow_negative: bool = False) -> None:
     """Check that the indices of all ranks are in a dimension.
 
     Collective: call on every rank.
@@ -56,7 +56,7 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
         Size of the dimension.
     dim : int
         The dimension, for the message.
-    from_behind : bool
+    allow_negative : bool
         True to accept negative indices, which count from the end, as in brackets. Otherwise they are invalid.
 
     Raises
@@ -64,38 +64,52 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
     IndexError
         With torch's message, naming an invalid index.
     """
-    values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
+    values = torch.where(index.local < 0, index.local + extent, index.local) if allow_negative else index.local
 
-    def error(wrong: int) -> IndexError:
-        if from_behind and not extent:
+    def error(value: int) -> IndexError:
+        if allow_negative and not extent:
             return IndexError("index is out of bounds for dimension with size 0")
-        given = wrong - extent if from_behind and wrong < 0 else wrong
-        return IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
+        index = value - extent if allow_negative and value < 0 else value
+        return IndexError(f"index {index} is out of bounds for dimension {dim} with size {extent}")
 
-    check_within(values, extent, index.grid, error)
+    check_indices(values, extent, index.grid, error)
 
 
 @implements(torch.index_select, torch.Tensor.index_select, tensors="input index")
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTensor:
     """Compute ``torch.index_select`` with ``dim`` gathered; the result is split along ``dim`` as the input is.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, dim, index
+        As in ``torch.index_select``.
+
+    Returns
+    -------
+    DistTensor
     """
     shape = result_shape(torch.index_select, input, dim, index)
-    grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
+    grid = first_grid(input, index)
     x, dim = as_distributed(input, grid), dim % max(1, input.dim())
-    chosen = whole_index(index)
-    check_index(as_distributed(chosen, grid), x.shape[dim] if x.dim() else 1, dim)
-    whole = x.replicated([dim] if x.dim() else [])
-    picked = DistTensor(whole.local.index_select(dim, chosen), whole.dist, shape)
-    return picked.redistribute(Distribution(grid, x.dist.balanced().axes)) if x.dim() else picked
+    full_index = gather_index(index)
+    check_index(as_distributed(full_index, grid), x.shape[dim] if x.dim() else 1, dim)
+    gathered = x.replicated([dim] if x.dim() else [])
+    result = DistTensor(gathered.local.index_select(dim, full_index), gathered.dist, shape)
+    return result.redistribute(Distribution(grid, x.dist.balanced().axes)) if x.dim() else result
 
 
 @implements(torch.gather, torch.Tensor.gather, tensors="input index")
 def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> DistTensor:
     """Compute ``torch.gather``; dimensions in which index and input have the same size stay split, as the index is.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, dim, index, sparse_grad
+        As in ``torch.gather``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -104,11 +118,11 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     """
     shape = result_shape(torch.gather, input, dim, index)
     if sparse_grad:
-        raise NoRule("torch.gather with sparse_grad=True: leave it out")
+        raise NoRule("torch.gather with sparse_grad=True has no distributed rule: leave it out")
     dim %= max(1, input.dim())
     # An index without elements may have any number of dimensions in torch. A scalar counts as one dimension.
     if not shape.numel() or input.dim() != index.dim():
-        grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
+        grid = first_grid(input, index)
         x, chosen = (as_distributed(t, grid).replicated() for t in (input, index))
         return DistTensor(torch.gather(x.local, dim, chosen.local), chosen.dist, shape)
     kept = [d != dim and m == n for d, (m, n) in enumerate(zip(input.shape, shape, strict=True))]
@@ -122,7 +136,17 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
 
 @implements(torch.take_along_dim, torch.Tensor.take_along_dim, tensors="input indices")
 def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> DistTensor:
-    """Compute ``torch.take_along_dim`` by :func:`gather`. Parameters as in torch."""
+    """Compute ``torch.take_along_dim`` by :func:`gather`.
+
+    Parameters
+    ----------
+    input, indices, dim
+        As in ``torch.take_along_dim``.
+
+    Returns
+    -------
+    DistTensor
+    """
     result_shape(torch.take_along_dim, input, indices, dim)
     if dim is None:
         return gather(input.reshape(-1), 0, indices.reshape(-1))
@@ -134,8 +158,18 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 
 @implements(F.one_hot)
 def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
-    """Compute ``F.one_hot`` block by block; the new last dimension is replicated. Parameters as in torch."""
-    encode = partial(_one_hot, input.grid, num_classes)
+    """Compute ``F.one_hot`` block by block; the new last dimension is replicated.
+
+    Parameters
+    ----------
+    input, num_classes
+        As in ``F.one_hot``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    encode = partial(_encode_block, input.grid, num_classes)
     if num_classes < 0:  # The number of classes depends on values.
         local = encode(input.local)
     elif input.local.is_cuda:  # torch checks the classes in its kernel.
@@ -147,7 +181,7 @@ def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
     )
 
 
-def _one_hot(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.Tensor:
+def _encode_block(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.Tensor:
     """Compute ``F.one_hot`` of a block with the number of classes of all ranks. Collective."""
     highest = local.max() if local.numel() else torch.tensor(-1, device=local.device)
     lowest = local.min() if local.numel() else torch.tensor(0, device=local.device)
@@ -160,7 +194,7 @@ def _one_hot(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.
 # -- advanced indexing ------------------------------------------------------------------------------------------------
 
 
-def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
+def select_indexed(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     """Return ``input[entries]``; indexed dimensions are gathered.
 
     Collective: call on every rank.
@@ -177,22 +211,22 @@ def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
         Its dimensions that come from index tensors are not split.
     """
     dims = [d for d, e in enumerate(entries) if isinstance(e, torch.Tensor)]
-    plain = [whole_index(e) if isinstance(e, torch.Tensor) else e for e in entries]
+    full_entries = [gather_index(e) if isinstance(e, torch.Tensor) else e for e in entries]
     for dim in dims:
-        check_index(as_distributed(plain[dim], input.grid), input.shape[dim], dim, from_behind=True)
+        check_index(as_distributed(full_entries[dim], input.grid), input.shape[dim], dim, allow_negative=True)
     x = input.replicated(dims)
-    together = dims[-1] - dims[0] == len(dims) - 1
-    count = max(plain[d].dim() for d in dims)
+    is_contiguous = dims[-1] - dims[0] == len(dims) - 1
+    count = max(full_entries[d].dim() for d in dims)
     left = [a for d, a in enumerate(x.dist.axes) if d not in dims]
-    at = dims[0] if together else 0
+    at = dims[0] if is_contiguous else 0
     dist = x.dist.with_axes([*left[:at], *(None,) * count, *left[at:]])
     extents = [n for d, n in enumerate(x.shape) if d not in dims]
-    picked = torch.broadcast_shapes(*(plain[d].shape for d in dims))
-    local = x.local[tuple(plain)]
-    return DistTensor(local, dist, torch.Size([*extents[:at], *picked, *extents[at:]]))
+    index_shape = torch.broadcast_shapes(*(full_entries[d].shape for d in dims))
+    local = x.local[tuple(full_entries)]
+    return DistTensor(local, dist, torch.Size([*extents[:at], *index_shape, *extents[at:]]))
 
 
-def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
+def look_up_rows(table: torch.Tensor, index: DistTensor) -> DistTensor:
     """Return the rows of a plain table for a distributed tensor of row indices.
 
     Collective: call on every rank. The gradient of the table is all-reduced.
@@ -208,7 +242,7 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
     DistTensor
         The dimensions of ``index``, split as ``index`` is, and those of a row.
     """
-    check_index(index, table.shape[0], 0, from_behind=True)
+    check_index(index, table.shape[0], 0, allow_negative=True)
     rows = with_grad_allreduce(table, index.grid, index.dist.split_axes)[index.local]
     rest = table.shape[1:]
     return DistTensor(rows, index.dist.with_axes((*index.dist.axes, *(None,) * len(rest))), index.shape + rest)
@@ -221,9 +255,20 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
     torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to, kind=OperatorKind.VIEW, order=StridePolicy.NEW
 )
 @takes_view()
-def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> Taken:
-    """Compute ``Tensor.expand``; dimensions that grow, and new ones, are replicated. Parameters as in torch."""
-    shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
+def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> ViewResult:
+    """Compute ``Tensor.expand``; dimensions that grow, and new ones, are replicated.
+
+    Parameters
+    ----------
+    input, *size, implicit, **named
+        As in ``Tensor.expand``.
+
+    Returns
+    -------
+    DistTensor
+        A view.
+    """
+    shape = result_shape(torch.Tensor.expand, input, sizes_from_arguments(size or (named["size"],)))
     new = len(shape) - input.dim()
     x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
     dist = x.dist.with_axes((*(None,) * new, *x.dist.axes))
@@ -234,7 +279,14 @@ def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) 
 def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
     """Compute ``Tensor.expand_as`` with the shape of ``other``, regardless of its distribution.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, other
+        As in ``Tensor.expand_as``.
+
+    Returns
+    -------
+    Tensor
     """
     return input.expand(tuple(other.shape))
 
@@ -251,15 +303,24 @@ def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
 def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
     """Compute ``Tensor.repeat`` and ``torch.tile``; a split dimension is concatenated with itself.
 
-    The result has balanced blocks along it. Parameters as in torch.
+    The result has balanced blocks along it.
+
+    Parameters
+    ----------
+    input, *repeats, **named
+        As in ``Tensor.repeat``.
+
+    Returns
+    -------
+    DistTensor
     """
-    counts = sizes(repeats or tuple(named.values()))
+    counts = sizes_from_arguments(repeats or tuple(named.values()))
     counts = (1,) * (input.dim() - len(counts)) + counts
     result_shape(torch.Tensor.repeat, input, counts)
     x = reshape(input, (1,) * (len(counts) - input.dim()) + tuple(input.shape))
     split = [d for d, n in enumerate(counts) if n != 1 and x.dist.split[d] is not None]
     for dim in split:
-        x = cat([x] * counts[dim], dim) if counts[dim] else part(x, dim, 0, 0)
+        x = cat([x] * counts[dim], dim) if counts[dim] else slice_dim(x, dim, 0, 0)
     rest = [1 if d in split else n for d, n in enumerate(counts)]
     return DistTensor(x.local.repeat(rest), x.dist, torch.Size(n * m for n, m in zip(x.shape, rest, strict=True)))
 
@@ -268,10 +329,20 @@ def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
 def repeat_interleave(
     input: DistTensor, repeats: int | torch.Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> torch.Tensor:
-    """Compute ``torch.repeat_interleave``; one number for all repeats within the blocks. Parameters as in torch."""
+    """Compute ``torch.repeat_interleave``; one number for all repeats within the blocks.
+
+    Parameters
+    ----------
+    input, repeats, dim, output_size
+        As in ``torch.repeat_interleave``.
+
+    Returns
+    -------
+    Tensor
+    """
     x, dim = (reshape(input, -1), 0) if dim is None else (input, range(input.dim())[dim])
     if isinstance(repeats, int) or repeats.numel() == 1:
         shape = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
         return x.unsqueeze(dim + 1).expand(shape).flatten(dim, dim + 1)
-    index = torch.repeat_interleave(torch.arange(x.shape[dim]), whole_index(repeats).cpu(), output_size=output_size)
+    index = torch.repeat_interleave(torch.arange(x.shape[dim]), gather_index(repeats).cpu(), output_size=output_size)
     return index_select(x, dim, index.to(x.device))

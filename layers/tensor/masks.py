@@ -12,12 +12,12 @@ import torch
 from distconv.dispatch import implements
 from distconv.errors import NoRule
 from distconv.layers.common.alignment import as_distributed, broadcast_shape
-from distconv.layers.common.block_edges import layout
+from distconv.layers.common.block_edges import distribution_from_edges
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 
-def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
+def select_by_mask(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     """Return ``input[mask]``, split along its first dimension.
 
     Collective: call on every rank. Elements keep the order of a single process. So if another dimension than the
@@ -42,18 +42,21 @@ def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     """
     dims = mask.dim()
     if not dims or mask.shape != input.shape[:dims]:
-        raise NoRule(f"indexing a DistTensor of {tuple(input.shape)} with a mask of {tuple(mask.shape)}")
+        raise NoRule(
+            f"indexing a DistTensor of shape {tuple(input.shape)} with a mask of shape {tuple(mask.shape)} has no "
+            "distributed rule"
+        )
     like = input if isinstance(input, DistTensor) else mask
     assert isinstance(like, DistTensor)
     leading = next((d for d, n in enumerate(mask.shape) if n > 1), 0)
     split = like.dist.split[:dims]
     axis = split[leading] or next((a for a in split if a is not None), None)
-    stays = axis == split[leading] and axis not in like.dist.cyclic
-    picked = [axis if d == leading else None for d in range(dims)]
+    keeps_edges = axis == split[leading] and axis not in like.dist.cyclic
+    mask_axes = [axis if d == leading else None for d in range(dims)]
     rest = [None] * (input.dim() - dims) if like is mask else like.dist.split[dims:]
-    dist = (like.dist if stays else like.dist.balanced()).with_axes([*picked, *rest])
+    dist = (like.dist if keeps_edges else like.dist.balanced()).with_axes([*mask_axes, *rest])
     values = as_distributed(input, like.grid).redistribute(dist)
-    chosen = as_distributed(mask, like.grid).redistribute(dist.with_axes(picked))
+    chosen = as_distributed(mask, like.grid).redistribute(dist.with_axes(mask_axes))
     local = values.local[chosen.local.bool()]
     edges = {a: b for a, b in dist.boundaries.items() if a in rest}
     counts = [len(local)]
@@ -61,13 +64,24 @@ def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
         with watchdog.waiting(lambda: "number of elements under a mask"):
             counts = like.grid.comm([axis]).allgather(len(local))
         edges[axis] = (0, *itertools.accumulate(counts))
-    target = layout(like.grid, [axis, *rest], edges, {a: s for a, s in dist.cyclic.items() if a in rest})
+    target = distribution_from_edges(
+        like.grid, [axis, *rest], edges, {a: s for a, s in dist.cyclic.items() if a in rest}
+    )
     return DistTensor(local, target, torch.Size((sum(counts), *input.shape[dims:])))
 
 
 @implements(torch.masked_select, torch.Tensor.masked_select, tensors="input mask")
 def masked_select(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
-    """Compute ``torch.masked_select`` from the ranks' blocks. Parameters as in torch.
+    """Compute ``torch.masked_select`` from the ranks' blocks.
+
+    Parameters
+    ----------
+    input, mask
+        As in ``torch.masked_select``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -76,5 +90,5 @@ def masked_select(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     """
     shape = broadcast_shape((input.shape, mask.shape))
     if mask.dtype != torch.bool or not shape:
-        raise NoRule("masked_select of one element, or with a mask that is not of bool")
-    return masked(*(t if t.shape == shape else t.expand(shape) for t in (input, mask)))
+        raise NoRule("torch.masked_select of one element, or with a mask that is not bool, has no distributed rule")
+    return select_by_mask(*(t if t.shape == shape else t.expand(shape) for t in (input, mask)))

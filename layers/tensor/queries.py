@@ -18,7 +18,17 @@ from distconv.tensor import DistTensor
 
 @implements(torch.equal, torch.Tensor.equal, kind=OperatorKind.QUERY, tensors="input other")
 def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compute ``torch.equal`` of all elements. Parameters as in torch."""
+    """Compute ``torch.equal`` of all elements.
+
+    Parameters
+    ----------
+    input, other
+        As in ``torch.equal``.
+
+    Returns
+    -------
+    bool
+    """
     return input.shape == other.shape and bool((input == other).all())
 
 
@@ -26,7 +36,17 @@ def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
 def allclose(
     input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Compute ``torch.allclose`` of all elements. Parameters as in torch."""
+    """Compute ``torch.allclose`` of all elements.
+
+    Parameters
+    ----------
+    input, other, rtol, atol, equal_nan
+        As in ``torch.allclose``.
+
+    Returns
+    -------
+    bool
+    """
     return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
 
 
@@ -38,7 +58,17 @@ def is_nonzero(input: DistTensor) -> bool:
 
 @implements(torch.Tensor.__contains__, kind=OperatorKind.QUERY, tensors=None)
 def contains(input: DistTensor, element: Any) -> bool:
-    """Compute ``element in x`` on all ranks. Parameters as in torch."""
+    """Compute ``element in x`` on all ranks.
+
+    Parameters
+    ----------
+    input, element
+        As in ``torch.Tensor.__contains__``.
+
+    Returns
+    -------
+    bool
+    """
     return bool((input == element).any())
 
 
@@ -65,20 +95,46 @@ def result_type(*operands: Any) -> torch.dtype:
 
 @implements(torch.is_same_size, torch.Tensor.is_same_size, kind=OperatorKind.QUERY, tensors="input other")
 def is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compute ``torch.is_same_size`` of global shapes. Parameters as in torch."""
+    """Compute ``torch.is_same_size`` of global shapes.
+
+    Parameters
+    ----------
+    input, other
+        As in ``torch.is_same_size``.
+
+    Returns
+    -------
+    bool
+    """
     return input.shape == other.shape
 
 
 @implements(torch.Tensor.stride, kind=OperatorKind.QUERY)
 def stride(input: DistTensor, dim: int | None = None) -> Any:
-    """Compute ``Tensor.stride`` of the global tensor, as in a single process. Parameters as in torch."""
+    """Compute ``Tensor.stride`` of the global tensor, as in a single process.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``Tensor.stride``.
+    """
     strides = input._strides or contiguous_strides(tuple(input.shape))
     return strides if dim is None else strides[dim]
 
 
 @implements(torch.Tensor.is_contiguous, kind=OperatorKind.QUERY)
 def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-    """Compute ``Tensor.is_contiguous`` of the global tensor, as in a single process. Parameters as in torch."""
+    """Compute ``Tensor.is_contiguous`` of the global tensor, as in a single process.
+
+    Parameters
+    ----------
+    input, memory_format
+        As in ``Tensor.is_contiguous``.
+
+    Returns
+    -------
+    bool
+    """
     if input._strides is None and memory_format is torch.contiguous_format:
         return True
     return empty_like_global(input, device="meta").is_contiguous(memory_format=memory_format)
@@ -92,7 +148,13 @@ def storage_offset(input: DistTensor) -> int:
 
 @implements(torch.Tensor.type, kind=OperatorKind.QUERY)
 def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """Compute ``Tensor.type``: the name of the type, or a conversion of the block. Parameters as in torch."""
+    """Compute ``Tensor.type``: the name of the type, or a conversion of the block.
+
+    Parameters
+    ----------
+    input, dtype, non_blocking
+        As in ``Tensor.type``.
+    """
     converted = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
     return converted if isinstance(converted, str) else DistTensor(converted, input.dist, input.shape)
 
@@ -115,11 +177,11 @@ def retains_grad(input: DistTensor) -> bool:
     return bool(input.local.retains_grad)
 
 
-def _of_block(function: Any, input: DistTensor) -> Any:
+def _block_property(function: Any, input: DistTensor) -> Any:
     """Return a property that all blocks have in common."""
     return function(input.local)
 
 
-for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned"):
+for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned", "is_conj", "is_neg"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
-        implements(_function, kind=OperatorKind.QUERY)(partial(_of_block, _function))
+        implements(_function, kind=OperatorKind.QUERY)(partial(_block_property, _function))

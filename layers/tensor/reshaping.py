@@ -18,13 +18,20 @@ from distconv.distribution import Distribution
 from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.common.alignment import result_shape
-from distconv.layers.common.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
-from distconv.layers.common.inplace_views import Taken, takes_view
+from distconv.layers.common.block_edges import (
+    Edges,
+    balanced_edges,
+    boundaries_and_cyclic,
+    distribution_from_edges,
+    edges_of,
+    is_cyclic,
+)
+from distconv.layers.common.inplace_views import ViewResult, takes_view
 from distconv.memory_order import can_view_as
 from distconv.tensor import DistTensor
 
 
-def sizes(given: Sequence[Any]) -> tuple[int, ...]:
+def sizes_from_arguments(given: Sequence[Any]) -> tuple[int, ...]:
     """Return sizes or dimensions that are passed as separate arguments or as one sequence.
 
     Parameters
@@ -39,24 +46,40 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
 
 
-# -- merging and parting ----------------------------------------------------------------------------------------------
+# -- merging and splitting --------------------------------------------------------------------------------------------
 
 
 @implements(torch.reshape, torch.Tensor.reshape, kind=OperatorKind.VIEW)
 def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """Compute ``torch.reshape``; a split dimension that leads its group of dimensions stays split.
 
-    A group consists of dimensions that are merged or into which a dimension is divided. Parameters as in torch.
+    A group consists of dimensions that are merged or into which a dimension is divided.
+
+    Parameters
+    ----------
+    input, *shape, **named
+        As in ``torch.reshape``.
+
+    Returns
+    -------
+    DistTensor
     """
-    out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
-    return _reshaped(input, out_shape)
+    out_shape = result_shape(torch.reshape, input, sizes_from_arguments(shape or (named["shape"],)))
+    return _reshape_view(input, out_shape)
 
 
 @implements(torch.Tensor.view, kind=OperatorKind.VIEW)
 def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """Compute ``Tensor.view``, as :func:`reshape` for tensors that torch can view without a copy.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, *shape, **named
+        As in ``Tensor.view``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
@@ -67,32 +90,32 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """
     shape = shape or tuple(named.values())
     if isinstance(shape[0], torch.dtype):
-        raise NoRule("view(dtype) of a DistTensor: convert with .to(dtype) instead")
-    out_shape = result_shape(torch.reshape, input, sizes(shape))
+        raise NoRule("Tensor.view(dtype) has no distributed rule: convert with .to(dtype) instead")
+    out_shape = result_shape(torch.reshape, input, sizes_from_arguments(shape))
     if not can_view_as(input, out_shape):
         raise ShapeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
             "contiguous subspaces). Use .reshape(...) instead."
         )
-    return _reshaped(input, out_shape)
+    return _reshape_view(input, out_shape)
 
 
 @takes_view(lambda changed, input, out_shape: input.copy_(reshape(changed, input.shape)))
-def _reshaped(input: DistTensor, out_shape: torch.Size) -> Taken:
+def _reshape_view(input: DistTensor, out_shape: torch.Size) -> ViewResult:
     """Return a view if a single process returns one; otherwise a copy."""
-    source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
+    source, target = _plan_reshape(input.dist, input.dist.axes, input.shape, out_shape)
     x = input.redistribute(source)
     local = x.local.reshape(target.local_shape(out_shape))
-    shares = local.untyped_storage().data_ptr() == input.local.untyped_storage().data_ptr()
+    shares_memory = local.untyped_storage().data_ptr() == input.local.untyped_storage().data_ptr()
     if not can_view_as(input, out_shape):
-        return DistTensor(local.clone() if shares else local, target, out_shape), None
+        return DistTensor(local.clone() if shares_memory else local, target, out_shape), None
     result = DistTensor(local, target, out_shape)
     # If the block had to be copied, a tensor other than the input marks the result as moved.
-    return result, x if shares or x is not input else result
+    return result, x if shares_memory or x is not input else result
 
 
 @cached_on_grid
-def _reshaping(
+def _plan_reshape(
     dist: Distribution, axes: tuple[str | None, ...], old: torch.Size, new: torch.Size
 ) -> tuple[Distribution, Distribution]:
     """Return distributions of the input and the result such that reshaping each block reshapes the global tensor.
@@ -104,37 +127,39 @@ def _reshaping(
         return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
     source: list[str | None] = [None] * len(old)
     target: list[str | None] = [None] * len(new)
-    before, cyclic = irregular(dist, axes)
-    after, dealt = dict(before), dict(cyclic)
-    for olds, news in _groups(old, new):
+    before, cyclic = boundaries_and_cyclic(dist, axes)
+    after, cyclic_after = dict(before), dict(cyclic)
+    for olds, news in _dimension_groups(old, new):
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
-        leading, first = _leading(old, olds), _leading(new, news)
+        leading, first = _leading_dim(old, olds), _leading_dim(new, news)
         if leading is None or first is None:
             continue
         if dist.split[leading] is None or is_cyclic(dist, leading):
-            periodic = _periodic(dist, (old, new), olds, news)
-            if periodic is not None:
-                dim, at, name, size = periodic
+            block_cyclic = _block_cyclic_split(dist, (old, new), olds, news)
+            if block_cyclic is not None:
+                dim, at, name, size = block_cyclic
                 source[dim] = target[at] = name
-                dealt.pop(name, None)
+                cyclic_after.pop(name, None)
                 if size * dist.grid.shape[name] != new[at]:
-                    dealt[name] = size
+                    cyclic_after[name] = size
                 continue
         if axes[leading] is None or is_cyclic(dist, leading):
             continue
         step, new_step = math.prod(old[leading + 1 : olds.stop]), math.prod(new[first + 1 : news.stop])
-        cut = _cut(edges_of(dist, leading, old[leading]), step, new_step)
-        if cut is not None:
+        group_edges = _group_edges(edges_of(dist, leading, old[leading]), step, new_step)
+        if group_edges is not None:
             axis = axes[leading]
             assert axis is not None
             source[leading] = target[first] = axis
-            before[axis], after[axis] = (tuple(e // s for e in cut) for s in (step, new_step))
-    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, dealt)
+            before[axis], after[axis] = (tuple(e // s for e in group_edges) for s in (step, new_step))
+    return distribution_from_edges(dist.grid, source, before, cyclic), distribution_from_edges(
+        dist.grid, target, after, cyclic_after
+    )
 
 
-def _periodic(
+def _block_cyclic_split(
     dist: Distribution, shapes: tuple[torch.Size, torch.Size], olds: range, news: range
 ) -> tuple[int, int, str, int] | None:
     """Return an old dimension that stays split although other elements of its group surround it, or None.
@@ -161,7 +186,7 @@ def _periodic(
     return None
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+def _dimension_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     """Return the shortest runs of old and new dimensions that hold the same number of elements.
 
     Examples
@@ -183,12 +208,12 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
     return groups
 
 
-def _leading(shape: Sequence[int], dims: Sequence[int]) -> int | None:
+def _leading_dim(shape: Sequence[int], dims: Sequence[int]) -> int | None:
     """Return the first of ``dims`` with more than one index."""
     return next((d for d in dims if shape[d] > 1), None)
 
 
-def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
+def _group_edges(edges: Edges, step: int, new_step: int) -> Edges | None:
     """Return the edges of a group's flattened elements, or None if there are too few for the blocks.
 
     ``edges`` are those of the leading old dimension, whose indices have ``step`` elements each. They are kept if they
@@ -206,13 +231,33 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
 
 @implements(torch.flatten, torch.Tensor.flatten, kind=OperatorKind.VIEW)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
-    """Compute ``torch.flatten`` as :func:`reshape`. Parameters as in torch."""
-    return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
+    """Compute ``torch.flatten`` as :func:`reshape`.
+
+    Parameters
+    ----------
+    input, start_dim, end_dim
+        As in ``torch.flatten``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    return _reshape_view(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
 @implements(torch.unflatten, torch.Tensor.unflatten, kind=OperatorKind.VIEW)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
-    """Compute ``torch.unflatten`` as :func:`view`. Parameters as in torch."""
+    """Compute ``torch.unflatten`` as :func:`view`.
+
+    Parameters
+    ----------
+    input, dim, sizes
+        As in ``torch.unflatten``.
+
+    Returns
+    -------
+    DistTensor
+    """
     return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
 
 
@@ -226,7 +271,14 @@ def ravel(input: DistTensor) -> DistTensor:
 def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Compute ``Tensor.view_as`` with the shape of ``other``, regardless of its distribution.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, other
+        As in ``Tensor.view_as``.
+
+    Returns
+    -------
+    Tensor
     """
     return input.view(tuple(other.shape))
 
@@ -235,39 +287,68 @@ def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Compute ``Tensor.reshape_as`` with the shape of ``other``, regardless of its distribution.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, other
+        As in ``Tensor.reshape_as``.
+
+    Returns
+    -------
+    Tensor
     """
     return input.reshape(tuple(other.shape))
 
 
-# -- dimensions of extent one -----------------------------------------------------------------------------------------
+# -- dimensions of size one -------------------------------------------------------------------------------------------
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze, kind=OperatorKind.VIEW)
 @takes_view(lambda changed, input, *dims, **named: input.copy_(reshape(changed, input.shape)))
-def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> Taken:
-    """Compute ``torch.squeeze``; removed dimensions are gathered. Parameters as in torch."""
-    gone = _of_extent_one(input, dim)
-    x = input.replicated(gone)
-    dist, shape = _without(x, gone)
+def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> ViewResult:
+    """Compute ``torch.squeeze``; removed dimensions are gathered.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``torch.squeeze``.
+
+    Returns
+    -------
+    DistTensor
+        A view.
+    """
+    removed = _size_one_dims(input, dim)
+    x = input.replicated(removed)
+    dist, shape = _layout_without(x, removed)
     return DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape), x
 
 
-def _of_extent_one(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
+def _size_one_dims(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
     result_shape(torch.squeeze, input, *(() if dim is None else (dim,)))
     chosen = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     return sorted({d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1})
 
 
-def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Size]:
-    left = [d for d in range(x.dim()) if d not in gone]
+def _layout_without(x: DistTensor, removed: Sequence[int]) -> tuple[Distribution, torch.Size]:
+    left = [d for d in range(x.dim()) if d not in removed]
     return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=OperatorKind.VIEW)
 @takes_view()
-def unsqueeze(input: DistTensor, dim: int) -> Taken:
-    """Compute ``torch.unsqueeze``; the new dimension is replicated. Parameters as in torch."""
+def unsqueeze(input: DistTensor, dim: int) -> ViewResult:
+    """Compute ``torch.unsqueeze``; the new dimension is replicated.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``torch.unsqueeze``.
+
+    Returns
+    -------
+    DistTensor
+        A view.
+    """
     shape = result_shape(torch.unsqueeze, input, dim)
     dim %= len(shape)
     axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
@@ -276,30 +357,51 @@ def unsqueeze(input: DistTensor, dim: int) -> Taken:
 
 @implements(torch.Tensor.squeeze_, kind=OperatorKind.VIEW)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
-    """Compute ``Tensor.squeeze_`` of dimensions that are not split. Parameters as in torch.
+    """Compute ``Tensor.squeeze_`` of dimensions that are not split.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``Tensor.squeeze_``.
+
+    Returns
+    -------
+    DistTensor
 
     Raises
     ------
     UnsupportedOperation
         For a dimension that is split.
     """
-    gone = _of_extent_one(input, dim)
-    if any(input.dist.split[d] for d in gone):
-        raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
-    narrower = input.squeeze(gone)
-    input.local.squeeze_(gone)
-    return _laid_out_as(input, narrower)
+    removed = _size_one_dims(input, dim)
+    if any(input.dist.split[d] for d in removed):
+        raise UnsupportedOperation(
+            f"squeeze_: a dimension to remove is split ({input.dist}). Write x = x.squeeze(...)."
+        )
+    squeezed = input.squeeze(removed)
+    input.local.squeeze_(removed)
+    return _set_layout_like(input, squeezed)
 
 
 @implements(torch.Tensor.unsqueeze_, kind=OperatorKind.VIEW)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
-    """Compute ``Tensor.unsqueeze_``; the new dimension is replicated. Parameters as in torch."""
-    grown = input.unsqueeze(dim)
-    input.local.unsqueeze_(dim % grown.dim())
-    return _laid_out_as(input, grown)
+    """Compute ``Tensor.unsqueeze_``; the new dimension is replicated.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``Tensor.unsqueeze_``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    unsqueezed = input.unsqueeze(dim)
+    input.local.unsqueeze_(dim % unsqueezed.dim())
+    return _set_layout_like(input, unsqueezed)
 
 
-def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
+def _set_layout_like(input: DistTensor, other: Any) -> DistTensor:
     """Give ``input`` the distribution, shape and strides of ``other``, and return it."""
     input._set_layout(other.dist, other.shape, other._strides)
     return input
@@ -309,12 +411,12 @@ def _atleast(count: int, *tensors: Any) -> Any:
     """Compute ``torch.atleast_1d``, ``2d`` or ``3d`` of one tensor or of several."""
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         tensors = tuple(tensors[0])
-    grown = []
+    results = []
     for tensor in tensors:
         for at in ((0,), (0, 0), (0, 0, -1))[count - 1][tensor.dim() :]:
             tensor = tensor.unsqueeze(at)
-        grown.append(tensor)
-    return grown[0] if len(grown) == 1 else tuple(grown)
+        results.append(tensor)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
@@ -325,7 +427,7 @@ for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.at
 
 
 @takes_view()
-def permuted(input: DistTensor, order: Sequence[int]) -> Taken:
+def permute_dims(input: DistTensor, order: Sequence[int]) -> ViewResult:
     """Return a tensor with its dimensions in another order; the axes move with their dimensions.
 
     Parameters
@@ -343,36 +445,38 @@ def permuted(input: DistTensor, order: Sequence[int]) -> Taken:
     return DistTensor(input.local.permute(*order), dist, shape), input
 
 
-def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+def _permute_by(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
-    return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
+    return permute_dims(
+        input, result_shape(function, extents, *(list(a) if _is_sequence(a) else a for a in args), **named)
+    )
 
 
-def _conjugated(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
+def _permute_and_conjugate(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
     """Call a function that permutes dimensions, and conjugate the result."""
-    return _reordered(function, input).conj()
+    return _permute_by(function, input).conj()
 
 
-def _many(argument: Any) -> bool:
+def _is_sequence(argument: Any) -> bool:
     return isinstance(argument, (list, tuple))
 
 
-def _register_orders() -> None:
+def _register_permutations() -> None:
     names = "permute transpose movedim moveaxis swapaxes swapdims t".split()
     functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
     functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
     for function in functions:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_reordered, function))
+        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_by, function))
     conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
     for function in conjugates:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_conjugated, function))
+        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_and_conjugate, function))
 
 
-_register_orders()
+_register_permutations()
 
 
-def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+def _permute_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Compute ``Tensor.transpose_`` or a variant.
 
     Raises
@@ -381,11 +485,11 @@ def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) 
         For a view, which would have to be taken again in the old order.
     """
     if input._view is not None:
-        raise UnsupportedOperation(f"{name} of a view of a DistTensor: write x = x.{name[:-1]}(...)")
-    turned = getattr(torch.Tensor, name[:-1])(input, *args, **named)
+        raise UnsupportedOperation(f"{name}: views of DistTensors are not supported. Write x = x.{name[:-1]}(...).")
+    permuted = getattr(torch.Tensor, name[:-1])(input, *args, **named)
     getattr(input.local, name)(*args, **named)
-    return _laid_out_as(input, turned)
+    return _set_layout_like(input, permuted)
 
 
 for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
-    implements(getattr(torch.Tensor, _name), kind=OperatorKind.VIEW)(partial(_reordered_in_place, _name))
+    implements(getattr(torch.Tensor, _name), kind=OperatorKind.VIEW)(partial(_permute_in_place, _name))

@@ -16,21 +16,21 @@ from distconv.communication.collectives import with_grad_allreduce
 from distconv.dispatch import implements, name_of
 from distconv.errors import NoRule, NumericalError
 from distconv.layers.common.alignment import (
-    aligned,
     as_distributed,
-    balanced_input,
+    broadcast_block,
     broadcast_shape,
     common_distribution,
+    redistribute_balanced,
     result_shape,
 )
-from distconv.layers.common.value_check import check_within
-from distconv.layers.math.pointwise import in_place
-from distconv.layers.math.reductions import folding, summed
-from distconv.layers.tensor.index_select import whole_index
+from distconv.layers.common.value_check import check_indices
+from distconv.layers.math.pointwise import pointwise_in_place
+from distconv.layers.math.reductions import plan_fold, sum_over_ranks
+from distconv.layers.tensor.index_select import gather_index
 from distconv.tensor import DistTensor
 
 
-def _written(src: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _written_values(src: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the written values, a tensor or a number, from positional or keyword arguments.
 
     The other options stay in ``named``.
@@ -48,16 +48,16 @@ def _scatter(
 
     If the sizes of the operands also differ in another dimension, all dimensions are gathered.
     """
-    values = _written(src, named)
+    values = _written_values(src, named)
     result_shape(function, input, dim, index, values, **named)
     dim %= max(1, input.dim())
     operands = [t for t in (input, index, values) if isinstance(t, torch.Tensor)]
     extents = [[n for d, n in enumerate(t.shape) if d != dim] for t in operands]
-    whole = [dim] if all(e == extents[0] for e in extents) else range(input.dim())
+    gathered_dims = [dim] if all(e == extents[0] for e in extents) else range(input.dim())
     like = next(t for t in operands if isinstance(t, DistTensor))
-    x, chosen, *rest = (as_distributed(t, like.grid).redistribute(like.dist.replicate(whole)) for t in operands)
+    x, chosen, *rest = (as_distributed(t, like.grid).redistribute(like.dist.replicate(gathered_dims)) for t in operands)
     extent = input.shape[dim] if input.dim() else 1
-    check_within(chosen.local, extent, like.grid, lambda wrong: IndexError(_out_of_bounds(wrong, dim, extent)))
+    check_indices(chosen.local, extent, like.grid, lambda index: IndexError(_out_of_bounds(index, dim, extent)))
     y = DistTensor(
         function(x.local, dim, chosen.local, rest[0].local if rest else values, **named), x.dist, input.shape
     )
@@ -71,13 +71,14 @@ def _scatter_in_place(
     if isinstance(input, DistTensor):
         # Backward may need the previous values.
         before = input.clone() if torch.is_grad_enabled() else input
-        return in_place(torch.Tensor.copy_, input, _scatter(function, before, dim, index, *src, **named))
-    values = _written(src, named)
+        return pointwise_in_place(torch.Tensor.copy_, input, _scatter(function, before, dim, index, *src, **named))
+    values = _written_values(src, named)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in (input, values)):
         raise NoRule(
-            f"{name_of(function)}_ would write a DistTensor into a plain tensor; scatter that first (dc.scatter)"
+            f"{name_of(function)}_ would write a DistTensor into a plain tensor; scatter the plain tensor first "
+            "(dc.scatter)"
         )
-    return input.copy_(function(input, dim, whole_index(index), whole_index(values), **named))
+    return input.copy_(function(input, dim, gather_index(index), gather_index(values), **named))
 
 
 for _name in ("scatter", "scatter_add", "scatter_reduce"):
@@ -89,8 +90,8 @@ for _name in ("scatter", "scatter_add", "scatter_reduce"):
 # -- sums -------------------------------------------------------------------------------------------------------------
 
 
-def _add_to(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tensor:
-    """Return ``input`` plus ``sums``, which are gathered if ``input`` is plain and changed in place."""
+def _add_sums(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tensor:
+    """Return ``input`` plus ``sums``, which are gathered if ``input`` is plain and changed in position."""
     if not inplace:
         return input + sums
     return input.add_(sums if isinstance(input, DistTensor) else sums.gather())
@@ -108,15 +109,17 @@ def _index_add(
     """
     result_shape(torch.index_add, input, dim, index, source)
     if not isinstance(source, DistTensor) or not input.dim() or source.dtype is not input.dtype:
-        raise NoRule("index_add of a plain tensor to a distributed one: scatter that first (dc.scatter)")
+        raise NoRule(
+            "torch.index_add of a plain tensor to a distributed one: scatter the plain tensor first (dc.scatter)"
+        )
     dim %= input.dim()
-    x = balanced_input(source)
-    places = aligned(index, x.dist.with_axes([x.dist.axes[dim]]), index.shape)
-    _check_places(places, input.shape[dim], dim, x)
-    fold = folding(x, dim, keepdim=True)
+    x = redistribute_balanced(source)
+    positions = broadcast_block(index, x.dist.with_axes([x.dist.axes[dim]]), index.shape)
+    _check_positions(positions, input.shape[dim], dim, x)
+    fold = plan_fold(x, dim, keepdim=True)
     shape = torch.Size(input.shape[dim] if d == dim else n for d, n in enumerate(x.shape))
-    own = x.local.new_zeros(fold.dist.local_shape(shape)).index_add(dim, places, x.local, alpha=alpha)
-    return _add_to(input, DistTensor(summed(own, fold), fold.dist, shape), inplace)
+    blocks = x.local.new_zeros(fold.dist.local_shape(shape)).index_add(dim, positions, x.local, alpha=alpha)
+    return _add_sums(input, DistTensor(sum_over_ranks(blocks, fold), fold.dist, shape), inplace)
 
 
 def _index_put(
@@ -129,25 +132,28 @@ def _index_put(
     NoRule
         For other arguments.
     """
-    places = [t for t in indices if isinstance(t, torch.Tensor)]
-    counts = accumulate and len(places) == len(indices) == input.dim() and values.numel() == 1
-    if not counts or isinstance(input, DistTensor) or any(t.dtype in (torch.bool, torch.uint8) for t in places):
-        raise NoRule("index_put of a DistTensor: use torch.where, slices and numbers, or index_add along one dimension")
-    shape = broadcast_shape(tuple(t.shape for t in places))
-    dist = common_distribution(places, shape)
-    own = [aligned(t, dist, shape) for t in places]
-    like = DistTensor(own[0], dist, shape)
-    for dim, (place, extent) in enumerate(zip(own, input.shape, strict=True)):
-        _check_places(torch.where(place < 0, place + extent, place), extent, dim, like)
+    positions = [t for t in indices if isinstance(t, torch.Tensor)]
+    counts = accumulate and len(positions) == len(indices) == input.dim() and values.numel() == 1
+    if not counts or isinstance(input, DistTensor) or any(t.dtype in (torch.bool, torch.uint8) for t in positions):
+        raise NoRule(
+            "torch.index_put with these indices has no distributed rule: use torch.where, slices and numbers, or "
+            "index_add along one dimension"
+        )
+    shape = broadcast_shape(tuple(t.shape for t in positions))
+    dist = common_distribution(positions, shape)
+    blocks = [broadcast_block(t, dist, shape) for t in positions]
+    like = DistTensor(blocks[0], dist, shape)
+    for dim, (position, extent) in enumerate(zip(blocks, input.shape, strict=True)):
+        _check_positions(torch.where(position < 0, position + extent, position), extent, dim, like)
     value = as_distributed(values, dist.grid).replicated().local.reshape(())
     written = input.new_zeros(input.shape).index_put(
-        tuple(own), with_grad_allreduce(value, dist.grid, dist.split_axes), accumulate=True
+        tuple(blocks), with_grad_allreduce(value, dist.grid, dist.split_axes), accumulate=True
     )
-    return _add_to(input, as_distributed(summed(written, folding(like, None)), dist.grid), inplace)
+    return _add_sums(input, as_distributed(sum_over_ranks(written, plan_fold(like, None)), dist.grid), inplace)
 
 
-def _check_places(places: torch.Tensor, extent: int, dim: int, like: DistTensor) -> None:
-    check_within(places, extent, like.grid, lambda wrong: NumericalError(_out_of_bounds(wrong, dim, extent)))
+def _check_positions(positions: torch.Tensor, extent: int, dim: int, like: DistTensor) -> None:
+    check_indices(positions, extent, like.grid, lambda index: NumericalError(_out_of_bounds(index, dim, extent)))
 
 
 def _out_of_bounds(index: int, dim: int, extent: int) -> str:
@@ -155,6 +161,6 @@ def _out_of_bounds(index: int, dim: int, extent: int) -> str:
 
 
 for _name, _rule in (("index_add", _index_add), ("index_put", _index_put)):
-    for _in_place, _called in ((False, _name), (True, f"{_name}_")):
-        for _function in {getattr(h, _called) for h in (torch, torch.Tensor) if hasattr(h, _called)}:
+    for _in_place, _function_name in ((False, _name), (True, f"{_name}_")):
+        for _function in {getattr(h, _function_name) for h in (torch, torch.Tensor) if hasattr(h, _function_name)}:
             implements(_function, tensors="input index indices source values")(partial(_rule, _in_place))

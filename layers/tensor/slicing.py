@@ -1,4 +1,4 @@
-"""Slices and pieces of a tensor along its dimensions.
+"""Slices and chunks of a tensor along its dimensions.
 
 A slice is a view: each rank keeps what it owns of the slice, and nothing moves. The blocks of the result are balanced
 again by operators that require balanced blocks, such as convolution. Flips, rolls and windows exchange only the indices
@@ -21,11 +21,23 @@ from distconv.dispatch import OperatorKind, StridePolicy, implements
 from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
 from distconv.layers.common.alignment import result_shape
-from distconv.layers.common.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
-from distconv.layers.common.inplace_views import Taken, moved, one_of_several, takes_view, viewed
-from distconv.layers.common.input_windows import no_outputs
+from distconv.layers.common.block_edges import (
+    balanced_edges,
+    boundaries_and_cyclic,
+    distribution_from_edges,
+    edges_of,
+    gather_cyclic_dims,
+)
+from distconv.layers.common.inplace_views import (
+    ViewResult,
+    record_copied_view,
+    record_multi_view,
+    record_shared_view,
+    takes_view,
+)
+from distconv.layers.common.input_windows import empty_output
 from distconv.layers.tensor.joining import cat
-from distconv.layers.tensor.reshaping import reshape, sizes
+from distconv.layers.tensor.reshaping import reshape, sizes_from_arguments
 from distconv.tensor import DistTensor
 
 ALL = slice(None)
@@ -33,7 +45,7 @@ ALL = slice(None)
 
 
 @takes_view(lambda changed, input, slices: input.__setitem__(tuple(slices), changed))
-def cut(input: DistTensor, slices: Sequence[slice]) -> Taken:
+def slice_dims(input: DistTensor, slices: Sequence[slice]) -> ViewResult:
     """Return a slice of a tensor as a view, in which every rank keeps the indices that it owns.
 
     Collective: call on every rank. Only block-cyclic dimensions that are cut are gathered.
@@ -49,37 +61,37 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> Taken:
     DistTensor
     """
     ranges = tuple(range(*s.indices(n)) for s, n in zip(slices, input.shape, strict=True))
-    x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
-    mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
-    return DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges)), x
+    x = gather_cyclic_dims(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
+    own, dist = _plan_slice(x.dist, x.dist.axes, x.shape, ranges)
+    return DistTensor(x.local[own], dist, torch.Size(len(r) for r in ranges)), x
 
 
 @cached_on_grid
-def _cutting(
+def _plan_slice(
     dist: Distribution, axes: tuple[str | None, ...], shape: torch.Size, ranges: tuple[range, ...]
 ) -> tuple[tuple[slice, ...], Distribution]:
     """Return the slices of this rank's block, and the distribution of the result, for ranges of the global tensor."""
-    edges, cyclic = irregular(dist, axes)
-    mine = []
+    edges, cyclic = boundaries_and_cyclic(dist, axes)
+    own = []
     for dim, wanted in enumerate(ranges):
         axis = dist.split[dim]
         if wanted == range(shape[dim]):
-            mine.append(ALL)
+            own.append(ALL)
         elif axis is None:
-            mine.append(slice(wanted.start, wanted.stop, wanted.step))
+            own.append(slice(wanted.start, wanted.stop, wanted.step))
         else:
             old = edges_of(dist, dim, shape[dim])
             # Index o of the result is start + o * step of the input. Count the results before each edge.
             new = tuple(min(max(0, -((wanted.start - e) // wanted.step)), len(wanted)) for e in old)
             edges[axis] = new
-            here = dist.coordinate(dim)
-            taken = wanted[new[here] : new[here + 1]]
-            begin = old[here]
-            mine.append(slice(taken[0] - begin, taken[-1] + 1 - begin, wanted.step) if taken else slice(0, 0))
-    return tuple(mine), layout(dist.grid, axes, edges, cyclic)
+            index = dist.coordinate(dim)
+            taken = wanted[new[index] : new[index + 1]]
+            begin = old[index]
+            own.append(slice(taken[0] - begin, taken[-1] + 1 - begin, wanted.step) if taken else slice(0, 0))
+    return tuple(own), distribution_from_edges(dist.grid, axes, edges, cyclic)
 
 
-def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
+def slice_dim(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
     """Return a range of indices of one dimension as a view.
 
     Parameters
@@ -95,21 +107,41 @@ def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
     """
     slices = [ALL] * input.dim()
     slices[dim] = slice(start, stop)
-    return cut(input, slices)
+    return slice_dims(input, slices)
 
 
 @implements(torch.narrow, torch.Tensor.narrow, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
-    """Compute ``torch.narrow`` as a slice. Parameters as in torch."""
+    """Compute ``torch.narrow`` as a slice.
+
+    Parameters
+    ----------
+    input, dim, start, length
+        As in ``torch.narrow``.
+
+    Returns
+    -------
+    DistTensor
+    """
     start = int(start)
     result_shape(torch.narrow, input, dim, start, length)
     start += input.shape[dim] if start < 0 else 0
-    return part(input, dim, start, start + length)
+    return slice_dim(input, dim, start, start + length)
 
 
 @implements(torch.select, torch.Tensor.select, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def select(input: DistTensor, dim: int, index: int) -> DistTensor:
-    """Compute ``torch.select``; the result is replicated over the axis that splits ``dim``. Parameters as in torch."""
+    """Compute ``torch.select``; the result is replicated over the axis that splits ``dim``.
+
+    Parameters
+    ----------
+    input, dim, index
+        As in ``torch.select``.
+
+    Returns
+    -------
+    DistTensor
+    """
     result_shape(torch.select, input, dim, index)
     selected: DistTensor = input[(ALL,) * (dim % input.dim()) + (index,)]  # type: ignore[assignment]
     return selected
@@ -117,55 +149,67 @@ def select(input: DistTensor, dim: int, index: int) -> DistTensor:
 
 @implements(torch.unbind, torch.Tensor.unbind, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
-    """Compute ``torch.unbind``; a split ``dim`` is gathered. Parameters as in torch."""
-    shape = result_shape(_first_of_unbind, input, dim)
+    """Compute ``torch.unbind``; a split ``dim`` is gathered.
+
+    Parameters
+    ----------
+    input, dim
+        As in ``torch.unbind``.
+
+    Returns
+    -------
+    tuple of DistTensor
+    """
+    shape = result_shape(_first_unbound, input, dim)
     dim %= input.dim()
     x = input.replicated([dim])
     dist = x.dist.with_axes([*x.dist.axes[:dim], *x.dist.axes[dim + 1 :]])
     results = [DistTensor(local, dist, shape) for local in x.local.unbind(dim)]
     if x is input:
-        return tuple(viewed(r, input, partial(select, input, dim, i)) for i, r in enumerate(results))
-    return tuple(_one_of_unbind(r, input, dim, i) for i, r in enumerate(results))
+        return tuple(record_shared_view(r, input, partial(select, input, dim, i)) for i, r in enumerate(results))
+    return tuple(_record_unbound(r, input, dim, i) for i, r in enumerate(results))
 
 
-def _one_of_unbind(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
+def _record_unbound(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
     """Record ``result`` as a moved view of index ``i`` of ``dim``."""
-    again = partial(select, input, dim, i)
+    retake = partial(select, input, dim, i)
     at = (ALL,) * dim + (i,)
-    view = moved(result, input, again, lambda r: input.__setitem__(at, r))
-    return one_of_several(view, input, again, "unbind")
+    view = record_copied_view(result, input, retake, lambda r: input.__setitem__(at, r))
+    return record_multi_view(view, input, retake, "unbind")
 
 
-def _first_of_unbind(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+def _first_unbound(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     parts = tensor.unbind(dim)
     return parts[0] if parts else tensor
 
 
-# -- in pieces --------------------------------------------------------------------------------------------------------
+# -- division into chunks ---------------------------------------------------------------------------------------------
 
 
-def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """Call a function that divides one dimension into pieces; their ranges follow from its result for a meta tensor."""
+def _divide(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """Call a function that divides one dimension into chunks; their ranges follow from its result for a meta tensor."""
     args = tuple(a.gather() if isinstance(a, DistTensor) else a for a in args)
     named = {name: a.gather() if isinstance(a, DistTensor) else a for name, a in named.items()}
     if not isinstance(input, DistTensor):
-        pieces: tuple[torch.Tensor, ...] = function(input, *args, **named)
-        return pieces
+        chunks: tuple[torch.Tensor, ...] = function(input, *args, **named)
+        return chunks
     with torch._C.DisableTorchFunctionSubclass():
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
     if not dims:
-        takes = [partial(cut, input, [ALL] * input.dim())] * len(parts)
+        takes = [partial(slice_dims, input, [ALL] * input.dim())] * len(parts)
     else:
         (dim,) = dims
         starts = [p.storage_offset() // p.stride(dim) for p in parts]
-        takes = [partial(part, input, dim, start, start + p.shape[dim]) for p, start in zip(parts, starts, strict=True)]
-    return tuple(one_of_several(take(), input, take, function.__name__) for take in takes)
+        takes = [
+            partial(slice_dim, input, dim, start, start + p.shape[dim]) for p, start in zip(parts, starts, strict=True)
+        ]
+    return tuple(record_multi_view(take(), input, take, function.__name__) for take in takes)
 
 
 for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)(partial(_pieces, _function))
+        implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)(partial(_divide, _function))
 
 
 @implements(torch.diff, torch.Tensor.diff, tensors="input prepend append")
@@ -176,7 +220,17 @@ def diff(
     prepend: torch.Tensor | None = None,
     append: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute ``torch.diff`` from slices. Parameters as in torch."""
+    """Compute ``torch.diff`` from slices.
+
+    Parameters
+    ----------
+    input, n, dim, prepend, append
+        As in ``torch.diff``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(torch.diff, input, n, dim, prepend, append)
     x: torch.Tensor = input
     ends = [t for t in (prepend, input, append) if t is not None]
@@ -190,27 +244,34 @@ def diff(
     return x
 
 
-# -- mirrored and shifted ---------------------------------------------------------------------------------------------
+# -- flips and shifts -------------------------------------------------------------------------------------------------
 
 
 @implements(torch.flip, torch.Tensor.flip)
-def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
+def flip(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Compute ``torch.flip``; blocks of a split dimension move to the ranks on the opposite side.
 
-    Parameters as in torch.
+    Parameters
+    ----------
+    input, *args, **named
+        As in ``torch.flip``.
+
+    Returns
+    -------
+    DistTensor
     """
-    chosen = list(sizes(given or (named["dims"],)))
+    chosen = list(sizes_from_arguments(args or (named["dims"],)))
     result_shape(torch.flip, input, chosen)
     chosen = [d % max(1, input.dim()) for d in chosen]
-    x = in_blocks(input, chosen)
-    mirrored = []
+    x = gather_cyclic_dims(input, chosen)
+    flipped = []
     for dim in sorted(chosen):
         if x.dist.split[dim] is not None:
             edges = edges_of(x.dist, dim, x.shape[dim])
-            mirrored.append((dim, tuple(Interval(edges[-1] - b, edges[-1] - a) for a, b in pairwise(edges))))
+            flipped.append((dim, tuple(Interval(edges[-1] - b, edges[-1] - a) for a, b in pairwise(edges))))
     local = x.local
-    if mirrored:
-        local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, tuple(mirrored)), tuple(x.shape)))
+    if flipped:
+        local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, tuple(flipped)), tuple(x.shape)))
     return DistTensor(local.flip(chosen), x.dist, x.shape)
 
 
@@ -230,7 +291,17 @@ def flipud(input: DistTensor) -> DistTensor:
 
 @implements(torch.rot90, torch.Tensor.rot90)
 def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor:
-    """Compute ``torch.rot90`` by a flip and a transposition. Parameters as in torch."""
+    """Compute ``torch.rot90`` by a flip and a transposition.
+
+    Parameters
+    ----------
+    input, k, dims
+        As in ``torch.rot90``.
+
+    Returns
+    -------
+    Tensor
+    """
     result_shape(torch.rot90, input, k, tuple(dims))
     a, b = dims
     flips: list[list[int]] = [[], [b], [a, b], [a]]
@@ -240,24 +311,34 @@ def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.
 
 @implements(torch.roll, torch.Tensor.roll, order=StridePolicy.OF_INPUT)
 def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> DistTensor:
-    """Compute ``torch.roll`` as the concatenation of two slices. Parameters as in torch."""
+    """Compute ``torch.roll`` as the concatenation of two slices.
+
+    Parameters
+    ----------
+    input, shifts, dims
+        As in ``torch.roll``.
+
+    Returns
+    -------
+    DistTensor
+    """
     result_shape(torch.roll, input, shifts, () if dims is None else dims)
     if dims is None or (not isinstance(dims, int) and not dims):
         assert isinstance(shifts, int) or len(shifts) == 1
-        return reshape(_rolled(reshape(input, -1), shifts if isinstance(shifts, int) else shifts[0], 0), input.shape)
+        return reshape(_roll_dim(reshape(input, -1), shifts if isinstance(shifts, int) else shifts[0], 0), input.shape)
     pairs = zip(*([v] if isinstance(v, int) else v for v in (shifts, dims)), strict=True)
     for shift, dim in pairs:
-        input = _rolled(input, shift, dim % input.dim())
+        input = _roll_dim(input, shift, dim % input.dim())
     return input
 
 
-def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
+def _roll_dim(x: DistTensor, shift: int, dim: int) -> DistTensor:
     """Roll one dimension. Collective."""
     extent = x.shape[dim]
     if x.dist.split[dim] is None or not extent:
         return DistTensor(x.local.roll(shift, dim), x.dist, x.shape)
     shift %= extent
-    return cat([part(x, dim, extent - shift, extent), part(x, dim, 0, extent - shift)], dim)
+    return cat([slice_dim(x, dim, extent - shift, extent), slice_dim(x, dim, 0, extent - shift)], dim)
 
 
 # -- windows and triangles --------------------------------------------------------------------------------------------
@@ -265,18 +346,28 @@ def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
 
 @implements(torch.Tensor.unfold, kind=OperatorKind.VIEW, order=StridePolicy.NEW)
 @takes_view()
-def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
+def unfold(input: DistTensor, dimension: int, size: int, step: int) -> ViewResult:
     """Compute ``Tensor.unfold``; windows of a split dimension are split.
 
-    Each rank gathers the input of its windows. Parameters as in torch.
+    Each rank gathers the input of its windows.
+
+    Parameters
+    ----------
+    input, dimension, size, step
+        As in ``Tensor.unfold``.
+
+    Returns
+    -------
+    DistTensor
+        A view.
     """
     shape = result_shape(torch.Tensor.unfold, input, dimension, size, step)
     if not input.dim():
         return DistTensor(input.local.unfold(dimension, size, step), input.dist.with_axes([None]), shape), input
     dim = dimension % input.dim()
-    x = in_blocks(input, [dim])
+    x = gather_cyclic_dims(input, [dim])
     axis = x.dist.split[dim]
-    edges, cyclic = irregular(x.dist, x.dist.axes)
+    edges, cyclic = boundaries_and_cyclic(x.dist, x.dist.axes)
     local = x.local
     if axis is not None:
         edges[axis] = balanced_edges(shape[dim], x.grid.shape[axis])
@@ -284,9 +375,9 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
             Interval(a * step, (b - 1) * step + size if b > a else a * step) for a, b in pairwise(edges[axis])
         )
         local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, ((dim, needed),)), tuple(x.shape)))
-    dist = layout(x.grid, (*x.dist.axes, None), edges, cyclic)
+    dist = distribution_from_edges(x.grid, (*x.dist.axes, None), edges, cyclic)
     local_shape = dist.local_shape(shape)
-    windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)
+    windows = local.unfold(dim, size, step) if local_shape[dim] else empty_output(local, local_shape)
     result = DistTensor(windows, dist, shape)
     return result, x if axis is None else result
 
@@ -294,7 +385,7 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
 def _triangle(function: Any, input: DistTensor, diagonal: int = 0) -> DistTensor:
     """Compute ``torch.tril`` or ``triu``: each rank shifts the diagonal by the position of its block."""
     result_shape(function, input, diagonal)
-    x = in_blocks(input, range(input.dim() - 2, input.dim()))
+    x = gather_cyclic_dims(input, range(input.dim() - 2, input.dim()))
     row, column = (x.dist.intervals(d, x.dist.coordinate(d), x.shape[d])[0].start for d in (-2, -1))
     return DistTensor(function(x.local, diagonal + row - column), x.dist, x.shape)
 

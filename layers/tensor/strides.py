@@ -21,21 +21,23 @@ def _as_strided(
     name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> NoReturn:
     """Raise NoRule, so that the fallback gathers, or UnsupportedOperation if the memory order is not defined."""
-    _check(name, input, size, stride, storage_offset)
+    _check_memory_order(name, input, size, stride, storage_offset)
     raise NoRule(f"{name} has no distributed rule: use slices, unfold, reshape or permute")
 
 
-def _as_strided_scatter(name: str, input: DistTensor, src: torch.Tensor, *place: Any, **named: Any) -> NoReturn:
-    _as_strided(name, input, *place, **named)
+def _as_strided_scatter(name: str, input: DistTensor, src: torch.Tensor, *layout: Any, **named: Any) -> NoReturn:
+    _as_strided(name, input, *layout, **named)
 
 
-def _check(name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> None:
+def _check_memory_order(
+    name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> None:
     """Raise UnsupportedOperation if the memory order of ``input`` is not defined, or if the view leaves it."""
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if input._strides is not None or not (input.dist.split_axes or input.local.is_contiguous()):
         reason = "its elements are not in one order in memory"
     elif offset is not None and input._memory is not None:
-        reason = "storage_offset counts from the memory of what it may be a view of; leave that out, or clone() first"
+        reason = "storage_offset counts from the memory of the source of a view; leave it out, or clone() first"
     elif last >= input.numel() and min(size, default=1) > 0:
         reason = f"it reaches element {last} of {input.numel()}"
     else:

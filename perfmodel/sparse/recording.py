@@ -14,7 +14,7 @@ from torch import nn
 from distconv.kernels.sparse import KernelMap
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.sparse import CoordinateManager, SparseTensor
-from distconv.layers.sparse.coordinate_manager import Sites, reach
+from distconv.layers.sparse.coordinate_manager import Sites, offset_bounds
 from distconv.perfmodel.graph.recorder import FunctionRecorder
 
 MapKey = tuple[Any, ...]
@@ -180,7 +180,7 @@ class _RecordingManager(CoordinateManager):
         self._recorder = recorder
         self._asked: dict[str, Any] = {}
 
-    def needed(
+    def gather_needed(
         self,
         features: torch.Tensor,
         inputs: Sites,
@@ -191,8 +191,8 @@ class _RecordingManager(CoordinateManager):
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
         """Return the needed features, as in the base class, and store the window."""
-        features, pairs = super().needed(features, inputs, outputs, offsets, dilation, transposed=transposed)
-        low, high = reach(offsets, (outputs if transposed else inputs).stride * dilation, transposed=transposed)
+        features, pairs = super().gather_needed(features, inputs, outputs, offsets, dilation, transposed=transposed)
+        low, high = offset_bounds(offsets, (outputs if transposed else inputs).stride * dilation, transposed=transposed)
         key = (inputs, outputs, offsets, dilation, transposed)
         self._asked = {
             "inputs": inputs,
@@ -203,27 +203,27 @@ class _RecordingManager(CoordinateManager):
         }
         return features, pairs
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the parameter unchanged, and count its elements."""
         self._asked["parameters"] += tensor.numel()
         return tensor
 
-    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+    def wrap_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
         """Return the features unchanged, and record the operation."""
         kind = "convolution" if self._asked["parameters"] else "pooling"
         self._recorder.record_operation(kind, outputs=sites, filters=features.shape[1], **self._asked)
         return features
 
-    def population(self, sites: Sites) -> torch.Tensor:
+    def sites_per_sample(self, sites: Sites) -> torch.Tensor:
         """Return the number of sites of each sample. Pooling over all sites calls it first."""
         self._asked = {"inputs": sites, "outputs": sites}
-        return super().population(sites)
+        return super().sites_per_sample(sites)
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values unchanged, and record the operation."""
         return self._pooled(values)
 
-    def largest(self, values: torch.Tensor) -> torch.Tensor:
+    def max_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values unchanged, and record the operation."""
         return self._pooled(values)
 

@@ -17,7 +17,7 @@ import torch
 from distconv.arrangement import Arrangement
 from distconv.layers.sparse import Partition
 from distconv.layers.sparse.coordinate_manager import Sites
-from distconv.layers.sparse.site_halo import sent_rows
+from distconv.layers.sparse.site_halo import rows_by_peer
 from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.sparse.recording import SiteOperation, SiteWindow, SparseRecording
@@ -100,7 +100,7 @@ class SiteCosts:
         table = torch.full((self.ranks, self.ranks), -1)
         owners = self.owners(sites)
         for rank in range(self.ranks):
-            sent = sent_rows(self.partition, rank, sites.coords[owners == rank], window.low, window.high)
+            sent = rows_by_peer(self.partition, rank, sites.coords[owners == rank], window.low, window.high)
             for peer, rows in sent.items():
                 table[rank, peer] = len(rows)
         return table

@@ -86,7 +86,7 @@ def fallback(rules_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from distconv.layers.common import call_site, gathered_call
 
     monkeypatch.setattr(gathered_call, "level", "warn")
-    call_site.forget()
+    call_site.clear_warned_sites()
 
 
 @pytest.fixture

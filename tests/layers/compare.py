@@ -1,4 +1,4 @@
-"""Comparison of a distributed operator with one process: result, and the gradient of everything that goes in."""
+"""Comparison of a distributed operator with one process: the result, and the gradients of all operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import distconv as dc
 from tests.distconv.layouts import normal
 
 UP_TO_SIX_RANKS = pytest.mark.ranks(at_most=6)
-"""For tests of many options: eight ranks on two cores take long and bring no other case."""
+"""For tests of many options: eight ranks on two cores take long and add no case."""
 
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -24,15 +24,15 @@ def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of ``tensor`` everywhere; checks that its block is what its distribution says."""
+    """Return the full values of ``tensor``, and check that the shape of its block fits its distribution."""
     if isinstance(tensor, dc.DistTensor):
         assert tuple(tensor.local.shape) == tensor.dist.local_shape(tensor.shape), tensor
         return dc.gather(dc.DistTensor(tensor.local.detach(), tensor.dist, tensor.shape))
     return tensor.detach()
 
 
-def same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Check that the leaf ``found`` has the gradient of ``expected``, split as it is, or none if that has none."""
+def check_same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Check that ``found`` has the gradient of ``expected``, distributed as itself, or no gradient if that has none."""
     assert (found.grad is None) == (expected.grad is None), f"{what}: {found.grad} instead of {expected.grad}"
     if found.grad is None or expected.grad is None:
         return
@@ -43,7 +43,7 @@ def same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> Non
 
 
 def leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that gathers a gradient, if its dtype can have one."""
+    """Return a copy that requires a gradient if its dtype permits one."""
     return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
@@ -56,51 +56,51 @@ def same_as_one_process(
 ) -> dc.DistTensor:
     """Call ``function(*tensors, *plain)`` in one process and with ``tensors`` split; compare results and gradients.
 
-    What the call leaves of the operands is compared, too, and whether the result has a gradient, and that its strides
-    are those of one process or of contiguous memory. ``dims`` says for each of ``tensors`` which grid axes split it.
-    Returns the distributed result.
+    Also compare the operands after the call, and ``requires_grad`` of the result. Its strides must be those of one
+    process or of contiguous memory. ``dims`` has the grid axes that split each of ``tensors``. Return the distributed
+    result.
     """
-    given = [leaf(t) for t in (*tensors, *plain)]
-    y = function(*given)
+    leaves = [leaf(t) for t in (*tensors, *plain)]
+    y = function(*leaves)
     split = [
         dc.scatter(t.detach().clone(), target, dims=None if dims is None else dims[i]).requires_grad_(
             t.is_floating_point()
         )
         for i, t in enumerate(tensors)
     ]
-    whole_ones = [leaf(t) for t in plain]
-    found = function(*split, *whole_ones)
+    plain_leaves = [leaf(t) for t in plain]
+    found = function(*split, *plain_leaves)
     close(whole(found), y.detach(), f"y on {target}")
     assert found.requires_grad == y.requires_grad, f"y on {target}"
     orders = y.stride(), torch.empty(y.shape, device="meta").stride()
     assert found.stride() in orders, f"y on {target}: strides {found.stride()}, which are neither of {orders}"
-    for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
+    for number, (one, expected) in enumerate(zip([*split, *plain_leaves], leaves, strict=True)):
         close(whole(one), expected.detach(), f"input {number} after the call on {target}")
     if y.requires_grad:
         gradient = normal(*y.shape, seed=17).to(y)
         y.backward(gradient)
         found.backward(gradient)
-        for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
-            same_gradient(one, expected, f"gradient of input {number} on {target}")
+        for number, (one, expected) in enumerate(zip([*split, *plain_leaves], leaves, strict=True)):
+            check_same_gradient(one, expected, f"gradient of input {number} on {target}")
     return found
 
 
-def module_as_in_one_process(
+def check_module_same_as_one_process(
     target: dc.ProcessGrid | dc.Distribution, module: torch.nn.Module, *tensors: torch.Tensor
 ) -> dc.DistTensor:
-    """The same for a module; its parameters' gradients and its buffers are compared, too."""
-    twin = copy.deepcopy(module)
-    found = same_as_one_process(target, _Alternating(module, twin), *tensors)
-    for (name, expected), other in zip(module.named_parameters(), twin.parameters(), strict=True):
-        same_gradient(other, expected, f"dL/d{name} on {target}")
-    for (name, buffer), other in zip(module.named_buffers(), twin.buffers(), strict=True):
+    """Compare a module as :func:`same_as_one_process` does, with its parameters' gradients and its buffers."""
+    distributed_module = copy.deepcopy(module)
+    found = same_as_one_process(target, _Alternating(module, distributed_module), *tensors)
+    for (name, expected), other in zip(module.named_parameters(), distributed_module.parameters(), strict=True):
+        check_same_gradient(other, expected, f"dL/d{name} on {target}")
+    for (name, buffer), other in zip(module.named_buffers(), distributed_module.buffers(), strict=True):
         close(other, buffer, f"{name} on {target}")
     module.zero_grad()
     return found
 
 
 class _Alternating:
-    """Calls the first module for plain tensors and the second for distributed ones."""
+    """A callable that calls the first module for plain tensors and the second for DistTensors."""
 
     def __init__(self, plain: torch.nn.Module, distributed: torch.nn.Module) -> None:
         self._plain, self._distributed = plain, distributed
@@ -111,11 +111,11 @@ class _Alternating:
 
 
 def built(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """A module in float64 with the same parameters on all ranks."""
+    """Return a module in float64 with the same parameters on all ranks."""
     torch.manual_seed(5)
     return make().double()
 
 
-def both(found: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Values and indices as one tensor."""
+def values_plus_indices(found: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return values and indices as one tensor."""
     return found[0] + found[1].double()

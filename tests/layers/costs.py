@@ -27,7 +27,7 @@ def normalize(x: Any) -> Any:
     return F.batch_norm(x, None, None, training=True)
 
 
-def moved(*axes: str | None) -> Callable[[Any], Any]:
+def redistribute_to(*axes: str | None) -> Callable[[Any], Any]:
     return lambda x: x.redistribute(dc.Distribution(x.grid, axes))
 
 
@@ -35,7 +35,7 @@ def moved(*axes: str | None) -> Callable[[Any], Any]:
 Cost = tuple[Callable[[Any], Any], Callable[[int], float], float]
 
 
-def columns_that_stay(p: int) -> int:
+def unmoved_bytes(p: int) -> int:
     return sum(len(dc.block_range(W, p, i)) for i in range(p)) * N * C * (H // p) * 8
 
 
@@ -49,8 +49,8 @@ def check_bytes(comm: Any, cost: Cost) -> None:
     assert sum(traffic.reduced.values()) == summed, traffic.reduced
 
 
-def check_kept(comm: Any, call: Callable[[Any], Any], tensors: float) -> None:
-    """Check that at most so many tensors of the size of x are kept for the backward pass. What is padded is copied."""
+def check_saved_tensors(comm: Any, call: Callable[[Any], Any], tensors: float) -> None:
+    """Check that autograd saves at most ``tensors`` tensors of the size of x; padding copies its input."""
     rows = 40 * comm.size
     whole = normal(N, C, rows, W)
     x = dc.scatter(whole, dc.Distribution(grid_over(comm, h=comm.size), (None, None, "h", None))).requires_grad_()

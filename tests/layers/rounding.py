@@ -17,13 +17,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 SHAPE = (3, 6, 7, 9)
 
 
-def of(function: Callable[..., Any], *plain: torch.Tensor) -> Callable[[Any], Any]:
-    """``function(x, *plain)``, plain tensors in the dtype of x, with values that all dtypes have."""
+def with_exact_operands(function: Callable[..., Any], *plain: torch.Tensor) -> Callable[[Any], Any]:
+    """Return ``function(x, *plain)`` with plain tensors in the dtype of x, whose values are exact in all dtypes."""
     return lambda x: function(x, *(t.bfloat16().to(x.dtype) for t in plain))
 
 
-def bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """How far a result may be from ``exact``: by one rounding, or as far as torch's ``own`` in one process.
+def error_bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return the permitted error of a result: one rounding, or the error of torch's ``own`` result in one process.
 
     float32 is summed in another order.
     """
@@ -31,8 +31,8 @@ def bound(exact: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return torch.maximum(torch.finfo(own.dtype).eps * size, 1.1 * (own.double() - exact).abs().max())
 
 
-def with_gradient(function: Callable[[Any], Any], x: Any, differentiable: bool) -> tuple[torch.Tensor, ...]:
-    """The result, and the gradient of x, if it has one, for a gradient of the result whose values all dtypes have."""
+def value_and_gradient(function: Callable[[Any], Any], x: Any, differentiable: bool) -> tuple[torch.Tensor, ...]:
+    """Return the result, and the gradient of x if it has one, for an output gradient that is exact in all dtypes."""
     x = x.detach().requires_grad_()
     y = function(x)
     if not differentiable:
@@ -51,11 +51,11 @@ def check_rounded_once(
     """
     for dtype in FLOATS:
         x = (normal(*SHAPE) + 1).to(dtype)
-        exact, own = (with_gradient(function, t, differentiable) for t in (x.double(), x))
+        exact, own = (value_and_gradient(function, t, differentiable) for t in (x.double(), x))
         for axis in "nch":
-            split = with_gradient(function, dc.scatter(x, grid_over(comm, **{axis: comm.size})), differentiable)
+            split = value_and_gradient(function, dc.scatter(x, grid_over(comm, **{axis: comm.size})), differentiable)
             values = zip(split, own, exact, strict=True)
             for what, (found, alone, wanted) in zip(("y", "dx"), values, strict=False):
                 assert found.dtype == dtype
-                off = (found.double() - wanted).abs() - (roundings + (what == "dx")) * bound(wanted, alone)
+                off = (found.double() - wanted).abs() - (roundings + (what == "dx")) * error_bound(wanted, alone)
                 assert (off <= 0).all(), f"{what} in {dtype} over {axis}: {off.max()} too far of {wanted.abs().max()}"

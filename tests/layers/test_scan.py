@@ -140,14 +140,14 @@ def test_a_lenet_learns_as_it_does_by_autograd(method, depth):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (nn.Sigmoid(), "it has no rule; it takes Conv2d"),
-        (nn.Conv2d(3, 3, 3, padding_mode="reflect"), "pass its padding in numbers, of zeros"),
-        (nn.Conv2d(3, 3, 3, padding="same"), "pass its padding in numbers, of zeros"),
-        (nn.MaxPool2d(2, return_indices=True), "leave return_indices out"),
-        (nn.AvgPool2d(2, ceil_mode=True), "means over other than whole windows"),
+        (nn.Sigmoid(), "no rule for this layer. Supported are Conv2d"),
+        (nn.Conv2d(3, 3, 3, padding_mode="reflect"), "padding must be given in numbers, and with zeros"),
+        (nn.Conv2d(3, 3, 3, padding="same"), "padding must be given in numbers, and with zeros"),
+        (nn.MaxPool2d(2, return_indices=True), "return_indices is not supported"),
+        (nn.AvgPool2d(2, ceil_mode=True), "only means over complete windows"),
         (nn.Dropout(0.5), "use p=0"),
     ],
 )
-def test_layers_without_a_rule_are_refused_at_once(layer, reason):
+def test_layers_without_a_rule_raise_at_once(layer, reason):
     with pytest.raises(UnsupportedOperation, match=rf"layer 1, .*{reason}"):
         ScanSequential(nn.Flatten(), layer)

@@ -15,8 +15,8 @@ SHAPE = (3, 4, 6, 5)
 View = Callable[[Any], Any]
 
 
-def check_changed_through(comm: Any, view: View, recording: bool = True) -> None:
-    """A change in place of the view reaches its source, with the gradients of one process if they are recorded."""
+def check_change_reaches_source(comm: Any, view: View, recording: bool = True) -> None:
+    """Check that an in-place change of the view reaches its source, with the gradients of one process if recorded."""
 
     def run(x: Any) -> Any:
         with torch.set_grad_enabled(recording):
@@ -28,8 +28,8 @@ def check_changed_through(comm: Any, view: View, recording: bool = True) -> None
         same_as_one_process(grid, run, normal(*SHAPE))
 
 
-def check_follows(comm: Any, view: View, recording: bool = True) -> None:
-    """The view, which is made first, shows a change of its source."""
+def check_view_follows_source(comm: Any, view: View, recording: bool = True) -> None:
+    """Check that a view shows a later change of its source."""
 
     def run(x: Any) -> Any:
         with torch.set_grad_enabled(recording):

@@ -24,7 +24,7 @@ from distconv.jobs.timing import clocked, in_turns
 from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
 from distconv.kernels.recurrence import is_compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
-from distconv.layers.recurrent.methods import BackwardProblem, fastest
+from distconv.layers.recurrent.methods import BackwardProblem, fastest_method
 from distconv.parallel import parallelize
 from distconv.placement import scatter
 
@@ -106,7 +106,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
     least = {way: min(seconds) for way, seconds in times.items()}
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)
-    chosen = fastest(BackwardProblem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
+    chosen = fastest_method(BackwardProblem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
     # Over ranks torch has no way back: its figure, of one rank, is there to compare with.
     offered = {way: least_s for way, least_s in least.items() if grid.size == 1 or way is not Method.AUTOGRAD}
     best = min(offered.values(), default=None)

@@ -114,7 +114,7 @@ class CaseRun:
 
     def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
         refused = None
-        call_site.forget()
+        call_site.clear_warned_sites()
         with warnings.catch_warnings(record=True) as told, count_traffic() as traffic:
             warnings.simplefilter("always")
             try:

@@ -22,10 +22,12 @@ _SMALL = 1e-2
 _NOT_FINITE = "is infinite or NaN where torch's is not, or not where it is"
 
 _WAY_OUT = re.compile(
-    r"[;:(,] ?(?:first )?(?:or )?(add|apply|assign|call|choose|compute|convert|gather|give|index|load|make|move|pass"
-    r"|permute|put|redistribute|replicate|reshape|run|save|say|scatter|set|split|start|take|use|write)\b"
+    r"(?:[;:(,] ?(?:first )?(?:or )?|\. )"
+    r"(add|apply|assign|call|choose|clone|compute|convert|create|gather|give|index|leave|load|make|move|omit|pass|permute"
+    r"|put|redistribute|replicate|reshape|run|save|say|scatter|set|split|start|take|use|write)\b",
+    re.IGNORECASE,
 )
-"""Pattern of a clause that begins with a suggested fix."""
+"""Pattern of a clause or a sentence that begins with a suggested fix."""
 
 
 class Verdict(Enum):

@@ -34,12 +34,12 @@ class VoxelUNet(nn.Module):
         super().__init__()
         widths = [width << level for level in range(depth + 1)]
         steps = list(itertools.pairwise(widths))
-        self.first = _double(layers, in_channels, width)
+        self.first = _double_convolution(layers, in_channels, width)
         self.down = nn.ModuleList(
-            nn.Sequential(convolution_block(layers, a, b, 2, 2), _double(layers, b, b)) for a, b in steps
+            nn.Sequential(convolution_block(layers, a, b, 2, 2), _double_convolution(layers, b, b)) for a, b in steps
         )
         self.up = nn.ModuleList(_up(layers, b, a) for a, b in reversed(steps))
-        self.merge = nn.ModuleList(_double(layers, 2 * a, a) for a, _ in reversed(steps))
+        self.merge = nn.ModuleList(_double_convolution(layers, 2 * a, a) for a, _ in reversed(steps))
         self.predict = layers.convolution(width, classes, 1, 1, True)
         initialise(self)
 
@@ -54,7 +54,7 @@ class VoxelUNet(nn.Module):
         return self.predict(x)
 
 
-def _double(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
+def _double_convolution(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
     return nn.Sequential(
         convolution_block(layers, in_channels, channels), convolution_block(layers, channels, channels)
     )

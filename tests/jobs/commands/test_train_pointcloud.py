@@ -127,7 +127,7 @@ def test_without_data_it_trains_on_the_embedded_shapes(
         (["--keep", "0.01"], "--keep 0.01 of 30 points is none; keep more, or draw more with --points"),
         (["--resolution", "2000000"], "a grid of 2000000 voxels along a side: give 1 to 1048576"),
         (["--model", "pointnet"], "argument --model: invalid choice: 'pointnet'"),
-        (["--grid", "c=2"], "axis c cuts none of them; use n, d, h, w"),
+        (["--grid", "c=2"], "axis c splits none of them. Use n, d, h, w"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
         (["--resume"], "--resume: there is no finished checkpoint in"),
     ],

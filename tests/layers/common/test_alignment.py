@@ -1,4 +1,4 @@
-"""Operands of different layouts and extents, and the shapes and refusals that torch itself gives."""
+"""Operands of different distributions and shapes, and the shapes and errors obtained from torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.common.alignment import aligned, broadcast_shape, common_distribution, entering, result_shape
+from distconv.layers.common.alignment import (
+    broadcast_block,
+    broadcast_shape,
+    common_distribution,
+    redistribute_with_grad_reduce,
+    result_shape,
+)
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
 
@@ -39,7 +45,7 @@ def test_a_tensor_of_one_split_element_broadcasts(comm):
         same_as_one_process(grid, lambda a, b: a + b, normal(1, 1, 1, 1), normal(*SHAPE, seed=1))
 
 
-def test_shapes_that_do_not_broadcast_are_refused_in_torchs_words(comm):
+def test_shapes_that_do_not_broadcast_raise_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     match = r"size of tensor a \(4\) must match the size of tensor b \(5\)"
     with pytest.raises(RuntimeError, match=match):
@@ -98,7 +104,7 @@ def test_broadcast_shapes_are_torchs(shapes):
     assert broadcast_shape(tuple(map(torch.Size, shapes))) == torch.broadcast_shapes(*shapes)
 
 
-def test_what_torch_refuses_for_its_dtype_alone_is_refused_on_all_ranks(comm):
+def test_a_dtype_without_a_kernel_raises_on_all_ranks(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     weight = normal(3, 2, 3, 3).float()
     with pytest.raises(RuntimeError) as told:
@@ -125,7 +131,7 @@ REJECTED_BY_KERNELS = {
 
 
 @pytest.mark.parametrize("name", REJECTED_BY_KERNELS)
-def test_what_torchs_kernels_reject_is_rejected_in_their_words(comm, name):
+def test_operands_that_torchs_kernels_reject_raise_their_error(comm, name):
     x = normal(*SHAPE).float()
     with pytest.raises((RuntimeError, IndexError)) as expected:
         REJECTED_BY_KERNELS[name](x)
@@ -139,11 +145,11 @@ def test_nearest_neighbours_of_no_samples_are_none(comm):
         same_as_one_process(grid, lambda x: F.interpolate(x, scale_factor=2), normal(0, 2, 3, 4))
 
 
-def test_a_whole_tensor_gets_the_sum_of_what_the_ranks_give_it(comm):
+def test_a_replicated_tensor_gets_the_sum_of_the_ranks_gradients(comm):
     for grid in grids(comm, "nhw"):
         dist = dc.Distribution(grid, ("n", "c", "h", "w"))
         whole = normal(2, 7, 1, seed=1).requires_grad_()
-        block = aligned(whole, dist, torch.Size(SHAPE))
+        block = broadcast_block(whole, dist, torch.Size(SHAPE))
         assert block.shape == (2, dist.local_shape(SHAPE)[2], 1)
         block.sum().backward()
         # Each rank gives each element of its part one.
@@ -164,7 +170,7 @@ def test_what_was_split_gets_the_sums_of_all_that_it_enters(comm):
     grid, n = grid_over(comm, n=comm.size), comm.size
     x = dc.scatter(counting(n), grid).requires_grad_()
     # Whole in work that is split over the same axis: each rank uses all of it, rank + 1 times.
-    block = entering(x, dc.Distribution(grid, (None,)), ["n"])
+    block = redistribute_with_grad_reduce(x, dc.Distribution(grid, (None,)), ["n"])
     assert torch.equal(block.detach(), counting(n))
     (block * (comm.rank + 1)).sum().backward()
     assert torch.equal(dc.gather(x.grad), torch.full((n,), n * (n + 1) / 2).double())

@@ -1,4 +1,4 @@
-"""Ranks without elements: their results have the dtype of other ranks', and they raise what these raise."""
+"""Ranks with empty blocks: their results have the dtype of the other ranks, and they raise the same errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTY_SOMEWHERE = pytest.mark.ranks(2, 3, 4)
 """Of tensors with one sample and channel, and a row fewer than ranks."""
 
 
-def split_where_little_is(comm, dtype, channels=1):
+def with_empty_blocks(comm, dtype, channels=1):
     """x (1, C, H, 6) of few rows, over samples, over channels, and over rows."""
     x = normal(1, channels, comm.size - 1, 6).to(dtype)
     return [dc.scatter(x, grid_over(comm, **{axis: comm.size})) for axis in "nch"]
@@ -76,13 +76,13 @@ HALF: dict[str, Callable[..., torch.Tensor]] = {
 def test_under_autocast_all_ranks_have_torchs_dtype(comm, name, given):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = HALF[name](normal(1, 1, comm.size - 1, 6).to(given))
-        for x in split_where_little_is(comm, given):
+        for x in with_empty_blocks(comm, given):
             found = HALF[name](x)
             assert found.dtype == expected.dtype
             torch.testing.assert_close(dc.gather(found), expected, rtol=0.05, atol=0.05)
 
 
-REFUSED: dict[str, tuple[torch.dtype, Callable[..., torch.Tensor]]] = {
+REJECTED: dict[str, tuple[torch.dtype, Callable[..., torch.Tensor]]] = {
     "antialiasing in half precision": (
         torch.bfloat16,
         lambda x: F.interpolate(x, size=(3, 4), mode="bilinear", antialias=True),
@@ -97,11 +97,11 @@ REFUSED: dict[str, tuple[torch.dtype, Callable[..., torch.Tensor]]] = {
 
 @EMPTY_SOMEWHERE
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_dtype_that_torch_refuses_is_refused_on_all_ranks(comm, name):
-    dtype, call = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_dtype_that_torch_rejects_raises_on_all_ranks(comm, name):
+    dtype, call = REJECTED[name]
     with pytest.raises((RuntimeError, NotImplementedError)) as told:
         call(normal(1, 1, comm.size - 1, 6).to(dtype))
-    for x in split_where_little_is(comm, dtype):
+    for x in with_empty_blocks(comm, dtype):
         text = raises_everywhere(comm, dc.ShapeError, "not implemented|not support", lambda x=x: call(x))
         assert str(told.value).partition(" ")[0] in text

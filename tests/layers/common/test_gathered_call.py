@@ -1,4 +1,4 @@
-"""The exact fallback: what has no rule, against one process, with its warning and its limits."""
+"""The fallback for functions without a rule: results against one process, warnings and limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 import distconv as dc
 from distconv.layers.common import gathered_call
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import close, module_as_in_one_process, same_as_one_process, whole
-from tests.layers.spread import TABLE, spread
+from tests.layers.compare import check_module_same_as_one_process, close, same_as_one_process, whole
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -78,9 +78,9 @@ IDIOMS = {
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.parametrize("name", IDIOMS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_what_has_no_rule_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, IDIOMS[name], normal(*SHAPE))
 
 
@@ -109,13 +109,13 @@ def test_random_functions_draw_as_one_process_does(comm):
         torch.manual_seed(3)
         return F.rrelu(x, training=True) + torch.poisson(x.detach().abs()) + torch.rand(3, 1, 1, 1)
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, drawn, normal(*SHAPE))
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@TABLE
-def test_a_plain_parameter_has_the_whole_gradient_once(comm):
+@UP_TO_FOUR_RANKS
+def test_a_plain_parameter_has_the_full_gradient_once(comm):
     torch.manual_seed(2)
     for grid in grids(comm, "ncw"):
         same_as_one_process(grid, F.bilinear, normal(6, 4, 5), normal(6, 4, 3), plain=[normal(2, 5, 3, seed=4)])
@@ -123,7 +123,7 @@ def test_a_plain_parameter_has_the_whole_gradient_once(comm):
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.parametrize("parallel", [False, True])
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, parallel):
     class Estimator(nn.Module):
         def __init__(self) -> None:
@@ -139,7 +139,7 @@ def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, para
         model = Estimator().double()
         twin = dc.parallelize(Estimator().double(), grid) if parallel else None
         if twin is None:
-            module_as_in_one_process(grid, model, normal(*SHAPE))
+            check_module_same_as_one_process(grid, model, normal(*SHAPE))
             continue
         twin.load_state_dict(model.state_dict())
         same_as_one_process(
@@ -150,7 +150,7 @@ def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, para
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
     class Embedded(nn.Module):
         def __init__(self) -> None:
@@ -177,7 +177,7 @@ def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_a_plain_buffer_takes_distributed_values(comm):
     def statistics(x):
         buffer, queue = torch.zeros(5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
@@ -188,12 +188,12 @@ def test_a_plain_buffer_takes_distributed_values(comm):
         queue.index_copy_(0, torch.tensor([3]), row[None])
         return x * buffer + queue.sum(0)
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, statistics, normal(*SHAPE))
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_a_plain_result_takes_gradients(comm):
     def assembled(x):
         y = torch.zeros(3, 5, dtype=torch.float64)
@@ -201,12 +201,12 @@ def test_a_plain_result_takes_gradients(comm):
         y += x.mean((0, 1, 2))
         return y * 2
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, assembled, normal(*SHAPE))
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_an_output_given_by_the_caller_is_written(comm):
     x, plain = normal(3, 4, 4), torch.zeros(3, 4, 4, dtype=torch.float64)
     for grid in grids(comm, "nw"):
@@ -223,7 +223,7 @@ def test_an_output_given_by_the_caller_is_written(comm):
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_least=2)
-def test_an_output_of_another_shape_is_refused(comm):
+def test_an_output_of_another_shape_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     out = torch.zeros_like(x[:, :, 2:])
     with pytest.warns(UserWarning, match="resized"):
@@ -248,10 +248,10 @@ def test_a_view_that_had_to_be_gathered_and_its_source_follow_each_other(comm):
 @pytest.mark.ranks(at_least=2)
 def test_a_view_of_other_elements_that_had_to_be_gathered_is_not_changed_in_place(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy", lambda: x.view(torch.int64).zero_())
+    raises_everywhere(comm, dc.UnsupportedOperation, "is a copy", lambda: x.view(torch.int64).zero_())
 
 
-# -- warnings, and what stays refused -------------------------------------------------------------------------------
+# -- warnings, and unsupported calls -------------------------------------------------------------------------------
 
 
 class Layer(nn.Module):
@@ -272,21 +272,21 @@ def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(c
     assert {warning.filename for warning in told} == {__file__}
 
 
-def test_nothing_is_told_where_nothing_is_gathered(comm):
+def test_nothing_is_warned_where_nothing_is_gathered(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, r=comm.size))
     close(whole(torch.renorm(x, 2, 0, 1.0)), normal(3, 4, 4).renorm(2, 0, 1.0), "y")
 
 
 @pytest.mark.ranks(at_least=2)
-def test_more_than_the_limit_is_refused(comm, monkeypatch):
+def test_more_than_the_limit_raises(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "limit_bytes", 383)
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
-    text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*is 383", lambda: torch.renorm(x, 2, 0, 1.0))
+    text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*=383", lambda: torch.renorm(x, 2, 0, 1.0))
     assert "DISTCONV_FALLBACK_LIMIT" in text
 
 
 @pytest.mark.fault(12)
-def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
+def test_as_errors_all_such_calls_raise(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "level", "error")
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "no distributed rule", lambda: torch.renorm(x, 2, 0, 1.0))
@@ -295,7 +295,7 @@ def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
 
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_is_refused(comm):
+def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     y = x * 2
 
@@ -308,7 +308,7 @@ def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_i
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-def test_what_torch_refuses_is_refused_in_its_words(comm):
+def test_arguments_that_torch_rejects_raise_its_error(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
     with pytest.raises(RuntimeError, match="renorm: expected maxnorm to be >= 0"):
         torch.renorm(x, 2, 0, -1.0)

@@ -1,4 +1,4 @@
-"""The input that each rank needs for its outputs: the same values as in the padded whole, and an adjoint."""
+"""The input that each rank needs for its outputs: its values against the padded full tensor, and its adjoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.kernels.convolution import Geometry
-from distconv.layers.common.input_windows import needed_block, no_outputs, spatial_box, spread, window_needs
+from distconv.layers.common.input_windows import empty_output, gather_needed_input, spatial_box, to_tuple, window_needs
 from tests.distconv.layouts import counting, grids, normal
 
 GEOMETRIES = [
@@ -28,8 +28,8 @@ def outputs(geometry, shape):
     return torch.Size([*shape[:2], *space])
 
 
-def expected(whole, dist, out_shape, geometry, fill):
-    """The block by brute force: the whole input padded amply, of which the windows of this rank's outputs are cut."""
+def brute_force_block(whole, dist, out_shape, geometry, fill):
+    """Return the block by brute force: crop its windows from the full input with ample padding."""
     block = whole[tuple(slice(i.start, i.stop) for i in dist.box(None, whole.shape)[:2])]
     block = F.pad(block, (PADDED,) * 4, value=fill)
     for dim, out in enumerate(spatial_box(dist, out_shape)):
@@ -50,8 +50,8 @@ def test_a_rank_gets_the_windows_of_its_outputs(comm, geometry, space):
     out_shape = outputs(geometry, whole.shape)
     for grid in grids(comm, "nchw"):
         x = dc.scatter(whole, grid)
-        found = needed_block(x, out_shape, geometry, fill=-7.0)
-        assert torch.equal(found, expected(whole, x.dist, out_shape, geometry, -7.0)), grid
+        found = gather_needed_input(x, out_shape, geometry, fill=-7.0)
+        assert torch.equal(found, brute_force_block(whole, x.dist, out_shape, geometry, -7.0)), grid
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -60,7 +60,7 @@ def test_what_is_needed_by_several_gets_the_sum_of_their_gradients(comm, geometr
     out_shape = outputs(geometry, whole.shape)
     for grid in grids(comm, "nhw"):
         x = dc.scatter(whole, grid).requires_grad_()
-        block = needed_block(x, out_shape, geometry)
+        block = gather_needed_input(x, out_shape, geometry)
         other = normal(*block.shape, seed=1 + comm.rank)
         block.backward(other)
         left, right = float((block.detach() * other).sum()), float((x.local.detach() * x.local.grad).sum())
@@ -75,11 +75,11 @@ def test_windows_of_what_is_not_split_need_nothing_from_others(comm):
 
 def test_a_rank_without_outputs_is_part_of_the_graph():
     block = normal(2, 3).requires_grad_()
-    y = no_outputs(block, (4, 0, 5))
+    y = empty_output(block, (4, 0, 5))
     assert y.shape == (4, 0, 5)
     y.sum().backward()
     assert torch.equal(block.grad, torch.zeros(2, 3).double())
 
 
 def test_one_number_stands_for_all_dimensions():
-    assert [spread(value, 3) for value in (2, [2], (1, 2, 3))] == [(2, 2, 2), (2, 2, 2), (1, 2, 3)]
+    assert [to_tuple(value, 3) for value in (2, [2], (1, 2, 3))] == [(2, 2, 2), (2, 2, 2), (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""On one rank torch's own operators compute, and what they give is distributed still."""
+"""On one rank torch's own operators compute, and their results are DistTensors."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
-from distconv.layers.common.inplace_views import changed
+from distconv.layers.common.inplace_views import record_inplace_change
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close
 
 pytestmark = pytest.mark.ranks(1, 2)
 
 
-def given(comm, *shape, seed=0):
+def input_of(comm, *shape, seed=0):
     return dc.scatter(normal(*shape, seed=seed), grid_over(MPI.COMM_SELF)).requires_grad_()
 
 
 def test_results_are_distributed_and_have_the_bits_of_torch(comm):
-    x = given(comm, 2, 3, 8, 8)
+    x = input_of(comm, 2, 3, 8, 8)
     plain = normal(2, 3, 8, 8).requires_grad_()
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -39,7 +39,7 @@ def test_results_are_distributed_and_have_the_bits_of_torch(comm):
 def test_a_gradient_penalty_is_that_of_torch(comm):
     layer = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh()).double()
     gradients = []
-    for x in (given(comm, 2, 3, 6, 6), normal(2, 3, 6, 6).requires_grad_()):
+    for x in (input_of(comm, 2, 3, 6, 6), normal(2, 3, 6, 6).requires_grad_()):
         layer.zero_grad()
         (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
         slope.square().sum().backward()
@@ -49,7 +49,7 @@ def test_a_gradient_penalty_is_that_of_torch(comm):
 
 
 def test_what_changes_its_argument_returns_it(comm):
-    x = given(comm, 2, 3).detach()
+    x = input_of(comm, 2, 3).detach()
     assert F.relu(x, inplace=True) is x
     assert x.add_(1) is x
     assert torch.equal(x.local, normal(2, 3).relu() + 1)
@@ -57,7 +57,7 @@ def test_what_changes_its_argument_returns_it(comm):
 
 
 def test_several_results_keep_their_names(comm):
-    x = given(comm, 4, 5)
+    x = input_of(comm, 4, 5)
     values, indices = torch.max(x, 1)
     assert isinstance(values, dc.DistTensor) and isinstance(indices, dc.DistTensor)
     found = torch.sort(x, 1)
@@ -65,7 +65,7 @@ def test_several_results_keep_their_names(comm):
     assert torch.equal(found.indices.local, normal(4, 5).sort(1).indices)
 
 
-TAKEN = {
+COMPUTED_ON_BLOCKS = {
     "transposed": lambda x: x.transpose(1, 2),
     "of one index": lambda x: x[:, None, 1],
     "every other": lambda x: x[..., ::2],
@@ -77,10 +77,10 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("taken", COMPUTED_ON_BLOCKS)
 def test_strides_are_those_of_torch(comm, taken):
-    x, plain = given(comm, 2, 3, 4, 6), normal(2, 3, 4, 6)
-    y, expected = TAKEN[taken](x), TAKEN[taken](plain)
+    x, plain = input_of(comm, 2, 3, 4, 6), normal(2, 3, 4, 6)
+    y, expected = COMPUTED_ON_BLOCKS[taken](x), COMPUTED_ON_BLOCKS[taken](plain)
     assert (y.stride(), y.is_contiguous()) == (expected.stride(), expected.is_contiguous())
     assert y.local.stride() == expected.stride() and torch.equal(y.local, expected)
 
@@ -94,27 +94,27 @@ def test_a_block_that_lies_otherwise_does_not_say_the_strides(comm):
 
 
 def test_lists_of_tensors_may_mix_plain_ones(comm):
-    x = given(comm, 2, 3)
+    x = input_of(comm, 2, 3)
     y = torch.cat([x, normal(1, 3, seed=1)])
     assert isinstance(y, dc.DistTensor)
     assert torch.equal(y.local, torch.cat([normal(2, 3), normal(1, 3, seed=1)]))
 
 
-def test_what_torch_refuses_has_the_operators_error(comm):
+def test_arguments_that_torch_rejects_raise_the_operators_error(comm):
     with pytest.raises(dc.ShapeError, match="channels"):
-        nn.Conv2d(4, 2, 3).double()(given(comm, 2, 3, 5, 5))
+        nn.Conv2d(4, 2, 3).double()(input_of(comm, 2, 3, 5, 5))
 
 
 def test_an_operator_says_what_becomes_of_a_plain_first_argument(comm):
-    number = given(comm).detach()
+    number = input_of(comm).detach()
     plain = normal(5)
     assert plain.mul_(number) is plain
     with pytest.raises(dc.UnsupportedOperation, match="scatter the input first"):
-        F.conv2d(normal(1, 3, 5, 5), given(comm, 2, 3, 3, 3))
+        F.conv2d(normal(1, 3, 5, 5), input_of(comm, 2, 3, 3, 3))
 
 
 def test_an_exception_of_a_checkpoint_passes(comm):
-    x = given(comm, 2, 3, 6, 6)
+    x = input_of(comm, 2, 3, 6, 6)
     layer = nn.Conv2d(3, 3, 3).double()
     torch.utils.checkpoint.checkpoint(lambda t: layer(t).tanh() * 2, x, use_reentrant=False).sum().backward()
     plain = normal(2, 3, 6, 6).requires_grad_()
@@ -123,8 +123,8 @@ def test_an_exception_of_a_checkpoint_passes(comm):
 
 
 def test_a_change_in_place_is_counted_once_and_what_only_looks_is_none(comm):
-    x = given(comm, 3, 4).detach()
-    changed(x)
+    x = input_of(comm, 3, 4).detach()
+    record_inplace_change(x)
     before = x._memory.changes
     assert F.relu(x, inplace=True) is x and x._memory.changes == before + 1
     F.relu(x), x + 1, F.dropout(x, 0.5, training=False)

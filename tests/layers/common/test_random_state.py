@@ -1,4 +1,4 @@
-"""What ranks draw from must be in one state: the generator that is asked, and no other."""
+"""Comparison of the states of random generators between ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.layers.common.random_state import agree_on_generator, random_states
+from distconv.layers.common.random_state import check_same_generator_state, random_states
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 
@@ -15,12 +15,14 @@ def test_the_generator_that_is_given_is_compared_and_no_other(comm):
     x = dc.scatter(normal(4, 3), grid_over(comm, n=comm.size))
     with torch.random.fork_rng():
         torch.manual_seed(comm.rank)
-        agree_on_generator(x, torch.Generator().manual_seed(7))
-        raises_everywhere(comm, dc.MismatchError, "seed all ranks alike", lambda: agree_on_generator(x))
+        check_same_generator_state(x, torch.Generator().manual_seed(7))
+        raises_everywhere(comm, dc.MismatchError, "seed all ranks identically", lambda: check_same_generator_state(x))
         torch.manual_seed(0)
-        agree_on_generator(x)
+        check_same_generator_state(x)
         own = torch.Generator().manual_seed(comm.rank)
-        raises_everywhere(comm, dc.MismatchError, "seed all ranks alike", lambda: agree_on_generator(x, own))
+        raises_everywhere(
+            comm, dc.MismatchError, "seed all ranks identically", lambda: check_same_generator_state(x, own)
+        )
 
 
 def test_a_draw_from_any_of_the_generators_is_seen():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.layers.common.resampling import Resampling, Resamplings, own_memory, resampled
+from distconv.layers.common.resampling import Resampling, Resamplings, copy_if_shared, resample
 from tests.distconv.layouts import grid_over, grids, normal
 from tests.layers.compare import close, same_as_one_process
 
@@ -44,7 +44,7 @@ def test_it_equals_one_process(comm, samplings):
 
     def sampled(x):
         if isinstance(x, dc.DistTensor):
-            return resampled(x, torch.Size([2, 3, *sizes]), Resamplings(samplings))
+            return resample(x, torch.Size([2, 3, *sizes]), Resamplings(samplings))
         for dim, sampling in enumerate(samplings, 2):
             x = x if sampling is None else by_index(sampling, x, dim)
         return x
@@ -56,16 +56,16 @@ def test_it_equals_one_process(comm, samplings):
 def test_half_precision_is_blended_in_float32_and_rounded_once(comm):
     x = normal(1, 1, 9, 8).bfloat16()
     for grid in grids(comm, "hw"):
-        y = resampled(dc.scatter(x, grid), torch.Size([1, 1, 5, 8]), Resamplings((BLENDED, None)))
+        y = resample(dc.scatter(x, grid), torch.Size([1, 1, 5, 8]), Resamplings((BLENDED, None)))
         assert torch.equal(dc.gather(y), by_index(BLENDED, x.float(), 2).bfloat16())
 
 
 def test_the_result_has_memory_of_its_own(comm):
     x = dc.scatter(normal(2, 2, 3, 4), grid_over(comm, n=comm.size))
-    resampled(x, x.shape, Resamplings((None, None))).zero_()
+    resample(x, x.shape, Resamplings((None, None))).zero_()
     close(dc.gather(x), normal(2, 2, 3, 4), "input")
     block = normal(2)
-    assert own_memory(block, x) is block
+    assert copy_if_shared(block, x) is block
 
 
 def test_where_values_and_gradients_come_from_different_places_both_count():

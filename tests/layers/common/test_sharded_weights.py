@@ -1,4 +1,4 @@
-"""Channels and filters split over axis c: convolutions and linear layers against one process, and sums of shares."""
+"""Channels and filters split over axis c: convolutions and linear layers against one process, and partial sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distconv.communication.transfer import transfer_plan
 from distconv.distribution import block_range
 from distconv.parameters.channel_split import channel_split
 from tests.distconv.layouts import grid_over, grids, normal
-from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
 SIZES = [(4, 4), (12, 12), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)]
 """C and F: gather-x where F is large, reduce-y where C is, the 2-D combination between, uneven and empty blocks."""
@@ -31,14 +31,14 @@ def test_a_convolution_equals_one_process(comm, channels, filters, kernel, strid
     module = built(lambda: nn.Conv2d(channels, filters, kernel, stride, padding, dilation))
     for grid in grids(comm, "cnhw"):
         if grid.shape["c"] > 1 or comm.size == 1:
-            module_as_in_one_process(grid, module, normal(2, channels, 7, 9))
+            check_module_same_as_one_process(grid, module, normal(2, channels, 7, 9))
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_in_one_and_three_dimensions_it_equals_one_process(comm, count):
     module = built(lambda: {1: nn.Conv1d, 3: nn.Conv3d}[count](4, 6, 3, 2, 1))
     for grid in grids(comm, "cw"):
-        module_as_in_one_process(grid, module, normal(2, 4, *(7, 5, 6)[:count]))
+        check_module_same_as_one_process(grid, module, normal(2, 4, *(7, 5, 6)[:count]))
 
 
 @pytest.mark.parametrize("module", [nn.Conv2d, nn.ConvTranspose2d])
@@ -49,7 +49,7 @@ def test_groups_equal_one_process(comm, module, groups, per_group):
         pytest.skip("these groups do not divide over these ranks")
     layer = built(lambda: module(groups * 2, groups * per_group, 3, padding=1, groups=groups))
     for grid in [grid_over(comm, c=comm.size), *grids(comm, "ch")]:
-        module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
+        check_module_same_as_one_process(grid, layer, normal(2, groups * 2, 5, 4))
 
 
 @pytest.mark.fault(13)
@@ -61,7 +61,7 @@ def test_groups_that_do_not_divide_are_computed_by_all_ranks_along_the_channels(
     for grid in [grid_over(comm, c=comm.size), *grids(comm, "ch")]:
         layer = built(lambda: module(groups * 2, groups * 3, 3, padding=1, groups=groups))
         if not parallel:
-            module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
+            check_module_same_as_one_process(grid, layer, normal(2, groups * 2, 5, 4))
             continue
         model = dc.parallelize(copy.deepcopy(layer), grid)
         assert not isinstance(model.weight, dc.DistTensor) or grid.shape["c"] == 1
@@ -76,7 +76,7 @@ def test_a_linear_layer_equals_one_process(comm, inputs, outputs, between):
     module = built(lambda: nn.Linear(inputs, outputs))
     for grid in grids(comm, "cn"):
         dist = dc.Distribution(grid, ("n", *(None,) * len(between), "c"))
-        module_as_in_one_process(dist, module, normal(4, *between, inputs))
+        check_module_same_as_one_process(dist, module, normal(4, *between, inputs))
 
 
 def test_weights_that_are_not_where_they_are_needed_move_there(comm):
@@ -87,7 +87,7 @@ def test_weights_that_are_not_where_they_are_needed_move_there(comm):
 
 def test_channels_split_over_another_axis_are_gathered(comm):
     dist = dc.Distribution(grid_over(comm, h=comm.size), ("n", "h", None, None))
-    module_as_in_one_process(dist, built(lambda: nn.Conv2d(4, 6, 3)), normal(2, 4, 7, 5))
+    check_module_same_as_one_process(dist, built(lambda: nn.Conv2d(4, 6, 3)), normal(2, 4, 7, 5))
 
 
 def test_the_sum_of_shares_is_the_adjoint_of_gathering(comm):

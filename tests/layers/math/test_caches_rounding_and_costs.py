@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.distconv.layouts import normal
-from tests.layers.costs import C, Cost, N, W, check_bytes, check_kept
-from tests.layers.in_turn import check_in_turn
-from tests.layers.rounding import check_rounded_once, of
+from tests.layers.cache_keys import check_cache_keys
+from tests.layers.costs import C, Cost, N, W, check_bytes, check_saved_tensors
+from tests.layers.rounding import check_rounded_once, with_exact_operands
 
 WEIGHTS = {1: normal(2, 4, 3, 3)}
 
@@ -38,7 +38,7 @@ OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_calls_that_differ_in_one_thing_are_not_mixed_up(comm: Any, name: str) -> None:
-    check_in_turn(comm, OPERATORS[name])
+    check_cache_keys(comm, OPERATORS[name])
 
 
 ONCE: dict[str, Callable[[Any], Any]] = {
@@ -56,7 +56,7 @@ ONCE: dict[str, Callable[[Any], Any]] = {
     "softmax": lambda x: x.softmax(1),
     "softmax of rows": lambda x: x.softmax(2),
     "log_softmax": lambda x: x.log_softmax(3),
-    "product": of(lambda x, w: torch.einsum("nchw,kc->nkhw", x, w), normal(4, 6)),
+    "product": with_exact_operands(lambda x, w: torch.einsum("nchw,kc->nkhw", x, w), normal(4, 6)),
 }
 ROUNDED_ON_EACH_RANK = ("product",)
 
@@ -95,4 +95,4 @@ KEPT: dict[str, tuple[Callable[[Any], Any], float]] = {
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_autograd_keeps(comm: Any, name: str) -> None:
-    check_kept(comm, *KEPT[name])
+    check_saved_tensors(comm, *KEPT[name])

@@ -1,4 +1,4 @@
-"""Complex tensors through all communication, and their parts, against one process."""
+"""Complex tensors in all kinds of communication, and their real and imaginary parts, against one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 2, 7, 6)
 
@@ -49,13 +49,13 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_functions_of_complex_numbers_equal_one_process(comm, name):
     whole = torch.complex(normal(*SHAPE), normal(*SHAPE, seed=1)).requires_grad_()
     expected = FUNCTIONS[name](whole)
     gradient = normal(*expected.shape, seed=17).to(expected.dtype)
     (of_one,) = torch.autograd.grad(expected, whole, gradient)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         z = dc.scatter(whole.detach(), dist).requires_grad_()
         found = FUNCTIONS[name](z)
         close(dc.gather(found.detach()), expected.detach(), f"y on {dist}")

@@ -1,4 +1,4 @@
-"""What opt_einsum finds in the package of a DistTensor's class."""
+"""Functions that opt_einsum looks up in the package of a DistTensor's class."""
 
 from __future__ import annotations
 

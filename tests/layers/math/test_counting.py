@@ -1,4 +1,4 @@
-"""Counts of values, and values among others, without gathering."""
+"""Counts of values and look-ups without gathering."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_values_are_found_among_others_where_they_are(comm: Any) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_negative_number_is_refused_on_all_ranks(comm: Any) -> None:
+def test_a_negative_number_raises_on_all_ranks(comm: Any) -> None:
     labels = LABELS.flatten().clone()
     labels[-1] = -1
     t = dc.scatter(labels, grids(comm, "n")[0], "n")

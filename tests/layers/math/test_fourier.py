@@ -9,7 +9,7 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 FFT = torch.fft
@@ -44,9 +44,9 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_a_transform_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, TRANSFORMS[name], normal(*SHAPE))
 
 
@@ -57,7 +57,7 @@ def test_one_sample_of_one_channel_is_transformed_line_by_line(comm, name):
 
 
 @pytest.mark.ranks(at_least=2, at_most=4)
-def test_each_rank_transforms_its_share_of_the_lines(comm, monkeypatch):
+def test_each_rank_transforms_its_part_of_the_lines(comm, monkeypatch):
     x = dc.scatter(normal(2, 6, 8, 4), grid_over(comm, h=comm.size))
     sizes = []
     FFT.rfft2(x)  # asks torch for the shape of the result, once
@@ -98,5 +98,5 @@ def test_a_spectral_convolution_equals_one_process(comm):
         out[:, :, :3, :2] = low
         return FFT.irfft2(out, s=(7, 5))
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, convolved, normal(*SHAPE))

@@ -16,7 +16,7 @@ def symmetric(x):
     return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype)
 
 
-OF_MATRICES = {
+MATRIX_FUNCTIONS = {
     "eigh": lambda x: L.eigh(x + x.mT)[0] + L.eigh(x + x.mT)[1].square().sum(-1),
     "eigvals": lambda x: L.eigvals(x).abs().sum(-1, keepdim=True) + x.sum(-1),
     "svd": lambda x: L.svd(x)[1] + L.svd(x)[0].abs().sum(-1),
@@ -67,11 +67,11 @@ def layouts(comm):
 
 
 @pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
-@pytest.mark.parametrize("name", OF_MATRICES)
+@pytest.mark.parametrize("name", MATRIX_FUNCTIONS)
 @pytest.mark.ranks(1, 2, 3)
 def test_matrices_in_a_batch_equal_one_process(comm, name):
     for dist in layouts(comm):
-        found = same_as_one_process(dist, OF_MATRICES[name], normal(7, 4, 4))
+        found = same_as_one_process(dist, MATRIX_FUNCTIONS[name], normal(7, 4, 4))
         assert found.dist.split_axes or not dist.split[0], dist
 
 
@@ -102,7 +102,7 @@ def test_results_keep_the_batch_where_it_is_and_nothing_is_sent(comm):
 
 
 @pytest.mark.ranks(2, 3)
-def test_what_torch_rejects_of_one_ranks_matrices_is_told_on_all(comm):
+def test_matrices_that_torch_rejects_on_one_rank_raise_on_all_ranks(comm):
     x = symmetric(normal(7, 4, 4))
     x[6] = 0
     dist = dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -55,16 +55,16 @@ WITH_PLAIN = {
 
 
 @pytest.mark.parametrize("name", ONE)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_products_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, ONE[name], normal(*SHAPE))
 
 
 @pytest.mark.parametrize("name", WITH_PLAIN)
-@TABLE
-def test_a_plain_factor_gets_its_whole_gradient(comm, name):
-    for dist in spread(comm, SHAPE):
+@UP_TO_FOUR_RANKS
+def test_a_plain_factor_gets_its_full_gradient(comm, name):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, WITH_PLAIN[name], normal(*SHAPE), plain=(normal(2, 5, 7, seed=1),))
 
 
@@ -88,7 +88,7 @@ PLUS = {
 
 @pytest.mark.parametrize("name", PLUS)
 @pytest.mark.parametrize("beta", [1, 0, 0.5])
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_any_one_of_the_operands_of_a_sum_with_a_product_may_be_distributed(comm, name, beta):
     function, *shapes = PLUS[name]
     operands = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -112,7 +112,7 @@ def test_rows_and_batches_keep_their_splits(comm):
     assert torch.einsum("nchw,ndhw->ncd", x, x).dist.split_axes == ()
 
 
-def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_matrices_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
     match = r"mat1 and mat2 shapes cannot be multiplied \(3x6 and 5x4\)"
     raises_everywhere(comm, dc.ShapeError, match, lambda: x @ normal(5, 4))
@@ -123,7 +123,7 @@ def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
 def test_every_rank_computes_in_autocasts_dtype(comm):
     x = normal(*SHAPE).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for dist in spread(comm, SHAPE):
+        for dist in uneven_layouts(comm, SHAPE):
             y = dc.scatter(x, dist)
             for name in ("matrices", "baddbmm", "einsum over space"):
                 found, expected = dc.gather(ONE[name](y)), ONE[name](x)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -41,22 +41,22 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("name", VECTORS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_vectors_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, VECTORS[name], normal(*SHAPE))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, math.inf])
 def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
     zeros = torch.zeros(SHAPE, dtype=torch.float64)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order, (1, 2)), zeros)
         same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order), zeros)
 
 
 @pytest.mark.ranks(at_least=2)
-def test_norms_of_one_split_matrix_name_the_way_out(comm):
+def test_norms_of_one_split_matrix_name_a_fix(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     for call in (lambda: x.norm("nuc"), lambda: torch.linalg.norm(x, 2), lambda: torch.linalg.matrix_norm(x, 2)):
         raises_everywhere(comm, dc.UnsupportedOperation, "gather", call)

@@ -1,4 +1,4 @@
-"""Elementwise operators: blocks as they are, operands aligned, gradients summed over just the right axes."""
+"""Elementwise operators: values, alignment of operands, and the axes over which gradients are all-reduced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
@@ -105,7 +105,7 @@ PLAIN = [SHAPE, (1, 2, 1, 1), (2, 1, 1), (7, 1), (4,), (1,), (), (3, 1, 7, 4), (
 
 @pytest.mark.parametrize("other", PLAIN)
 @UP_TO_SIX_RANKS
-def test_a_plain_operand_gets_its_whole_gradient(comm, other):
+def test_a_plain_operand_gets_its_full_gradient(comm, other):
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, lambda x, w: x * w + w, normal(*SHAPE), plain=(normal(*other, seed=1),))
 
@@ -127,10 +127,10 @@ def test_functions_of_several_operands(comm, function):
 def test_prelu_learns_its_slopes(comm, slopes):
     for shape in (SHAPE, (3, 2), (1, 2, 3)):
         for grid in grids(comm, "nch"):
-            module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
+            check_module_same_as_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
 
 
-def test_whole_numbers_and_truth_values(comm):
+def test_integers_and_truth_values(comm):
     for grid in grids(comm, "nh"):
         same_as_one_process(grid, lambda x: (x % 3 == 1) & (x > 20) | ~(x < 100), counting(*SHAPE).long())
 
@@ -145,7 +145,7 @@ def test_an_in_place_operator_does_not_grow_its_target(comm):
     raises_everywhere(comm, dc.ShapeError, "doesn't match the broadcast shape", lambda: x.add_(normal(3, 4)))
 
 
-def test_writing_into_a_plain_tensor_is_refused(comm):
+def test_writing_into_a_plain_tensor_raises(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     if comm.size > 1:
         raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: normal(*SHAPE).add_(x))
@@ -190,7 +190,7 @@ def test_a_plain_tensor_converted_like_a_distributed_one_stays_plain(comm):
     ],
 )
 @pytest.mark.ranks(at_least=2)
-def test_what_has_no_rule_is_refused_with_the_way_out(comm, call, match):
+def test_a_function_without_a_rule_raises_with_a_suggested_fix(comm, call, match):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: call(x))
 

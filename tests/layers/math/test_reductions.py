@@ -8,7 +8,7 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import counting, grid_over, grids, normal, twenty_layouts
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -19,7 +19,7 @@ SHAPE = (3, 4, 7, 5)
     [{}, {"dim": 0}, {"dim": -1}, {"dim": (2, 3)}, {"dim": (0, 2, 3), "keepdim": True}, {"dim": 1, "keepdim": True}],
     ids=str,
 )
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_sums_and_means_equal_one_process(comm, name, arguments):
     for grid in grids(comm, "nchw"):
         same_as_one_process(grid, lambda x: getattr(x, name)(**arguments), normal(*SHAPE))
@@ -55,21 +55,21 @@ REDUCED = {
 
 
 @pytest.mark.parametrize("name", REDUCED)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_reductions_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, REDUCED[name], normal(*SHAPE))
 
 
-def test_whole_numbers_are_reduced_as_such(comm):
-    for dist in spread(comm, SHAPE):
+def test_integers_are_reduced_as_such(comm):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: x.sum() + x.int().sum(1, dtype=torch.int16), counting(*SHAPE).long())
         same_as_one_process(dist, lambda x: (x > 7).sum((0, 2)) + (x % 3).prod(1)[0, 0, 1], counting(*SHAPE).long())
 
 
 def test_complex_numbers_are_summed(comm):
     values = torch.complex(normal(*SHAPE), normal(*SHAPE, seed=1))
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         assert torch.allclose(dc.gather(dc.scatter(values, dist).sum((1, 2))), values.sum((1, 2)), rtol=1e-12)
 
 

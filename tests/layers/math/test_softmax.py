@@ -1,4 +1,4 @@
-"""Soft maxima along dimensions, against one process."""
+"""Softmax and logsumexp along dimensions, against one process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
-SOFT = {
+SOFTMAX_FUNCTIONS = {
     "logsumexp": lambda x: x.logsumexp(1),
     "logsumexp over several": lambda x: torch.logsumexp(x * 300, (1, 2), True),
     "softmax over channels": lambda x: x.softmax(1) * x,
@@ -24,11 +24,11 @@ SOFT = {
 }
 
 
-@pytest.mark.parametrize("name", SOFT)
-@TABLE
+@pytest.mark.parametrize("name", SOFTMAX_FUNCTIONS)
+@UP_TO_FOUR_RANKS
 def test_soft_maxima_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
-        same_as_one_process(dist, SOFT[name], normal(*SHAPE))
+    for dist in uneven_layouts(comm, SHAPE):
+        same_as_one_process(dist, SOFTMAX_FUNCTIONS[name], normal(*SHAPE))
 
 
 def test_a_soft_maximum_gathers_nothing(comm):
@@ -37,6 +37,6 @@ def test_a_soft_maximum_gathers_nothing(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_a_soft_maximum_without_a_dimension_names_the_way_out(comm):
+def test_a_soft_maximum_without_a_dimension_names_a_fix(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "say which dimension", lambda: F.softmax(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "pass dim", lambda: F.softmax(x))

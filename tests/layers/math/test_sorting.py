@@ -8,11 +8,11 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
-ORDERED = {
+SORTING_FUNCTIONS = {
     "sort": lambda x: x.sort(2)[0],
     "places of sort": lambda x: x.sort(1, descending=True).indices,
     "stable sort": lambda x: torch.sort(x.round(), dim=2, stable=True).indices,
@@ -31,14 +31,14 @@ ORDERED = {
 }
 
 
-def test_an_output_given_by_the_caller_is_refused(comm):
+def test_an_output_given_by_the_caller_raises(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     out = (torch.empty(SHAPE), torch.empty(SHAPE, dtype=torch.int64))
     raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.sort(x, 1, out=out))
 
 
-@pytest.mark.parametrize("name", ORDERED)
-@TABLE
+@pytest.mark.parametrize("name", SORTING_FUNCTIONS)
+@UP_TO_FOUR_RANKS
 def test_ordering_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
-        same_as_one_process(dist, ORDERED[name], normal(*SHAPE))
+    for dist in uneven_layouts(comm, SHAPE):
+        same_as_one_process(dist, SORTING_FUNCTIONS[name], normal(*SHAPE))

@@ -10,7 +10,7 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import normal
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -29,9 +29,9 @@ STATISTICS = {
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_statistics_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, STATISTICS[name], normal(*SHAPE))
 
 
@@ -42,18 +42,18 @@ def test_a_large_mean_costs_no_more_digits_than_in_one_process(comm):
     def error(variance):
         return float((variance - exact).abs().max())
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         found = dc.gather(dc.scatter(x + 2.0**30, dist).var((1, 2, 3)))
         assert error(found) <= max(error((x + 2.0**30).var((1, 2, 3))), 1e-12)
 
 
 def test_where_nothing_varies_the_gradient_of_std_is_zero(comm):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: x.std((1, 2)), torch.full(SHAPE, 0.1, dtype=torch.float64))
 
 
 def test_too_few_elements_have_no_variance(comm):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns of it where nothing is split
             assert dc.gather(dc.scatter(normal(*SHAPE), dist)[:, :1].var(1)).isnan().all()

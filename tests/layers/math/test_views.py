@@ -1,4 +1,4 @@
-"""Views of diagonals and of parts of complex tensors: changes in place reach the source, and are seen in the view."""
+"""Views of diagonals and of parts of complex tensors: in-place changes show in both the view and its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.layers.views import View, check_changed_through, check_follows
+from tests.layers.views import View, check_change_reaches_source, check_view_follows_source
 
 VIEWS: dict[str, View] = {
     "diagonal": lambda y: y.diagonal(),
@@ -31,10 +31,10 @@ VIEWS: dict[str, View] = {
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_a_change_of_a_view_reaches_its_source(comm: Any, name: str) -> None:
-    check_changed_through(comm, VIEWS[name])
+    check_change_reaches_source(comm, VIEWS[name])
 
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_a_view_shows_changes_of_its_source(comm: Any, name: str) -> None:
-    check_follows(comm, VIEWS[name])
+    check_view_follows_source(comm, VIEWS[name])

@@ -1,4 +1,4 @@
-"""Networks train with captured steps as they do without: losses, and all that is left, bit for bit."""
+"""Training with captured steps: losses and all final values are bitwise equal to those without."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ QUICK = ("lenet5", "alexnet")
 """Those whose training takes little enough for every run of the tests."""
 
 
-def ours(case: Case) -> nn.Module:
+def case_of_model(case: Case) -> nn.Module:
     torch.manual_seed(4)
     return MODELS[case.model](width=case.width, in_channels=case.in_channels, classes=case.classes)
 
 
-def every() -> Iterator[Any]:
+def all_cases() -> Iterator[Any]:
     """Name, what builds the network, and the shape of its input."""
     for case in CASES:
         shape = (3, case.in_channels, *case.size)
         marks = [] if case.model in QUICK else [pytest.mark.slow]
-        yield pytest.param(case.model, lambda case=case: ours(case), shape, torch.float32, marks=marks, id=case.model)
+        yield pytest.param(
+            case.model, lambda case=case: case_of_model(case), shape, torch.float32, marks=marks, id=case.model
+        )
     for name, network in {**NETWORKS, **LARGE}.items():
         marks = [] if name in QUICK else [pytest.mark.slow]
         build = lambda network=network: built(network)  # noqa: E731 - one of many
         yield pytest.param(name, build, network.shape, network.dtype, marks=marks, id=name)
 
 
-def trained(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captured: bool) -> list[Any]:
+def train(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captured: bool) -> list[Any]:
     """Losses of all steps, and what they have left: gradients, weights and buffers."""
     torch.manual_seed(7)  # for dropout and stochastic depth
     opt = optimizer(model.parameters())
@@ -67,14 +69,14 @@ def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dty
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
         images = [dc.scatter(normal(*shape, seed=8 + number).to(dtype), grid) for number in range(STEPS)]
         for optimizer in (sgd, adam):
-            expected = trained(dc.parallelize(build(), grid), images, optimizer, False)
-            equal(trained(dc.parallelize(build(), grid), images, optimizer, True), expected)
+            expected = train(dc.parallelize(build(), grid), images, optimizer, False)
+            equal(train(dc.parallelize(build(), grid), images, optimizer, True), expected)
 
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(400)
-@pytest.mark.parametrize(("name", "build", "shape", "dtype"), list(every()))
+@pytest.mark.parametrize(("name", "build", "shape", "dtype"), list(all_cases()))
 def test_twenty_steps_of_sgd_and_adam_on_two_ranks(comm: Any, name: str, build: Any, shape: Any, dtype: Any) -> None:
     check(comm, build, shape, dtype)
 
@@ -82,6 +84,6 @@ def test_twenty_steps_of_sgd_and_adam_on_two_ranks(comm: Any, name: str, build: 
 @pytest.mark.ranks(4)
 @pytest.mark.slow
 @pytest.mark.time_limit(400)
-@pytest.mark.parametrize(("name", "build", "shape", "dtype"), [each for each in every() if each.id in SMALL])
+@pytest.mark.parametrize(("name", "build", "shape", "dtype"), [each for each in all_cases() if each.id in SMALL])
 def test_twenty_steps_of_sgd_and_adam_on_four_ranks(comm: Any, name: str, build: Any, shape: Any, dtype: Any) -> None:
     check(comm, build, shape, dtype)

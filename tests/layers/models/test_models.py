@@ -1,4 +1,4 @@
-"""The reference models: their structure, the published numbers of parameters, and the shapes of what they predict."""
+"""The reference models: structure, published numbers of parameters, and shapes of the predictions."""
 
 from __future__ import annotations
 

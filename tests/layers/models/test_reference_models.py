@@ -1,4 +1,4 @@
-"""Training of every reference model over a grid takes the steps of plain torch on one process."""
+"""Training of every reference model over a grid, against plain torch in one process."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_every_reference_model_is_among_the_cases() -> None:
     assert {case.model for case in [*CASES, DEEP]} == set(MODELS)
 
 
-KIN = ("vgg11", "vgg16", "resnet56", "cosmoflow")
+RELATED_MODELS = ("vgg11", "vgg16", "resnet56", "cosmoflow")
 """Deeper or plainer ones of others in the list; the last is run on other numbers of ranks in any case."""
 
 
 @pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c.model in KIN), id=c.model) for c in CASES]
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c.model in RELATED_MODELS), id=c.model) for c in CASES]
 )
 def test_training_a_reference_model_over_four_ranks_equals_one_process(comm: Any, case: Case) -> None:
     check(comm, case)

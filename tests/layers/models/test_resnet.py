@@ -1,4 +1,4 @@
-"""ResNet-50 as it was published."""
+"""ResNet-50 as published."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from distconv.layers.models import MODELS
 
 
-def test_resnet50_has_fifty_layers_and_projections_beside_four_blocks() -> None:
+def test_resnet50_has_fifty_layers_and_projections_in_four_blocks() -> None:
     model = MODELS["resnet50"](width=2)
     names = [name for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     projections = [name for name in names if "downsample" in name]

@@ -1,4 +1,4 @@
-"""The ResNets for CIFAR as they were published."""
+"""The ResNets for CIFAR as published."""
 
 from __future__ import annotations
 

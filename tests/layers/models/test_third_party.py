@@ -1,4 +1,4 @@
-"""Networks, losses, metrics and optimizers of other people's packages do over a grid what they do on one process."""
+"""Networks, losses, metrics and optimizers of other packages: over a grid they compute the same as in one process."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Call:
         return self.module.partition(".")[0]
 
     def made(self) -> Callable[..., Any]:
-        """What is called, alike on all ranks."""
+        """The called function, identical on all ranks."""
         torchvision()  # timm imports it
         found = getattr(importlib.import_module(self.module), self.name)
         if not isinstance(found, type):

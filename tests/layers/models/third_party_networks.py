@@ -1,4 +1,4 @@
-"""Networks of other people's packages, unmodified, with few classes and on small inputs."""
+"""Networks of other packages, unmodified, with few classes and on small inputs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def need(package: str) -> None:
 
 
 def built(network: Network) -> nn.Module:
-    """The network in its precision, alike on all ranks, in which no scale is zero: that would hide what lies behind."""
+    """The network in its precision, identical on all ranks. No scale is zero, so that errors of later layers show."""
     need(network.package)
     torch.manual_seed(5)
     model = network.build()

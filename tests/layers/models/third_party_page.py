@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) -> Outcome:
     """Run ``network`` over ``grid`` and compare. Collective."""
-    call_site.forget()
+    call_site.clear_warned_sites()
     x = normal(*network.shape, seed=8).to(network.dtype)
     process_grid = dc.ProcessGrid(comm, **dc.parse_grid(grid))
     with warnings.catch_warnings(record=True) as told:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import distconv as dc
 from distconv.communication.transport import Exchange
 from tests.distconv.layouts import grid_over, grids, normal
-from tests.layers.compare import UP_TO_SIX_RANKS, both, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process, values_plus_indices
 
 
 @pytest.mark.parametrize("size", [1, (1, 3), (9, 1), 4, (7, 2), (None, 3), (9, 7)])
@@ -73,12 +73,12 @@ def test_ties_in_adaptive_windows_go_to_the_same_element_as_in_one_process(comm)
 def test_indices_count_in_the_global_space(comm, pool):
     options = {"return_indices": True} if pool.func is F.adaptive_max_pool2d else {}
     for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(3, 2, 7, 9))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(1, 2, 8, 5).round())
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
 def test_indices_in_one_and_three_dimensions(comm, count, shape):
     pool = partial(getattr(F, f"adaptive_max_pool{count}d"), return_indices=True)
     for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
-        same_as_one_process(grid, lambda x: both(pool(x, 3)), normal(*shape))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, 3)), normal(*shape))

@@ -13,7 +13,7 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close, same_as_one_process, whole
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -29,13 +29,13 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_attention_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
 
 
-def dropped(attend):
+def attention_after_seed(attend):
     """``attend`` with dropout, from one seed, and a number drawn after it, which shows how many it used."""
 
     def call(x):
@@ -61,10 +61,10 @@ DROPOUT = {
 
 @pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
 @pytest.mark.parametrize("name", DROPOUT)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_attention_with_dropout_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
-        same_as_one_process(dist, dropped(DROPOUT[name]), normal(*SHAPE))
+    for dist in uneven_layouts(comm, SHAPE):
+        same_as_one_process(dist, attention_after_seed(DROPOUT[name]), normal(*SHAPE))
 
 
 class Decoder(nn.TransformerDecoderLayer):
@@ -139,7 +139,7 @@ def test_an_encoder_in_evaluation_puts_zeros_where_torch_does(comm, norm):
         close(whole(spread(given, None, padding)), encoder(x, None, padding).detach(), "with gradients")
 
 
-def test_a_mask_is_left_aligned_if_no_place_is_kept_behind_a_gap(comm):
+def test_a_mask_is_left_aligned_if_no_position_is_kept_after_a_gap(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, n=comm.size))
     for rows, aligned in (
         ([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], True),
@@ -154,7 +154,7 @@ def test_every_rank_attends_in_autocasts_dtype(comm):
     x = normal(*SHAPE).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = ATTENTION["attention"](x)
-        for dist in spread(comm, SHAPE):
+        for dist in uneven_layouts(comm, SHAPE):
             found = dc.gather(ATTENTION["attention"](dc.scatter(x, dist)))
             assert found.dtype == expected.dtype == torch.bfloat16
             assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))

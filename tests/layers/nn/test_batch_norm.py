@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
 KINDS = {1: (nn.BatchNorm1d, (3, 4, 9)), 2: (nn.BatchNorm2d, (3, 4, 7, 5)), 3: (nn.BatchNorm3d, (2, 4, 3, 7, 4))}
 
@@ -35,7 +35,7 @@ def test_in_training_it_equals_one_process(comm, count, options):
     for grid in grids(comm, ("nw", "nhw", "ndw")[count - 1]):
         module = norm(count, **options)
         for step in range(2):
-            module_as_in_one_process(grid, module, 3 * normal(*KINDS[count][1], seed=step) + 1)
+            check_module_same_as_one_process(grid, module, 3 * normal(*KINDS[count][1], seed=step) + 1)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -45,7 +45,7 @@ def test_in_evaluation_it_equals_one_process(comm, affine):
     module.running_var *= 2
     module.eval()
     for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, module, normal(3, 4, 7, 5))
+        check_module_same_as_one_process(grid, module, normal(3, 4, 7, 5))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -81,7 +81,7 @@ def test_running_statistics_may_be_distributed(comm, training):
 
 def test_a_mini_batch_without_samples_leaves_running_statistics_alone(comm):
     for grid in grids(comm, "nch"):
-        module_as_in_one_process(grid, norm(2), torch.zeros(0, 4, 7, 5, dtype=torch.float64))
+        check_module_same_as_one_process(grid, norm(2), torch.zeros(0, 4, 7, 5, dtype=torch.float64))
 
 
 def test_no_values_at_all_are_no_error(comm):
@@ -99,7 +99,7 @@ def test_the_function_of_torch_takes_the_same_in_another_order(comm):
 
 
 def test_samples_of_features_without_space(comm):
-    module_as_in_one_process(grid_over(comm, n=comm.size), norm(1), normal(9, 4))
+    check_module_same_as_one_process(grid_over(comm, n=comm.size), norm(1), normal(9, 4))
 
 
 def test_running_statistics_are_equal_on_all_ranks(comm):
@@ -122,19 +122,19 @@ def test_a_large_mean_costs_no_digits(comm):
 def test_ranks_without_rows_take_part(comm):
     module = norm(2)
     for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, module, normal(1, 4, 2, 3))
+        check_module_same_as_one_process(grid, module, normal(1, 4, 2, 3))
 
 
 def test_replicas_do_not_count_twice(comm):
     for grid in (grid_over(comm, r=comm.size), grid_over(comm, d=comm.size)):
-        module_as_in_one_process(grid, norm(2), normal(3, 4, 7, 5))
+        check_module_same_as_one_process(grid, norm(2), normal(3, 4, 7, 5))
 
 
 @pytest.mark.parametrize("axes", [("r", None, None, None), (None, None, "r", None), (None, None, "c", "n")])
 def test_axes_of_any_name_may_split_the_input(comm, axes):
     extents = {"n": 1, next(axis for axis in axes if axis): comm.size}
     dist = dc.Distribution(grid_over(comm, **extents), axes)
-    module_as_in_one_process(dist, norm(2), normal(3, 4, 7, 5))
+    check_module_same_as_one_process(dist, norm(2), normal(3, 4, 7, 5))
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])
@@ -150,8 +150,8 @@ def test_only_one_gradient_may_be_wanted(comm, wanted):
         close(grads[1], grads[0], f"gradient {wanted}")
 
 
-class FreeOfLayers(nn.Module):
-    """Batch norm as a function, in a module that is no batch norm."""
+class FunctionalNorm(nn.Module):
+    """Batch norm as a function, in a module that is not a batch norm layer."""
 
     def forward(self, x):
         return F.batch_norm(x, None, None, training=True)
@@ -160,26 +160,26 @@ class FreeOfLayers(nn.Module):
 def test_statistics_of_each_block_alone_are_those_of_torch_on_the_block(comm):
     grid = grid_over(comm, h=comm.size)
     x = dc.scatter(normal(3, 4, 17, 5), grid)
-    y = dc.parallelize(FreeOfLayers(), grid, batch_norm="local")(x)
-    close(y.local, FreeOfLayers()(x.local), "local statistics")
-    close(dc.gather(FreeOfLayers()(x)), FreeOfLayers()(dc.gather(x)), "another module's statistics")
+    y = dc.parallelize(FunctionalNorm(), grid, batch_norm="local")(x)
+    close(y.local, FunctionalNorm()(x.local), "local statistics")
+    close(dc.gather(FunctionalNorm()(x)), FunctionalNorm()(dc.gather(x)), "another module's statistics")
 
 
 def test_spatial_statistics_are_those_of_the_samples_a_rank_shares(comm):
     for grid in grids(comm, "nhw"):
         whole = normal(2 * comm.size, 4, 9, 5)
         x = dc.scatter(whole, grid)
-        y = dc.parallelize(FreeOfLayers(), grid, batch_norm="spatial")(x)
+        y = dc.parallelize(FunctionalNorm(), grid, batch_norm="spatial")(x)
         rows = x.box()[0]
         found = y.replicated([2, 3]).local
-        close(found, FreeOfLayers()(whole[rows.start : rows.stop]), "spatial statistics")
+        close(found, FunctionalNorm()(whole[rows.start : rows.stop]), "spatial statistics")
 
 
 @pytest.mark.ranks(at_least=2)
-def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
+def test_one_value_per_channel_on_a_rank_raises_for_local_statistics(comm):
     grid = grid_over(comm, h=comm.size)
     x = dc.scatter(normal(1, 4, comm.size, 1), grid)
-    model = dc.parallelize(nn.Sequential(norm(2), FreeOfLayers()), grid, batch_norm="local")
+    model = dc.parallelize(nn.Sequential(norm(2), FunctionalNorm()), grid, batch_norm="local")
     raises_everywhere(comm, dc.ShapeError, "has 1 values per channel", lambda: model(x))
     close(
         dc.gather(F.batch_norm(x, None, None, training=True)), F.batch_norm(dc.gather(x), None, None, training=True), ""
@@ -188,7 +188,7 @@ def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
 
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)])
-def test_one_value_per_channel_is_refused_in_torchs_words(comm, shape):
+def test_one_value_per_channel_raises_torchs_error(comm, shape):
     module = norm(1 if len(shape) == 2 else 2)
     with pytest.raises(ValueError) as told:
         module(normal(*shape))
@@ -203,14 +203,14 @@ def test_channels_may_be_split(comm, options, training):
     for grid in grids(comm, "cnh"):
         module = norm(2, **options).train(training)
         for step in range(2):
-            module_as_in_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
+            check_module_same_as_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_ranks_without_channels_take_part(comm, training):
     module = built(lambda: nn.BatchNorm2d(1)).train(training)
     for grid in grids(comm, "ch"):
-        module_as_in_one_process(grid, module, normal(3, 1, 7, 5))
+        check_module_same_as_one_process(grid, module, normal(3, 1, 7, 5))
 
 
 def test_a_large_mean_of_split_channels_costs_no_digits(comm):
@@ -262,7 +262,7 @@ def test_gradients_of_tokens_of_one_sample_have_odd_strides_that_do_no_harm(comm
 @pytest.mark.long
 @pytest.mark.slow
 def test_sync_batch_norm_does_not_ask_torch_distributed_that_others_have_set_up(mpiexec):
-    """torch's own would refuse a CPU then."""
+    """torch's own function would reject a CPU then."""
     ended = mpiexec(2, SET_UP, timeout=60)
     assert ended.returncode == 0, ended
 

@@ -13,26 +13,26 @@ from torch import nn
 import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
-from tests.layers.costs import ROW, C, Cost, H, N, W, check_bytes, check_kept
-from tests.layers.in_turn import check_in_turn
-from tests.layers.rounding import FLOATS, SHAPE, check_rounded_once, of
+from tests.layers.cache_keys import check_cache_keys
+from tests.layers.costs import ROW, C, Cost, H, N, W, check_bytes, check_saved_tensors
+from tests.layers.rounding import FLOATS, SHAPE, check_rounded_once, with_exact_operands
 
 WEIGHTS = {1: normal(2, 4, 3, 3), 2: normal(4, 2, 3, 3, seed=1), 3: normal(4, 2, 3, 3, seed=2)}
 
 
-def convolved(channels: int = 1, **options: Any) -> Callable[[Any], Any]:
+def convolution_options(channels: int = 1, **options: Any) -> Callable[[Any], Any]:
     return lambda x: F.conv2d(x, WEIGHTS[channels], **options)
 
 
 OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
     "convolution": [
-        convolved(),
-        convolved(padding=1),
-        convolved(stride=2),
-        convolved(dilation=2),
-        convolved(2, groups=2),
-        convolved(stride=(1, 2)),
-        convolved(padding=(1, 2)),
+        convolution_options(),
+        convolution_options(padding=1),
+        convolution_options(stride=2),
+        convolution_options(dilation=2),
+        convolution_options(2, groups=2),
+        convolution_options(stride=(1, 2)),
+        convolution_options(padding=(1, 2)),
         lambda x: F.conv2d(x, WEIGHTS[1][:, :, :2]),
         lambda x: F.conv2d(x[:, :, :-1], WEIGHTS[1]),
     ],
@@ -75,13 +75,13 @@ OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_calls_that_differ_in_one_thing_are_not_mixed_up(comm: Any, name: str) -> None:
-    check_in_turn(comm, OPERATORS[name])
+    check_cache_keys(comm, OPERATORS[name])
 
 
 WEIGHT, FILTERS = normal(6, seed=1).exp(), normal(4, 6, 3, 3, seed=2)
 
 
-def normalized(make: Callable[[], nn.Module]) -> Callable[[Any], Any]:
+def normalization_options(make: Callable[[], nn.Module]) -> Callable[[Any], Any]:
     def call(x: Any) -> Any:
         layer = make()
         with torch.no_grad():
@@ -92,25 +92,25 @@ def normalized(make: Callable[[], nn.Module]) -> Callable[[Any], Any]:
 
 
 ONCE: dict[str, Callable[[Any], Any]] = {
-    "batch norm": normalized(lambda: nn.BatchNorm2d(6)),
-    "batch norm in evaluation": of(lambda x, m, v: F.batch_norm(x, m, v), WEIGHT * 3, WEIGHT),
-    "instance norm": normalized(lambda: nn.InstanceNorm2d(6, affine=True)),
-    "group norm": normalized(lambda: nn.GroupNorm(2, 6)),
+    "batch norm": normalization_options(lambda: nn.BatchNorm2d(6)),
+    "batch norm in evaluation": with_exact_operands(lambda x, m, v: F.batch_norm(x, m, v), WEIGHT * 3, WEIGHT),
+    "instance norm": normalization_options(lambda: nn.InstanceNorm2d(6, affine=True)),
+    "group norm": normalization_options(lambda: nn.GroupNorm(2, 6)),
     "layer norm": lambda x: F.layer_norm(x, (7, 9)),
     "layer norm of channels": lambda x: F.layer_norm(x, (6, 7, 9)),
     "average pooling": lambda x: F.avg_pool2d(x, 3, 2, 1),
     "adaptive pooling": lambda x: F.adaptive_avg_pool2d(x, 1),
-    "convolution": of(lambda x, w: F.conv2d(x, w, padding=1), FILTERS),
-    "transposed convolution": of(lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1)), FILTERS),
-    "linear": of(lambda x, w: F.linear(x, w), normal(4, 9)),
+    "convolution": with_exact_operands(lambda x, w: F.conv2d(x, w, padding=1), FILTERS),
+    "transposed convolution": with_exact_operands(lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1)), FILTERS),
+    "linear": with_exact_operands(lambda x, w: F.linear(x, w), normal(4, 9)),
     "bilinear": lambda x: F.interpolate(x, size=(5, 4), mode="bilinear"),
-    "squared error": of(F.mse_loss, normal(*SHAPE, seed=3)),
-    "absolute error": of(F.l1_loss, normal(*SHAPE, seed=3)),
+    "squared error": with_exact_operands(F.mse_loss, normal(*SHAPE, seed=3)),
+    "absolute error": with_exact_operands(F.l1_loss, normal(*SHAPE, seed=3)),
     "cross entropy": lambda x: F.cross_entropy(x, torch.arange(3 * 63).view(3, 7, 9) % 6),
     "cross entropy of labels that are smoothed": lambda x: F.cross_entropy(
         x, torch.arange(3 * 63).view(3, 7, 9) % 6, label_smoothing=0.1
     ),
-    "binary cross entropy": of(F.binary_cross_entropy_with_logits, normal(*SHAPE, seed=3).sigmoid()),
+    "binary cross entropy": with_exact_operands(F.binary_cross_entropy_with_logits, normal(*SHAPE, seed=3).sigmoid()),
 }
 ROUNDED_ON_EACH_RANK = ("convolution", "transposed convolution", "linear")
 
@@ -178,7 +178,7 @@ KEPT: dict[str, tuple[Callable[[Any], Any], float]] = {
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_autograd_keeps(comm: Any, name: str) -> None:
-    check_kept(comm, *KEPT[name])
+    check_saved_tensors(comm, *KEPT[name])
 
 
 @pytest.mark.ranks(2, 3)

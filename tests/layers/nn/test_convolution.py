@@ -1,4 +1,4 @@
-"""Convolution over samples and space against one process, in all of its geometry."""
+"""Convolution over samples and space against one process, for all options of its geometry."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.layers.common.alignment import both_whole_over
+from distconv.layers.common.alignment import replicate_parameters
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, same_as_one_process
 
 
 @pytest.mark.fault(8)
@@ -39,7 +39,7 @@ from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_proces
 def test_in_two_dimensions_it_equals_one_process(comm, kernel, stride, padding, dilation, size):
     module = built(lambda: nn.Conv2d(2, 3, kernel, stride, padding, dilation))
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(2, 2, *size))
+        check_module_same_as_one_process(grid, module, normal(2, 2, *size))
 
 
 @pytest.mark.fault(5, 11)
@@ -48,29 +48,29 @@ def test_in_two_dimensions_it_equals_one_process(comm, kernel, stride, padding, 
 def test_in_one_dimension_it_equals_one_process(comm, kernel, stride, dilation, size):
     module = built(lambda: nn.Conv1d(2, 3, kernel, stride, 3, dilation))
     for grid in grids(comm, "nw"):
-        module_as_in_one_process(grid, module, normal(3, 2, size))
+        check_module_same_as_one_process(grid, module, normal(3, 2, size))
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), ((1, 3, 2), (2, 1, 3), (0, 1, 1))])
 def test_in_three_dimensions_it_equals_one_process(comm, kernel, stride, padding):
     module = built(lambda: nn.Conv3d(2, 2, kernel, stride, padding))
     for grid in grids(comm, "dhw"):
-        module_as_in_one_process(grid, module, normal(1, 2, 5, 4, 7))
+        check_module_same_as_one_process(grid, module, normal(1, 2, 5, 4, 7))
 
 
 @pytest.mark.ranks(8)
 def test_samples_and_all_of_space_may_be_split_at_once(comm):
     module = built(lambda: nn.Conv3d(2, 2, 3, padding=1))
-    module_as_in_one_process(grid_over(comm, d=2, h=2, w=2), module, normal(1, 2, 5, 4, 7))
+    check_module_same_as_one_process(grid_over(comm, d=2, h=2, w=2), module, normal(1, 2, 5, 4, 7))
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
-    module_as_in_one_process(grid_over(comm, n=2, h=2, w=2), module, normal(3, 2, 5, 7))
+    check_module_same_as_one_process(grid_over(comm, n=2, h=2, w=2), module, normal(3, 2, 5, 7))
 
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_groups_and_depthwise_kernels(comm, groups):
     module = built(lambda: nn.Conv2d(4, 4, 3, padding=1, groups=groups))
     for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, module, normal(2, 4, 7, 8))
+        check_module_same_as_one_process(grid, module, normal(2, 4, 7, 8))
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
@@ -79,7 +79,7 @@ def test_groups_and_depthwise_kernels(comm, groups):
 def test_padding_by_name(comm, padding, kernel, dilation):
     module = built(lambda: nn.Conv2d(2, 2, kernel, padding=padding, dilation=dilation))
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(2, 2, 9, 11))
+        check_module_same_as_one_process(grid, module, normal(2, 2, 9, 11))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -93,7 +93,7 @@ def test_an_even_kernel_with_same_padding_pads_more_behind(comm):
 def test_padding_modes(comm, mode):
     module = built(lambda: nn.Conv2d(2, 2, 5, padding=2, padding_mode=mode))
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(1, 2, 7, 9))
+        check_module_same_as_one_process(grid, module, normal(1, 2, 7, 9))
 
 
 @pytest.mark.fault(4, 5)
@@ -101,7 +101,7 @@ def test_padding_modes(comm, mode):
 def test_a_halo_wider_than_the_blocks_comes_from_several_ranks(comm, size):
     module = built(lambda: nn.Conv2d(1, 2, 7, padding=3))
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(1, 1, *size))
+        check_module_same_as_one_process(grid, module, normal(1, 1, *size))
 
 
 @pytest.mark.fault(9)
@@ -113,14 +113,14 @@ def test_ranks_without_rows_take_part_and_get_empty_gradients(comm, size):
         module(x).sum().backward()
         assert x.grad.local.shape == x.local.shape
         module.zero_grad()
-        module_as_in_one_process(grid, module, normal(1, 2, *size))
+        check_module_same_as_one_process(grid, module, normal(1, 2, *size))
 
 
 @pytest.mark.fault(9)
 def test_strides_that_leave_ranks_without_outputs(comm):
     module = built(lambda: nn.Conv2d(1, 1, 3, stride=4, padding=1))
     for grid in grids(comm, "hw"):
-        y = module_as_in_one_process(grid, module, normal(1, 1, 9, 9))
+        y = check_module_same_as_one_process(grid, module, normal(1, 1, 9, 9))
         assert y.shape == (1, 1, 3, 3)
 
 
@@ -129,26 +129,26 @@ def test_strides_that_leave_ranks_without_outputs(comm):
 def test_strides_that_do_not_divide_the_offsets_of_blocks(comm, stride):
     module = built(lambda: nn.Conv1d(1, 1, 3, stride=stride, padding=1))
     for grid in grids(comm, "w"):
-        module_as_in_one_process(grid, module, normal(2, 1, 13))
+        check_module_same_as_one_process(grid, module, normal(2, 1, 13))
 
 
 @pytest.mark.fault(10)
 def test_fewer_samples_than_ranks(comm):
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
-    module_as_in_one_process(grid_over(comm, n=comm.size), module, normal(1, 2, 5, 6))
+    check_module_same_as_one_process(grid_over(comm, n=comm.size), module, normal(1, 2, 5, 6))
 
 
 def test_replicas_do_not_count_twice(comm):
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
     for grid in (grid_over(comm, r=comm.size), grid_over(comm, d=comm.size)):
-        module_as_in_one_process(grid, module, normal(2, 2, 5, 6))
+        check_module_same_as_one_process(grid, module, normal(2, 2, 5, 6))
 
 
 def test_any_layout_of_the_input_will_do(comm):
     module = built(lambda: nn.Conv1d(7, 2, 3, padding=1))
     for dist in twenty_layouts(comm, (5, 7, 6)):
         if dist.split[1] is None:
-            module_as_in_one_process(dist, module, normal(5, 7, 6))
+            check_module_same_as_one_process(dist, module, normal(5, 7, 6))
 
 
 def test_a_stack_of_layers_equals_one_process(comm):
@@ -156,7 +156,7 @@ def test_a_stack_of_layers_equals_one_process(comm):
         nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Tanh(),
         nn.Conv2d(4, 2, 5, padding=2)))  # fmt: skip
     for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, module, normal(3, 2, 9, 7))
+        check_module_same_as_one_process(grid, module, normal(3, 2, 9, 7))
 
 
 def test_the_operator_and_its_gradient_are_adjoint(comm):
@@ -210,7 +210,7 @@ def test_memory_layouts_of_input_and_weight_change_nothing(comm):
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("kernel", [9, (3, 12)])
-def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, kernel):
+def test_a_kernel_larger_than_the_padded_input_raises_torchs_error(comm, kernel):
     module, x = built(lambda: nn.Conv2d(2, 2, kernel)), normal(1, 2, 7, 8)
     with pytest.raises(RuntimeError) as told:
         module(x)
@@ -220,7 +220,7 @@ def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, 
     assert str(told.value) in text
 
 
-def test_wrong_channels_are_refused_in_torchs_words(comm):
+def test_wrong_channels_raise_torchs_error(comm):
     x = normal(1, 3, 7, 8)
     w = normal(2, 2, 3, 3)
     with pytest.raises(RuntimeError) as told:
@@ -237,7 +237,7 @@ def test_an_input_may_be_one_sample(comm):
         same_as_one_process(grid, lambda x, w: F.conv2d(x, w), normal(3, 7, 8), plain=(w,), dims=["chw"])
 
 
-def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
+def test_a_plain_input_with_a_distributed_weight_raises(comm):
     w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
 
@@ -257,7 +257,7 @@ def test_groups_over_ranks_equal_one_process(comm):
     grid = grid_over(comm, c=comm.size)
     for groups in (comm.size, 2 * comm.size):
         layer = built(lambda groups=groups: nn.Conv2d(2 * groups, groups, 3, padding=1, groups=groups))
-        module_as_in_one_process(grid, layer, normal(2, 2 * groups, 5, 4))
+        check_module_same_as_one_process(grid, layer, normal(2, 2 * groups, 5, 4))
 
 
 def test_a_bias_alone_has_its_gradient(comm):
@@ -267,6 +267,6 @@ def test_a_bias_alone_has_its_gradient(comm):
         layer.zero_grad()
         layer(dc.scatter(normal(4, 3, 7, 5), grid)).sum().backward()
         torch.testing.assert_close(layer.bias.grad, torch.full((2,), 4.0 * 7 * 5).double(), rtol=1e-12, atol=0)
-        weight, bias = both_whole_over(layer.weight, layer.bias, dc.Distribution(grid, ("n", "c", "h", "w")))
+        weight, bias = replicate_parameters(layer.weight, layer.bias, dc.Distribution(grid, ("n", "c", "h", "w")))
         assert not weight.requires_grad and bias.requires_grad  # dL/dw is not computed
         assert layer.weight.grad is None

@@ -1,4 +1,4 @@
-"""Dropout: on any grid the mask, and the random numbers used up, are those of one process."""
+"""Dropout: on any grid, the mask and the random numbers that are used equal those of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (3, 4, 7, 5)
 
 
 def seeded(function):
-    """``function`` after the same seed, and a number drawn behind it, which tells how many it used."""
+    """Call ``function`` after the same seed, and draw a number after it, which shows how many it used."""
 
     def call(*tensors):
         torch.manual_seed(3)
@@ -135,7 +135,7 @@ def test_the_check_of_seeds_can_be_left_out(comm, monkeypatch):
         (lambda x: torch.dropout(x, -1.0, True), "dropout probability has to be between 0 and 1"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, call, match):
     with pytest.raises((RuntimeError, ValueError), match=match):
         call(normal(*SHAPE))
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))

@@ -24,7 +24,7 @@ def indices(*shape, seed=1):
 LOOKUPS = {
     "embedding": lambda i, w: F.embedding(i, w),
     "embedding with a padding row": lambda i, w: F.embedding(i, w, padding_idx=3),
-    "embedding with a padding row from behind": lambda i, w: F.embedding(i, w, padding_idx=-2),
+    "embedding with a negative padding row": lambda i, w: F.embedding(i, w, padding_idx=-2),
     "gradients by frequency": lambda i, w: F.embedding(i, w, scale_grad_by_freq=True),
     "gradients by frequency, padded": lambda i, w: F.embedding(i, w, padding_idx=3, scale_grad_by_freq=True),
     "rows of a largest norm": lambda i, w: F.embedding(i, w, max_norm=1.5),
@@ -115,7 +115,7 @@ def test_what_is_computed_replicated_equals_one_process(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_an_index_outside_the_table_is_told_on_all_ranks(comm):
+def test_an_index_outside_the_table_raises_on_all_ranks(comm):
     i = indices(8, 6)
     i[0, 0] = ROWS
     given = dc.scatter(i, grid_over(comm, n=comm.size), dims="n-")

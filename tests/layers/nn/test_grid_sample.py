@@ -1,4 +1,4 @@
-"""Sampling at given points, against one process."""
+"""Sampling at points, against one process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sampling_equals_one_process(comm, mode, padding_mode, corners):
         same_as_one_process(grid, sample, normal(3, 2, 7, 5), points(3, 4, 6), dims=["nchw", "nhw-"])
 
 
-def test_points_may_be_whole_or_split_otherwise_than_the_input(comm):
+def test_points_may_be_replicated_or_split_otherwise_than_the_input(comm):
     sample = partial(F.grid_sample, align_corners=False)
     x, at = normal(3, 2, 7, 5), points(3, 4, 6)
     for grid in grids(comm, "nch"):
@@ -70,7 +70,7 @@ def test_a_spatial_transformer_equals_one_process(comm):
         same_as_one_process(grid, transformed, normal(3, 2, 7, 5), plain=(normal(3, 2, 3, seed=1),))
 
 
-def test_points_of_other_samples_are_refused_in_torchs_words(comm):
+def test_points_of_other_samples_raise_torchs_error(comm):
     grid = grid_over(comm, h=comm.size)
     x, at = dc.scatter(normal(3, 2, 7, 5), grid), dc.scatter(points(2, 4, 6), grid, dims="nhw-")
     raises_everywhere(comm, dc.ShapeError, "batch size", lambda: F.grid_sample(x, at, align_corners=False))

@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
 SHAPES = {1: (3, 6, 9), 2: (3, 6, 7, 5), 3: (2, 6, 3, 7, 4)}
 INSTANCE = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
@@ -32,7 +32,7 @@ def with_parameters(make):
 def test_group_norm_equals_one_process(comm, groups):
     module = with_parameters(lambda: nn.GroupNorm(groups, 6))
     for grid in grids(comm, "nch"):
-        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
 
 
 @pytest.mark.parametrize("shape", [(5, 6), SHAPES[1], SHAPES[3], (1, 6, 2, 2)])
@@ -41,12 +41,12 @@ def test_group_norm_of_any_number_of_dimensions(comm, shape):
     axes = {2: "nc", 3: "cw", 4: "nchw", 5: "cdh"}[len(shape)]
     for grid in grids(comm, axes):
         same_as_one_process(grid, lambda x: F.group_norm(x, 2), normal(*shape))
-        module_as_in_one_process(grid, with_parameters(lambda: nn.GroupNorm(3, 6)), normal(*shape))
+        check_module_same_as_one_process(grid, with_parameters(lambda: nn.GroupNorm(3, 6)), normal(*shape))
 
 
 def test_groups_with_fewer_channels_than_ranks(comm):
     grid = grid_over(comm, c=comm.size)
-    module_as_in_one_process(grid, with_parameters(lambda: nn.GroupNorm(1, 2)), normal(3, 2, 7, 5))
+    check_module_same_as_one_process(grid, with_parameters(lambda: nn.GroupNorm(1, 2)), normal(3, 2, 7, 5))
 
 
 def test_group_norm_of_any_layout(comm):
@@ -103,8 +103,8 @@ def test_instance_norm_equals_one_process(comm, count, options):
     for grid in grids(comm, ("ncw", "nchw", "cdh")[count - 1]):
         module.train()
         for step in range(2):
-            module_as_in_one_process(grid, module, 3 * normal(*SHAPES[count], seed=step) + 1)
-        module_as_in_one_process(grid, module.eval(), normal(*SHAPES[count]))
+            check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[count], seed=step) + 1)
+        check_module_same_as_one_process(grid, module.eval(), normal(*SHAPES[count]))
 
 
 def test_the_instance_norm_of_aten_equals_one_process(comm):
@@ -119,14 +119,14 @@ def test_the_instance_norm_of_aten_equals_one_process(comm):
 def test_instance_norm_with_fewer_rows_samples_or_channels_than_ranks(comm):
     module = with_parameters(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True))
     for grid in grids(comm, "nch"):
-        module_as_in_one_process(grid, module.train(), normal(1, 2, 3, 2))
-        module_as_in_one_process(grid, module.eval(), normal(1, 2, 3, 2))
+        check_module_same_as_one_process(grid, module.train(), normal(1, 2, 3, 2))
+        check_module_same_as_one_process(grid, module.eval(), normal(1, 2, 3, 2))
 
 
 def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
     module = with_parameters(lambda: nn.InstanceNorm2d(6, affine=True))
     grid = grid_over(comm, h=comm.size)
-    module_as_in_one_process(dc.Distribution(grid, (None, "h", None)), module, normal(6, 7, 5))
+    check_module_same_as_one_process(dc.Distribution(grid, (None, "h", None)), module, normal(6, 7, 5))
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 5), (6, 7, 5)], ids=str)
@@ -135,13 +135,15 @@ def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
 def test_layer_norm_equals_one_process(comm, shape, affine):
     module = with_parameters(lambda: nn.LayerNorm(shape, elementwise_affine=affine))
     for grid in grids(comm, "nch"):
-        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
-    module_as_in_one_process(grid, module, normal(1, 6, 7, 5))
+        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+    check_module_same_as_one_process(grid, module, normal(1, 6, 7, 5))
 
 
 def test_layer_norm_without_a_bias(comm):
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, with_parameters(lambda: nn.LayerNorm((7, 5), bias=False)), normal(*SHAPES[2]))
+        check_module_same_as_one_process(
+            grid, with_parameters(lambda: nn.LayerNorm((7, 5), bias=False)), normal(*SHAPES[2])
+        )
 
 
 @pytest.mark.parametrize("shape", [(5,), (6, 7, 5)], ids=str)
@@ -149,7 +151,7 @@ def test_layer_norm_without_a_bias(comm):
 def test_rms_norm_equals_one_process(comm, shape, eps):
     module = with_parameters(lambda: nn.RMSNorm(shape, eps=eps))
     for grid in grids(comm, "ch"):
-        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
 
 
 def test_a_negative_eps_is_taken_as_in_one_process(comm):
@@ -235,14 +237,14 @@ def test_evaluation_in_half_precision(comm):
         ((3, 6), lambda x: F.local_response_norm(x, 3), ValueError, "Expected 3D or higher"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, shape, call, error, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, shape, call, error, match):
     with pytest.raises((RuntimeError, ValueError), match=match):
         call(normal(*shape))
     x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
     raises_everywhere(comm, error, match, lambda: call(x))
 
 
-def test_parameters_of_another_dtype_are_refused(comm):
+def test_parameters_of_another_dtype_raise(comm):
     x = dc.scatter(normal(*SHAPES[2]), grid_over(comm, h=comm.size))
     call = lambda: F.group_norm(x, 2, torch.ones(6), torch.ones(6))  # noqa: E731
     raises_everywhere(comm, dc.ShapeError, "convert the model or the input", call)

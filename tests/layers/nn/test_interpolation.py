@@ -106,7 +106,7 @@ def test_interpolation_and_its_gradient_are_adjoint(comm):
         assert forward == pytest.approx((x.detach() * x.grad).sum().item(), rel=1e-12)
 
 
-def test_an_output_without_elements_is_refused_in_torchs_words(comm):
+def test_an_output_without_elements_raises_torchs_error(comm):
     call = partial(F.interpolate, scale_factor=0.5, mode="bilinear")
     with pytest.raises(RuntimeError) as told:
         call(normal(1, 2, 1, 8))

@@ -7,7 +7,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import built, module_as_in_one_process
+from tests.layers.compare import built, check_module_same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
@@ -16,16 +16,16 @@ SHAPE = (3, 2, 7, 4)
 def test_a_linear_layer_equals_one_process(comm, shape):
     for grid in grids(comm, "nh"):
         for bias in (True, False):
-            module_as_in_one_process(grid, built(lambda bias=bias: nn.Linear(5, 4, bias)), normal(*shape))
+            check_module_same_as_one_process(grid, built(lambda bias=bias: nn.Linear(5, 4, bias)), normal(*shape))
 
 
 def test_a_linear_layer_on_the_last_of_several_dimensions(comm):
     for grid in grids(comm, "nhw"):
         module = built(lambda: nn.Linear(4, 3))
-        module_as_in_one_process(grid, module, normal(*SHAPE))
+        check_module_same_as_one_process(grid, module, normal(*SHAPE))
 
 
-def test_a_linear_layer_over_features_of_the_wrong_number_is_refused_in_torchs_words(comm):
+def test_a_linear_layer_over_features_of_the_wrong_number_raises_torchs_error(comm):
     x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
     module = built(lambda: nn.Linear(5, 4))
     raises_everywhere(
@@ -36,4 +36,4 @@ def test_a_linear_layer_over_features_of_the_wrong_number_is_refused_in_torchs_w
 def test_pooled_features_into_a_linear_head(comm):
     head = built(lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)))
     for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, head, normal(*SHAPE))
+        check_module_same_as_one_process(grid, head, normal(*SHAPE))

@@ -66,7 +66,7 @@ def test_class_probabilities(comm):
                                 normal(5, 4, 7, 3), target)  # fmt: skip
 
 
-def test_a_plain_target_counts_as_whole(comm):
+def test_a_plain_target_counts_as_replicated(comm):
     target = labels(5, 7, 3)
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, lambda x: F.cross_entropy(x, target), normal(5, 4, 7, 3))
@@ -256,7 +256,7 @@ def test_the_loss_is_the_same_number_on_every_rank(comm):
         (lambda x, t: F.cross_entropy(x, t, torch.ones(3).double()), "weight tensor should be defined"),
     ],
 )
-def test_what_torch_refuses_is_refused(comm, call, match):
+def test_arguments_that_torch_rejects_raise(comm, call, match):
     x, target = normal(5, 4, 7, 3), labels(5, 7, 3)
     with pytest.raises((RuntimeError, ValueError), match=match):
         call(x, target)
@@ -267,7 +267,7 @@ def test_what_torch_refuses_is_refused(comm, call, match):
 
 @pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss, F.kl_div])
 @pytest.mark.ranks(at_least=2)
-def test_old_ways_to_reduce_are_refused(comm, loss):
+def test_deprecated_options_of_the_reduction_raise(comm, loss):
     x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "use reduction=", lambda: loss(x, x, reduce=False))
 
@@ -282,7 +282,7 @@ def test_old_ways_to_reduce_are_refused(comm, loss):
         (lambda x: F.mse_loss(x, x, reduction="all"), dc.ShapeError, "all is not a valid value for reduction"),
     ],
 )
-def test_wrong_arguments_are_refused_in_torchs_words(comm, call, error, match):
+def test_wrong_arguments_raise_torchs_error(comm, call, error, match):
     with pytest.raises(ValueError, match=match):
         call(normal(5, 4))
     x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
@@ -290,7 +290,7 @@ def test_wrong_arguments_are_refused_in_torchs_words(comm, call, error, match):
 
 
 @pytest.mark.cpu
-def test_a_label_that_one_rank_alone_has_wrong_is_refused_on_all(comm):
+def test_a_label_that_is_invalid_on_one_rank_raises_on_all_ranks(comm):
     target = labels(5, 7, 3)
     target[4, 6, 2] = 9
     grid = grid_over(comm, h=comm.size)

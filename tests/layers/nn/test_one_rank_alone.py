@@ -1,4 +1,4 @@
-"""One rank alone has a value that layers reject: the same error on all ranks."""
+"""A single rank has a value that layers reject: the same error on all ranks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_any_layout_of_the_input_will_do(comm):
 
 
 @pytest.mark.parametrize(("mode", "pad"), [("reflect", [8, 0]), ("circular", [9, 0])])
-def test_padding_wider_than_the_input_is_refused_in_torchs_words(comm, mode, pad):
+def test_padding_wider_than_the_input_raises_torchs_error(comm, mode, pad):
     with pytest.raises(RuntimeError) as told:
         F.pad(normal(1, 2, 8), pad, mode)
     x = dc.scatter(normal(1, 2, 8), grid_over(comm, w=comm.size))

@@ -84,7 +84,7 @@ def test_fold_of_split_rows_equals_one_process(comm):
         (lambda x: F.unfold(x, 9), "sliding blocks"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, call, match):
     with pytest.raises(RuntimeError, match=match):
         call(normal(2, 4, 7, 5))
     x = dc.scatter(normal(2, 4, 7, 5), grid_over(comm, h=comm.size))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, both, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process, values_plus_indices
 
 WINDOWS = [
     (2, 2, 0),
@@ -113,15 +113,15 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
 def test_indices_count_in_the_global_space(comm, pool):
     options = {"return_indices": True} if pool.func is F.max_pool2d else {}
     for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
-        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(3, 2, 7, 9))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(1, 2, 8, 5).round())
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
 def test_indices_in_one_and_three_dimensions(comm, count, shape):
     pool = partial(getattr(F, f"max_pool{count}d"), return_indices=True)
     for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
-        same_as_one_process(grid, lambda x: both(pool(x, 2)), normal(*shape))
+        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, 2)), normal(*shape))
 
 
 def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
@@ -154,7 +154,7 @@ def test_unpooling_with_any_indices(comm):
 
 
 @pytest.mark.cpu
-def test_an_index_outside_the_output_is_refused_on_all_ranks(comm):
+def test_an_index_outside_the_output_raises_on_all_ranks(comm):
     x = dc.scatter(normal(1, 2, 3), grid_over(comm, n=comm.size))
     at = dc.scatter(torch.tensor([[[0, 1, 2], [3, 4, 12]]]), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.ShapeError, "invalid max index: 12", lambda: F.max_unpool1d(x, at, 4))
@@ -181,7 +181,7 @@ def test_power_average_pooling_equals_one_process(comm, ceil_mode):
         lambda x: F.avg_pool2d(x, 2),
         lambda x: F.adaptive_avg_pool2d(x, (3, 4)),
         lambda x: F.adaptive_max_pool2d(x, 1),
-        lambda x: both(F.max_pool2d(x, 2, return_indices=True)),
+        lambda x: values_plus_indices(F.max_pool2d(x, 2, return_indices=True)),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 9)),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_sample_without_a_sample_dimension(comm, pool):
 
 
 @pytest.mark.cpu
-def test_whole_numbers_are_pooled(comm):
+def test_integers_are_pooled(comm):
     for grid in grids(comm, "hw"):
         same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
 
@@ -223,7 +223,7 @@ def test_average_pooling_and_its_gradient_are_adjoint(comm):
         (lambda x: F.avg_pool2d(x, 3, divisor_override=0), "divisor must be not zero"),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
+def test_arguments_that_torch_rejects_raise_its_error(comm, call, match):
     with pytest.raises(RuntimeError, match=match):
         call(normal(1, 2, 7, 8))
     x = dc.scatter(normal(1, 2, 7, 8), grid_over(comm, h=comm.size))
@@ -232,7 +232,7 @@ def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
 
 @pytest.mark.parametrize("pool", [F.fractional_max_pool2d, F.fractional_max_pool3d])
 @pytest.mark.ranks(at_least=2)
-def test_fractional_pooling_is_refused(comm, pool):
+def test_fractional_pooling_raises(comm, pool):
     x = dc.scatter(normal(1, 2, 7, 8, 4) if pool is F.fractional_max_pool3d else normal(1, 2, 7, 8),
                    grid_over(comm, h=comm.size))  # fmt: skip
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the result", lambda: pool(x, 2, output_size=3))

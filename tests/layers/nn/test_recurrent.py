@@ -9,12 +9,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal
-from tests.layers.compare import built, close, module_as_in_one_process
+from tests.layers.compare import built, check_module_same_as_one_process, close
 
 pytestmark = pytest.mark.ranks(at_most=4)
 
 
-class Joined(nn.Module):
+class JoinedStates(nn.Module):
     """Outputs and last states of a layer in one tensor, so that all have gradients; dropout from one seed."""
 
     def __init__(self, layer, batch_first=False, states=False):
@@ -51,10 +51,10 @@ LAYERS = {
 def test_an_lstm_equals_one_process(comm, name, samples):
     options, states = LAYERS[name]
     first = options.get("batch_first", False)
-    module = built(lambda: Joined(nn.LSTM(3, 4, **options), first, states))
+    module = built(lambda: JoinedStates(nn.LSTM(3, 4, **options), first, states))
     shape, axes = ((samples, 5, 3), ("n", "w", "c")) if first else ((5, samples, 3), ("w", "n", "c"))
     for grid in grids(comm, "nwc"):
-        module_as_in_one_process(dc.Distribution(grid, axes), module, normal(*shape))
+        check_module_same_as_one_process(dc.Distribution(grid, axes), module, normal(*shape))
 
 
 @pytest.mark.ranks(2, 3)
@@ -64,7 +64,7 @@ def test_samples_of_an_lstm_stay_where_they_are(comm):
     layer = built(lambda: nn.LSTM(3, 4, batch_first=True))
     y, (hidden, _) = layer(dc.scatter(normal(7, 5, 3), dist))
     assert y.dist == dist and hidden.dist.axes == (None, "n", None)
-    module_as_in_one_process(dist, Joined(layer, True), normal(7, 5, 3))
+    check_module_same_as_one_process(dist, JoinedStates(layer, True), normal(7, 5, 3))
 
 
 class Steps(nn.Module):
@@ -96,7 +96,7 @@ CELLS = {
 def test_a_cell_equals_one_process(comm, name, samples):
     for grid in grids(comm, "nc"):
         dist = dc.Distribution(grid, (None, "n", "c"))
-        found = module_as_in_one_process(dist, built(lambda: Steps(CELLS[name]())), normal(5, samples, 3))
+        found = check_module_same_as_one_process(dist, built(lambda: Steps(CELLS[name]())), normal(5, samples, 3))
         assert found.dist.split[1] == dist.split[1]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process
 
 SIZES = [(4, 4), (12, 12), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)]
 """C and F: gather-x where F is large, reduce-y where C is, the 2-D combination between, uneven and empty blocks."""
@@ -23,7 +23,7 @@ def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding
         extra = 0
     module = built(lambda: nn.ConvTranspose2d(2, 3, kernel, stride, padding, extra, dilation=dilation))
     for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(2, 2, 5, 4))
+        check_module_same_as_one_process(grid, module, normal(2, 2, 5, 4))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -31,11 +31,11 @@ def test_transposed_convolution_in_other_dimensions(comm, count):
     kind = {1: nn.ConvTranspose1d, 3: nn.ConvTranspose3d}[count]
     module = built(lambda: kind(4, 2, 3, 2, 1, 1, groups=2))
     for grid in grids(comm, "nw"):
-        module_as_in_one_process(grid, module, normal(2, 4, *(3, 4, 5)[3 - count :]))
+        check_module_same_as_one_process(grid, module, normal(2, 4, *(3, 4, 5)[3 - count :]))
 
 
 @pytest.mark.parametrize(("extra", "padding", "match"), [(2, 0, "output padding must be smaller"), (0, 4, "too small")])
-def test_transposed_convolution_refuses_what_torch_refuses(comm, extra, padding, match):
+def test_transposed_convolution_rejects_what_torch_rejects(comm, extra, padding, match):
     w, x = normal(2, 2, 3, 3), normal(1, 2, 2, 2)
     with pytest.raises(RuntimeError, match=match):
         F.conv_transpose2d(x, w, None, 2, padding, extra)
@@ -53,7 +53,7 @@ def test_transposed_convolution_refuses_what_torch_refuses(comm, extra, padding,
 def test_split_channels_equal_one_process(comm, channels, filters, kernel, stride, padding, extra):
     module = built(lambda: nn.ConvTranspose2d(channels, filters, kernel, stride, padding, extra))
     for grid in grids(comm, "ch"):
-        module_as_in_one_process(grid, module, normal(2, channels, 5, 4))
+        check_module_same_as_one_process(grid, module, normal(2, channels, 5, 4))
 
 
 def test_every_option_counts_where_groups_do_not_divide_over_the_ranks(comm):
@@ -65,4 +65,4 @@ def test_every_option_counts_where_groups_do_not_divide_over_the_ranks(comm):
             6 * groups, 6 * groups, 3, stride=3, padding=1, output_padding=2, groups=groups, dilation=2
         )
     )
-    module_as_in_one_process(grid, layer, normal(2, 6 * groups, 5, 4))
+    check_module_same_as_one_process(grid, layer, normal(2, 6 * groups, 5, 4))

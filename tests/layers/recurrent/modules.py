@@ -1,4 +1,4 @@
-"""Pairs of recurrent modules with the same parameters: torch's, and ours."""
+"""Pairs of recurrent modules of torch and of distconv with the same parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ METHODS = ("auto", "sequential", "blelloch", "truncated", "autograd")
 SMALL = {"rtol": 1e-10, "atol": 1e-12}
 
 
-def twins(kind: str, *sizes: int, method: str = "auto", **options: object) -> tuple[nn.RNNBase, nn.RNNBase]:
+def torch_and_scan_modules(
+    kind: str, *sizes: int, method: str = "auto", **options: object
+) -> tuple[nn.RNNBase, nn.RNNBase]:
     """Torch's module and ours, in float64."""
     theirs, ours, own = KINDS[kind]
     torch.manual_seed(3)

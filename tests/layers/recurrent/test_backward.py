@@ -1,4 +1,4 @@
-"""The backward pass block by block: the same gradients whatever the blocks, and little memory."""
+"""The backward pass block by block: gradients do not depend on the blocks, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distconv.layers.recurrent import backward
-from distconv.layers.recurrent.backward import ForwardSteps, gradients, product
+from distconv.layers.recurrent.backward import ForwardSteps, compose_steps, compute_gradients
 from distconv.layers.recurrent.cells import CELLS, CellWeights
 from distconv.layers.recurrent.methods import Method
 from tests.distconv.layouts import normal
@@ -21,7 +21,7 @@ def steps_of(name, count=11, batch=2, inputs=3, hidden=4):
     return ForwardSteps(cell, CellWeights(*weights), x, start, cell.states(x, start, weights))
 
 
-def in_blocks(monkeypatch, sweep, scan):
+def set_block_bytes(monkeypatch, sweep, scan):
     monkeypatch.setattr(backward, "SWEEP_BYTES", sweep)
     monkeypatch.setattr(backward, "SCAN_BYTES", {"cpu": scan, "cuda": scan})
 
@@ -31,20 +31,20 @@ def in_blocks(monkeypatch, sweep, scan):
 def test_blocks_change_nothing(monkeypatch, name, method):
     steps = steps_of(name)
     sources, carry = normal(11, 2, 4), normal(2, 4, seed=1)
-    whole = gradients(steps, sources, carry, method)
+    whole = compute_gradients(steps, sources, carry, method)
     for size in (1, 3000, 1 << 14):
-        in_blocks(monkeypatch, size, size)
-        found = gradients(steps, sources, carry, method)
-        torch.testing.assert_close(found.of_input, whole.of_input, **SMALL)
+        set_block_bytes(monkeypatch, size, size)
+        found = compute_gradients(steps, sources, carry, method)
+        torch.testing.assert_close(found.input_gradient, whole.input_gradient, **SMALL)
         torch.testing.assert_close(found.carry, whole.carry, **SMALL)
-        for one, other in zip(found.of_weights, whole.of_weights, strict=True):
+        for one, other in zip(found.weight_gradients, whole.weight_gradients, strict=True):
             torch.testing.assert_close(one, other, **SMALL)
 
 
 def test_blocks_cover_the_steps_from_the_last_to_the_first(monkeypatch):
     steps = steps_of("gru")
     assert list(steps.blocks(scans=True)) == [slice(0, 11)]
-    in_blocks(monkeypatch, 4 * 13 * 2 * 8 * 4, 1)
+    set_block_bytes(monkeypatch, 4 * 13 * 2 * 8 * 4, 1)
     assert list(steps.blocks(scans=False)) == [slice(7, 11), slice(3, 7), slice(0, 3)]
     assert len(list(steps.blocks(scans=True))) == 11
 
@@ -52,22 +52,25 @@ def test_blocks_cover_the_steps_from_the_last_to_the_first(monkeypatch):
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("size", [1, 1 << 13, 1 << 26])
 def test_the_product_of_all_steps_is_one_map(monkeypatch, name, size):
-    in_blocks(monkeypatch, 1 << 20, size)
+    set_block_bytes(monkeypatch, 1 << 20, size)
     steps, sources, carry = steps_of(name), normal(11, 2, 4), normal(2, 4, seed=1)
-    matrix, shift = product(steps, sources)
-    expected = gradients(steps, sources, carry, Method.SEQUENTIAL).carry
+    matrix, shift = compose_steps(steps, sources)
+    expected = compute_gradients(steps, sources, carry, Method.SEQUENTIAL).carry
     torch.testing.assert_close((matrix @ carry[..., None])[..., 0] + shift, expected, **SMALL)
 
 
 def test_no_steps_are_the_identity():
-    matrix, shift = product(steps_of("gru", count=1), normal(1, 2, 4))
+    matrix, shift = compose_steps(steps_of("gru", count=1), normal(1, 2, 4))
     empty = ForwardSteps(CELLS["gru"], steps_of("gru").weights, normal(0, 2, 3), normal(2, 4), normal(0, 2, 4))
-    matrix, shift = product(empty, normal(0, 2, 4))
+    matrix, shift = compose_steps(empty, normal(0, 2, 4))
     assert torch.equal(matrix, torch.eye(4, dtype=torch.float64).repeat(2, 1, 1))
     assert not shift.any()
 
 
-def test_gradients_of_inputs_that_nobody_needs_are_left_out():
+def test_gradients_of_inputs_that_are_not_needed_are_left_out():
     assert (
-        gradients(steps_of("gru"), normal(11, 2, 4), normal(2, 4), Method.SEQUENTIAL, of_input=False).of_input is None
+        compute_gradients(
+            steps_of("gru"), normal(11, 2, 4), normal(2, 4), Method.SEQUENTIAL, needs_input_gradient=False
+        ).input_gradient
+        is None
     )

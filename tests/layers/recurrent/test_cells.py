@@ -1,4 +1,4 @@
-"""Derivatives of the cells against those that autograd finds a step at a time."""
+"""Derivatives of the cells against those of autograd for each step."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def test_the_backward_pass_over_ranks_is_the_adjoint_of_the_derivative(comm, nam
     dx, dstart, gradient = normal(STEPS, BATCH, 3, seed=2), normal(BATCH, HIDDEN, seed=3), normal(STEPS, BATCH, HIDDEN)
     # <dy, gradient> by central differences in one process ...
     small = 1e-5
-    ahead, behind = (cell.states(x + s * dx, start + s * dstart, weights) for s in (small, -small))
-    expected = ((ahead - behind) * gradient).sum() / (2 * small)
+    above, below = (cell.states(x + s * dx, start + s * dstart, weights) for s in (small, -small))
+    expected = ((above - below) * gradient).sum() / (2 * small)
     # ... and <(dx, dstart), adjoint of gradient> over ranks, each value counted once.
     block, ranks = block_of(comm), TimeRanks(grid_over(comm, w=comm.size), "w", -(-STEPS // comm.size), False)
     own, first = x[block].clone().requires_grad_(), start.clone().requires_grad_()
@@ -111,10 +111,10 @@ def test_thirty_thousand_steps_over_ranks_equal_one_rank(comm, method):
 
 
 @pytest.mark.parametrize("chosen", [Method.AUTOGRAD, Method.SEQUENTIAL])
-def test_a_rank_of_a_scan_goes_back_by_what_is_chosen_unless_it_is_torchs_own(comm, monkeypatch, chosen):
-    """On a GPU that is cuDNN, which takes no gradient from the rank behind."""
-    methods, gradients = [], recurrence.gradients
-    monkeypatch.setattr(recurrence, "fastest", lambda problem: chosen)
+def test_a_rank_of_a_scan_uses_the_chosen_method_unless_it_is_torchs(comm, monkeypatch, chosen):
+    """On a GPU that is cuDNN, which accepts no gradient from the later rank."""
+    methods, gradients = [], recurrence.compute_gradients
+    monkeypatch.setattr(recurrence, "fastest_method", lambda problem: chosen)
     monkeypatch.setattr(
         recurrence, "gradients", lambda *given, **more: methods.append(given[3]) or gradients(*given, **more)
     )

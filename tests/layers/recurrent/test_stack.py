@@ -1,4 +1,4 @@
-"""Recurrent modules, torch's own and ours, on DistTensors split in samples and time, against one process."""
+"""Recurrent modules of torch and of distconv on DistTensors split in samples and time, against one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import distconv as dc
 from distconv.layers.recurrent import ScanGRU
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.recurrent.modules import KINDS, SMALL, gradients, twins
+from tests.layers.recurrent.modules import KINDS, SMALL, gradients, torch_and_scan_modules
 
 RANKS = pytest.mark.ranks(at_most=6)
 
@@ -30,7 +30,7 @@ class Packed(nn.Module):
         return pad_packed_sequence(y)[0], last
 
 
-def as_in_one_process(grid, one, other, x, start, dims="wn-"):
+def check_same_as_one_process(grid, one, other, x, start, dims="wn-"):
     """Results and gradients of ``one`` in one process and of ``other`` on blocks; dropout draws the same numbers."""
     found = []
     for module, split in ((one, False), (dc.parallelize(other, grid), True)):
@@ -49,7 +49,9 @@ def as_in_one_process(grid, one, other, x, start, dims="wn-"):
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_split_over_ranks_give_what_one_rank_gives(comm, kind, method):
     for grid, steps in itertools.product(grids(comm, "nw"), (1, 2, 7)):
-        as_in_one_process(grid, *twins(kind, 3, 5, method=method), normal(steps, 3, 3), normal(1, 3, 5))
+        check_same_as_one_process(
+            grid, *torch_and_scan_modules(kind, 3, 5, method=method), normal(steps, 3, 3), normal(1, 3, 5)
+        )
 
 
 @RANKS
@@ -57,16 +59,16 @@ def test_steps_split_over_ranks_give_what_one_rank_gives(comm, kind, method):
 def test_layers_in_both_directions_over_ranks(comm, method):
     options = {"num_layers": 2, "bidirectional": True, "dropout": 0.4, "batch_first": True}
     for grid, steps in itertools.product(grids(comm, "nw"), (2, 7)):
-        modules = twins("gru", 3, 4, method=method, **options)
-        as_in_one_process(grid, *modules, normal(3, steps, 3), normal(4, 3, 4), dims="nw-")
+        modules = torch_and_scan_modules("gru", 3, 4, method=method, **options)
+        check_same_as_one_process(grid, *modules, normal(3, steps, 3), normal(4, 3, 4), dims="nw-")
 
 
 @RANKS
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchs_own_modules_work_on_distributed_tensors(comm, kind):
     for grid in grids(comm, "nw"):
-        one, _ = twins(kind, 3, 4, num_layers=2, bidirectional=True)
-        as_in_one_process(grid, one, copy.deepcopy(one), normal(7, 3, 3), None)
+        one, _ = torch_and_scan_modules(kind, 3, 4, num_layers=2, bidirectional=True)
+        check_same_as_one_process(grid, one, copy.deepcopy(one), normal(7, 3, 3), None)
 
 
 @pytest.mark.ranks(2, 3)
@@ -74,30 +76,32 @@ def test_torchs_own_modules_work_on_distributed_tensors(comm, kind):
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_packed_sequences_of_distributed_data_equal_one_process(comm, bidirectional):
-    one, _ = twins("gru", 3, 4, bidirectional=bidirectional)
+    one, _ = torch_and_scan_modules("gru", 3, 4, bidirectional=bidirectional)
     for grid in grids(comm, "nw"):
-        as_in_one_process(grid, Packed(one), Packed(copy.deepcopy(one)), normal(7, 3, 3), None)
+        check_same_as_one_process(grid, Packed(one), Packed(copy.deepcopy(one)), normal(7, 3, 3), None)
 
 
 @RANKS
 def test_large_batches_go_from_rank_to_rank_in_parts(comm, monkeypatch):
-    monkeypatch.setattr("distconv.layers.recurrent.recurrence.PART_VALUES", 4)
+    monkeypatch.setattr("distconv.layers.recurrent.recurrence.MIN_PART_VALUES", 4)
     grid = grid_over(comm, w=comm.size)
     for samples in (1, 5, 7):
-        as_in_one_process(grid, *twins("gru", 3, 4), normal(8, samples, 3), normal(1, samples, 4))
+        check_same_as_one_process(
+            grid, *torch_and_scan_modules("gru", 3, 4), normal(8, samples, 3), normal(1, samples, 4)
+        )
 
 
 @RANKS
 def test_another_axis_and_split_features(comm):
     grid = grid_over(comm, c=comm.size)
-    as_in_one_process(grid, *twins("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="-nc")
-    as_in_one_process(grid, *twins("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="cn-")
+    check_same_as_one_process(grid, *torch_and_scan_modules("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="-nc")
+    check_same_as_one_process(grid, *torch_and_scan_modules("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="cn-")
 
 
 @pytest.mark.ranks(2, 3)
 def test_blocks_of_any_length(comm):
     grid = grid_over(comm, w=comm.size)
-    one, other = twins("gru", 3, 4)
+    one, other = torch_and_scan_modules("gru", 3, 4)
     x = normal(7, 2, 3)
     dist = dc.Distribution(grid, ("w", None, None), boundaries={"w": (0, *[6] * (comm.size - 1), 7)})
     found = dc.gather(dc.parallelize(other, grid)(dc.scatter(x, dist))[0])
@@ -107,8 +111,11 @@ def test_blocks_of_any_length(comm):
 @RANKS
 def test_more_ranks_than_samples(comm):
     for method in ("sequential", "autograd"):
-        as_in_one_process(
-            grid_over(comm, n=comm.size), *twins("gru", 3, 4, method=method), normal(5, 1, 3), normal(1, 1, 4)
+        check_same_as_one_process(
+            grid_over(comm, n=comm.size),
+            *torch_and_scan_modules("gru", 3, 4, method=method),
+            normal(5, 1, 3),
+            normal(1, 1, 4),
         )
 
 
@@ -152,14 +159,14 @@ def test_a_network_of_convolutions_and_a_recurrence_trains_as_in_one_process(com
 
 @pytest.mark.ranks(2, 3)
 def test_torchs_backward_does_not_go_over_ranks(comm):
-    _, module = twins("gru", 3, 4, method="autograd")
+    _, module = torch_and_scan_modules("gru", 3, 4, method="autograd")
     x = dc.scatter(normal(7, 2, 3), grid_over(comm, w=comm.size), dims="wn-")
-    raises_everywhere(comm, dc.UnsupportedOperation, "torch cannot go back over ranks that share", lambda: module(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "cannot cross ranks among which", lambda: module(x))
 
 
 @pytest.mark.ranks(2, 3)
-def test_no_steps_and_features_of_another_number_are_refused_in_torchs_words(comm):
-    one, _ = twins("gru", 3, 4)
+def test_no_steps_and_features_of_another_number_raise_torchs_error(comm):
+    one, _ = torch_and_scan_modules("gru", 3, 4)
     grid = grid_over(comm, w=comm.size)
     for shape, match in (
         ((0, 2, 3), "sequence length to be larger than 0"),
@@ -171,7 +178,7 @@ def test_no_steps_and_features_of_another_number_are_refused_in_torchs_words(com
 
 @pytest.mark.ranks(1)
 def test_on_one_rank_torchs_own_module_has_a_second_derivative(comm):
-    one, _ = twins("gru", 3, 4)
+    one, _ = torch_and_scan_modules("gru", 3, 4)
     x = normal(5, 2, 3).requires_grad_()
     found = []
     for given in (x, dc.scatter(x, grid_over(comm, w=1), dims="wn-")):

@@ -1,4 +1,4 @@
-"""Ranks that share the steps of a sequence: who is next, and what reaches whom."""
+"""Ranks among which the steps of a sequence are split: their neighbours, and the messages between them."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def test_a_scan_over_ranks_brings_what_the_later_ones_made(comm, reverse):
             break
         matrix, shift = maps[rank]
         expected = (matrix @ expected[..., None])[..., 0] + shift
-    torch.testing.assert_close(ranks.scanned(*maps[comm.rank]), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ranks.scan_gradient(*maps[comm.rank]), expected, rtol=1e-12, atol=1e-12)

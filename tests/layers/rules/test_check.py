@@ -1,4 +1,4 @@
-"""``check_rule``: right operators pass; each way of being wrong is found, in one process too."""
+"""``check_rule``: valid operators pass, and every kind of error is found, in a single process, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mean_free(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(2, keepdim=True)
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
+def beyond_window(x: torch.Tensor) -> torch.Tensor:
     return F.pad(F.avg_pool2d(x, (5, 1), stride=1), (0, 0, 1, 1))
 
 
@@ -35,7 +35,7 @@ def offset(x: torch.Tensor) -> torch.Tensor:
     return x + torch.arange(x.shape[2]).view(-1, 1)
 
 
-class Halved(torch.autograd.Function):
+class HalvedGradient(torch.autograd.Function):
     """Half the gradient where a block begins: what is wrong backwards alone."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class Halved(torch.autograd.Function):
 
 
 def wrong_backwards(x: torch.Tensor) -> torch.Tensor:
-    return Halved.apply(x)
+    return HalvedGradient.apply(x)
 
 
 def test_a_right_operator_passes_on_all_grids(comm: Any) -> None:
@@ -62,9 +62,11 @@ def test_a_right_operator_passes_on_all_grids(comm: Any) -> None:
     assert len(tried) - len(in_blocks) == {1: 1, 2: 12, 3: 12, 4: 30}[comm.size]
 
 
-def test_channels_that_meet_whole_weights_are_no_window(comm: Any) -> None:
+def test_channels_with_replicated_weights_are_no_window(comm: Any) -> None:
     rule = dc.rule(x={0: P, 1: P, 2: THREE, 3: THREE})(smooth)
-    with pytest.raises(MismatchError, match="smooth, blocks of dimension 1 that end at 1, 2: it fails: RuntimeError"):
+    with pytest.raises(
+        MismatchError, match="smooth, blocks of dimension 1 that end at 1, 2: the operator failed: RuntimeError"
+    ):
         dc.check_rule(rule, (X, WEIGHT), comm)
 
 
@@ -73,7 +75,7 @@ def test_channels_that_meet_whole_weights_are_no_window(comm: Any) -> None:
     ("operator", "windows", "reason"),
     [
         (mean_free, {0: P, 1: P, 2: P, 3: P}, "output 0 differs by"),
-        (wide, {0: P, 1: P, 2: THREE, 3: P}, "it fails: RuntimeError"),
+        (beyond_window, {0: P, 1: P, 2: THREE, 3: P}, "the operator failed: RuntimeError"),
         (offset, {0: P, 1: P, 2: P, 3: P}, "output 0 differs by"),
         (wrong_backwards, {0: P, 1: P, 2: P, 3: P}, "gradient of 'x' differs by"),
     ],
@@ -85,6 +87,6 @@ def test_what_is_wrong_is_found(comm: Any, operator: Any, windows: Any, reason: 
     assert dc.check_rule(dc.rule(x={0: P, 1: P, 3: P})(operator), (X,), comm)
 
 
-def test_a_function_without_a_rule_is_refused(comm: Any) -> None:
-    with pytest.raises(TypeError, match=r"smooth has no rule: decorate it with distconv.rule"):
+def test_a_function_without_a_rule_raises(comm: Any) -> None:
+    with pytest.raises(TypeError, match=r"smooth has no rule. Decorate it with distconv.rule"):
         dc.check_rule(smooth, (X, X), comm)

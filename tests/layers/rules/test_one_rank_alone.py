@@ -1,4 +1,4 @@
-"""One rank alone passes something else to the check of a rule: the same error on all ranks."""
+"""A single rank passes a different value to the check of a rule: the same error on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of a user's own: values and gradients of one process on any grid, and no more traffic than the halo."""
+"""Operators of users: values and gradients against one process on any grid, with no more traffic than the halo."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_several_results_and_a_function_that_it_stands_for(comm: Any) -> None:
             assert all(torch.equal(dc.gather(a), b) for a, b in zip(found, expected, strict=True))
 
 
-def test_what_does_not_fit_is_refused(comm: Any) -> None:
+def test_operands_that_do_not_fit_raise(comm: Any) -> None:
     grid = dc.ProcessGrid(comm, h=comm.size)
     x = dc.scatter(random(1, 1, 8, 6), grid)
 
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(comm: Any) -> None:
         return F.pad(F.avg_pool2d(x, (3, 1), stride=1), (0, 0, 1, 1))
 
     with pytest.raises(
-        ShapeError, match=r"pads gives .* where its windows leave \d outputs in dimension 2; .* must not"
+        ShapeError, match=r"pads returns .* but its windows leave \d outputs in dimension 2. .* must not"
     ):
         pads(x)
     with pytest.raises(ShapeError, match=r"leaves 0 outputs by|leaves -1 outputs by"):

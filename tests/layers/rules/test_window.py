@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.distribution import Interval
-from distconv.layers.rules.window import Window, normalized, padding_of
+from distconv.layers.rules.window import Window, nonnegative_dims, pad_argument
 
 
 def test_outputs_are_as_many_as_those_of_torch() -> None:
@@ -37,12 +37,12 @@ def test_inputs_that_outputs_need_are_those_with_a_gradient() -> None:
 
 def test_dimensions_may_be_counted_from_the_end() -> None:
     a, b = Window(3), Window(5)
-    assert normalized({0: a, -1: b}, 4) == {0: a, 3: b}
+    assert nonnegative_dims({0: a, -1: b}, 4) == {0: a, 3: b}
     x = torch.ones(2, 3, 4)
-    assert F.pad(x, padding_of(3, {0: (1, 2), 2: (3, 0)})).shape == (5, 3, 7)
+    assert F.pad(x, pad_argument(3, {0: (1, 2), 2: (3, 0)})).shape == (5, 3, 7)
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"stride": 0}, {"dilation": 0}, {"padding": -1}, {"padding": (1, -1)}])
-def test_what_cannot_be_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="are 1 or more"):
+def test_invalid_arguments_raise(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
         Window(**{"size": 3, **wrong})

@@ -1,4 +1,4 @@
-"""Random clouds, and dense convolutions of them to compare with."""
+"""Random point clouds, and their dense convolutions as references."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distconv.layers.sparse import SparseTensor
 
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-FAR = 12
+FAR_SITES = 12
 """Half the extent of the dense volumes, a multiple of all strides, beyond what sites and kernels reach."""
 
 
@@ -36,14 +36,14 @@ def random_cloud(rng, dimension, channels, *, stride=1, sites=12, dtype=torch.fl
     return SparseTensor(coords, features, stride, batch_size=4)
 
 
-def volume(x, far=FAR):
+def volume(x, far=FAR_SITES):
     """The cells of ``x`` (B, C, 2 far, ...), that at the origin in the middle."""
     dense = x.features.new_zeros(x.batch_size, *[2 * far] * x.dimension, x.shape[1])
     cells = x.coords[:, 1:] // x.stride + far
     return dense.index_put((x.coords[:, 0], *cells.unbind(1)), x.features).movedim(-1, 1)
 
 
-def at(dense, coords, origin):
+def values_at(dense, coords, origin):
     """Rows (N, C) of a dense volume at cells ``coords`` when its first cell is -``origin`` (one for each dimension)."""
     cells = coords[:, 1:] + torch.tensor(origin)
     return dense.movedim(1, -1)[(coords[:, 0], *cells.unbind(1))]
@@ -56,13 +56,13 @@ def dense_convolution(x, layer, out):
     cells = torch.cat([out.coords[:, :1], out.coords[:, 1:] // out.stride], 1)
     if layer.transposed:
         dense = TRANSPOSED[x.dimension](volume(x), layer.weight.contiguous(), layer.bias, stride=s, dilation=d)
-        return at(dense, cells, [s * FAR + p for p in before])
+        return values_at(dense, cells, [s * FAR_SITES + p for p in before])
     borders = [(p, d * (k - 1) - p) for p, k in zip(before, kernel, strict=True)]
     padded = F.pad(volume(x), list(itertools.chain(*borders[::-1])))
-    return at(
+    return values_at(
         FORWARD[x.dimension](padded, layer.weight.contiguous(), layer.bias, stride=s, dilation=d),
         cells,
-        [FAR // s] * x.dimension,
+        [FAR_SITES // s] * x.dimension,
     )
 
 

@@ -186,7 +186,9 @@ def test_under_autocast_the_result_has_the_low_dtype_and_gradients_the_high_one(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "back to finer"])  # moved tensors start anew
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "back to finer"]
+)  # moved tensors have no finer sites
 def test_a_gpu_gives_the_same(kind):
     rng = rng_of("gpu", kind)
     layer = random_layer(rng, kind, 3)
@@ -221,31 +223,31 @@ def test_a_cloud_without_sites_passes_and_gives_gradients_of_zero():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kernel_size": 0}, "kernel_size=0: an integer of at least 1"),
+        ({"kernel_size": 0}, "kernel_size=0: pass an integer of at least 1"),
         ({"kernel_size": (3, 3)}, r"kernel_size=\(3, 3\): .* one for each of 3 dimensions"),
         ({"kernel_size": None}, "kernel_size=None"),
-        ({"stride": 0}, "stride=0: it is one positive integer"),
-        ({"stride": (2, 2, 2)}, r"stride=\(2, 2, 2\): it is one positive integer"),
+        ({"stride": 0}, "stride=0: must be one positive integer"),
+        ({"stride": (2, 2, 2)}, r"stride=\(2, 2, 2\): must be one positive integer"),
         ({"dilation": -1}, "dilation=-1"),
         ({"dimension": 5}, "dimension=5: sparse layers have 1 to 4"),
-        ({"stride": 2, "submanifold": True}, "stride 1, not 2"),
+        ({"stride": 2, "submanifold": True}, r"must be 1 \(stride=2\)"),
         ({"offsets": []}, "at least one"),
         ({"offsets": [(0, 0)]}, "offsets of 3 integers"),
         ({"offsets": [(0, 0, 1), (0, 0, 1)]}, "distinct offsets"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(options, says):
+def test_invalid_options_of_a_layer_raise(options, says):
     with pytest.raises(ValueError, match=says):
         SparseConv(2, 2, **{"kernel_size": 3, **options})
 
 
-def test_input_that_does_not_fit_is_refused():
+def test_input_that_does_not_fit_raises():
     layer = SparseConv(3, 2, 3)
-    with pytest.raises(dc.ShapeError, match="takes 3 channels, and its input has 2"):
+    with pytest.raises(dc.ShapeError, match="requires 3 channels, but its input has 2"):
         layer(random_cloud(rng_of(1), 3, 2))
-    with pytest.raises(dc.ShapeError, match="dimension=3 got coordinates of 2 dimensions"):
+    with pytest.raises(dc.ShapeError, match="of dimension=3 received coordinates of 2 dimensions"):
         layer(random_cloud(rng_of(1), 2, 3))
-    with pytest.raises(dc.UnsupportedOperation, match="takes a SparseTensor, not Tensor"):
+    with pytest.raises(dc.UnsupportedOperation, match="requires a SparseTensor, not Tensor"):
         layer(torch.zeros(1, 3, 4, 4, 4))
     with pytest.raises(dc.CoordinateError, match="transposed convolution of stride 2 needs"):
         SparseConv(3, 2, 2, 2, transposed=True)(random_cloud(rng_of(1), 3, 3))

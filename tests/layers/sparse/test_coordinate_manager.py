@@ -1,4 +1,4 @@
-"""Sites and kernel maps are made once, and shared."""
+"""Sites and kernel maps are computed once, and shared."""
 
 from __future__ import annotations
 

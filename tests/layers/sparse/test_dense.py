@@ -26,13 +26,13 @@ def test_there_and_back_gives_the_same_features_at_the_same_sites(dimension, str
     assert torch.equal(torch.autograd.grad(dense, x.features, torch.ones_like(dense))[0], torch.ones_like(x.features))
 
 
-def test_the_volume_ends_behind_the_last_site():
+def test_the_volume_ends_after_the_last_site():
     x = SparseTensor(torch.tensor([[0, 4, 0], [1, 2, 6]]), torch.tensor([[1.0], [2.0]]), 2)
     assert to_dense(x).shape == (2, 1, 3, 4)
     assert to_dense(x)[1, 0, 1, 3] == 2
 
 
-def test_sites_are_active_where_told_also_with_zero_features():
+def test_sites_are_active_where_requested_also_with_zero_features():
     active = torch.tensor([[True, False, True]])
     x = from_dense(torch.tensor([[[0.0, 1.0, 2.0]]]), active=active)
     assert x.coords.tolist() == [[0, 0], [0, 2]] and x.features.tolist() == [[0], [2]]
@@ -45,7 +45,7 @@ def test_an_empty_cloud_has_an_empty_volume():
     assert from_dense(torch.zeros(2, 5, 4)).shape == (0, 5)
 
 
-def test_sites_outside_are_refused():
+def test_sites_outside_raise():
     x = SparseTensor(torch.tensor([[0, 4, 0], [1, -1, 6]]), normal(2, 1))
     with pytest.raises(dc.CoordinateError, match=r"1 of 2 sites lie outside .* first is \[1, -1, 6\]"):
         to_dense(x)
@@ -53,7 +53,7 @@ def test_sites_outside_are_refused():
         to_dense(x, (3, 3))
 
 
-def test_shapes_that_do_not_fit_are_refused():
+def test_shapes_that_do_not_fit_raise():
     x = SparseTensor(torch.tensor([[0, 4, 0]]), normal(1, 1))
     with pytest.raises(dc.ShapeError, match=r"size \(3,\)"):
         to_dense(x, (3,))

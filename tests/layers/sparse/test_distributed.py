@@ -29,7 +29,7 @@ def grids(comm, dimension):
     return [grid_over(comm, **each) for each in found]
 
 
-def ordered(x):
+def sorted_by_site(x):
     """Coordinates and features of a whole sparse tensor, by coordinates."""
     order = sorted(range(len(x.coords)), key=lambda row: x.coords[row].tolist())
     return x.coords[order], x.features[order]
@@ -39,7 +39,7 @@ def close(found, expected, what):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, msg=lambda text: f"{what}: {text}")
 
 
-def assert_as_one_process(grid, model, x, partition=None):
+def check_same_as_one_process(grid, model, x, partition=None):
     """Compare results and all gradients of ``model`` on the cloud ``x``, split over ``grid`` and whole."""
     model, twin = copy.deepcopy(model), copy.deepcopy(model)
     given, features = (x.features.detach().clone().requires_grad_() for _ in range(2))
@@ -48,7 +48,7 @@ def assert_as_one_process(grid, model, x, partition=None):
     found = twin(split)
     if isinstance(expected, SparseTensor):
         assert isinstance(found.features, dc.DistTensor)
-        (coords, theirs), (whole, ours) = ordered(expected), ordered(sparse.gather(found))
+        (coords, theirs), (whole, ours) = sorted_by_site(expected), sorted_by_site(sparse.gather(found))
         assert torch.equal(whole, coords)
     else:
         theirs, ours = expected, dc.gather(found)
@@ -87,7 +87,7 @@ def test_a_layer_equals_one_process(comm, dimension, seed):
         layer = random_layer(rng, dimension).double()
         stride = 2 if getattr(layer, "transposed", False) else rng.choice([1, 2])
         x = random_cloud(rng, dimension, 2, stride=stride, sites=rng.choice([0, 1, 7, 40]))
-        assert_as_one_process(grid, layer, x)
+        check_same_as_one_process(grid, layer, x)
 
 
 def test_arbitrary_offsets(comm):
@@ -95,7 +95,7 @@ def test_arbitrary_offsets(comm):
     for submanifold in (True, False):
         layer = SparseConv(2, 3, None, dimension=2, offsets=[(0, 3), (-2, 1), (5, 5)], submanifold=submanifold).double()
         for grid in grids(comm, 2):
-            assert_as_one_process(grid, layer, random_cloud(rng_of(submanifold), 2, 2, sites=30))
+            check_same_as_one_process(grid, layer, random_cloud(rng_of(submanifold), 2, 2, sites=30))
 
 
 SITE_BY_SITE = {
@@ -116,7 +116,7 @@ def test_modules_that_work_site_by_site_leave_features_at_their_sites(comm, name
     torch.manual_seed(0)
     model = nn.Sequential(SparseConv(2, 3, 3), SITE_BY_SITE[name](), SparseConv(3, 2, 3)).double()
     for grid in grids(comm, 3):
-        assert_as_one_process(grid, model, random_cloud(rng_of("by site"), 3, 2, sites=60))
+        check_same_as_one_process(grid, model, random_cloud(rng_of("by site"), 3, 2, sites=60))
 
 
 def test_features_that_lie_otherwise_go_to_their_sites(comm):
@@ -126,14 +126,14 @@ def test_features_that_lie_otherwise_go_to_their_sites(comm):
         moved = split.features.redistribute(dc.Distribution(split.features.grid, ("n", None)))
         assert torch.equal(split.replace(moved).features.local, split.features.local)
         plain = dc.gather(moved)
-        raises_everywhere(comm, dc.ShapeError, "must be a DistTensor; found a plain", partial(split.replace, plain))
+        raises_everywhere(comm, dc.ShapeError, "must be a DistTensor, not a plain", partial(split.replace, plain))
 
 
 @pytest.mark.parametrize("mode", ["avg", "max", "sum"])
 def test_pooling_of_samples(comm, mode):
     for grid in grids(comm, 3):
         x = random_cloud(rng_of(mode), 3, 3, sites=30)
-        assert_as_one_process(grid, SparseGlobalPool(mode), x)
+        check_same_as_one_process(grid, SparseGlobalPool(mode), x)
 
 
 @pytest.mark.parametrize("mode", ["max", "avg", "sum"])
@@ -142,7 +142,7 @@ def test_ranks_without_sites_say_nothing_of_a_sample(comm, mode):
     coords = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [2, 0, 3]])
     partition = Partition(grid_over(comm, h=comm.size), ((), tuple(range(5, 4 + comm.size)), ()))
     features = torch.tensor([[-3.0, -1.0], [-2.0, -5.0], [-4.0, -4.0], [-7.0, -8.0]], dtype=torch.float64)
-    assert_as_one_process(
+    check_same_as_one_process(
         partition.grid, SparseGlobalPool(mode), SparseTensor(coords, features, batch_size=3), partition
     )
     found = SparseGlobalPool(mode)(
@@ -171,7 +171,7 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
 
     for grid in grids(comm, 3):
         torch.manual_seed(1)
-        assert_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
+        check_same_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
 
 
 @pytest.mark.long
@@ -193,7 +193,7 @@ def test_networks(comm, build):
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        assert_as_one_process(grid_over(comm, **axes), model, x)
+        check_same_as_one_process(grid_over(comm, **axes), model, x)
 
 
 def test_ranks_without_sites_take_part(comm):
@@ -201,7 +201,7 @@ def test_ranks_without_sites_take_part(comm):
     partition = Partition(grid_over(comm, h=comm.size), ((), tuple(range(5, 4 + comm.size)), ()))
     model = nn.Sequential(SparseConv(2, 3, 3, dimension=2), nn.BatchNorm1d(3), nn.ReLU(), SparseConv(3, 2, 3, 2, 2))
     x = SparseTensor(coords, normal(3, 2).requires_grad_(), batch_size=2)
-    assert_as_one_process(partition.grid, model.double(), x, partition)
+    check_same_as_one_process(partition.grid, model.double(), x, partition)
 
 
 def test_a_step_of_training_equals_one_process(comm):
@@ -243,10 +243,10 @@ def test_maps_and_halos_are_made_once(comm):
     assert manager.bytes > 0 or not len(x.coords)
 
 
-def test_whole_and_split_and_back(comm):
+def test_full_and_split_and_back(comm):
     x = random_cloud(rng_of("back"), 2, 3, sites=30)
     for grid in grids(comm, 2):
-        (coords, features), (whole, ours) = ordered(x), ordered(sparse.gather(sparse.scatter(x, grid)))
+        (coords, features), (whole, ours) = sorted_by_site(x), sorted_by_site(sparse.gather(sparse.scatter(x, grid)))
         assert torch.equal(whole, coords)
         assert torch.equal(ours, features)
     assert sparse.gather(x) is x
@@ -262,7 +262,7 @@ def test_a_rank_may_bring_its_own_sites(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_sites_of_another_ranks_box_are_refused_on_all_ranks(comm):
+def test_sites_of_another_ranks_box_raise_on_all_ranks(comm):
     partition = Partition(grid_over(comm, w=comm.size), ((), tuple(range(1, comm.size))))
     coords = torch.tensor([[0, 0]]) + torch.tensor([0, int(comm.rank == 0)])
     coords[0, 1] = comm.rank + (comm.rank == 0)

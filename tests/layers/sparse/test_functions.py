@@ -119,7 +119,7 @@ def test_under_autocast_linear_layers_give_the_low_dtype():
         lambda x: torch.add(x.features, other=x),
     ],
 )
-def test_what_is_not_site_by_site_is_refused(function):
+def test_functions_that_are_not_site_by_site_raise(function):
     x = random_cloud(rng_of("refused"), 3, 4, dtype=torch.float32)
-    with pytest.raises(dc.UnsupportedOperation, match="has no rule; use the layers of"):
+    with pytest.raises(dc.UnsupportedOperation, match=r"has no rule\. Use the layers of"):
         function(x)

@@ -1,4 +1,4 @@
-"""One rank alone passes something else to sparse tensors: the same error on all ranks."""
+"""A single rank passes a different value to sparse tensors: the same error on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes of sites: each site is in one, ranks that meet a box are found, and cuts balance."""
+"""Boxes of sites: each site is in one box, intersecting ranks are found, and cuts balance the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.layers.sparse.partition import FAR, Partition, grown, within
+from distconv.layers.sparse.partition import UNBOUNDED, Partition, grow_box, rows_in_box
 from tests.distconv.layouts import grid_over
 from tests.layers.sparse.clouds import random_coords, rng_of
 
@@ -29,7 +29,7 @@ def test_each_site_is_in_the_box_of_its_owner_alone(comm):
         partition = Partition.balanced(grid, coords)
         owners = partition.owners(coords)
         for rank in range(grid.size):
-            assert torch.equal(within(coords, partition.box(rank)), (owners == rank).nonzero().flatten())
+            assert torch.equal(rows_in_box(coords, partition.box(rank)), (owners == rank).nonzero().flatten())
 
 
 def test_ranks_that_meet_a_box_are_those_whose_boxes_overlap_it(comm):
@@ -37,14 +37,14 @@ def test_ranks_that_meet_a_box_are_those_whose_boxes_overlap_it(comm):
     for grid in grids(comm):
         partition = Partition.balanced(grid, coords)
         for rank in range(grid.size):
-            box = grown(partition.box(rank), (-2, 0, 1), (1, 3, 0))
+            box = grow_box(partition.box(rank), (-2, 0, 1), (1, 3, 0))
             overlap = [
                 other
                 for other in range(grid.size)
                 if other != rank
                 and all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(box, partition.box(other), strict=True))
             ]
-            assert partition.others(box, rank) == overlap
+            assert partition.intersecting_ranks(box, rank) == overlap
 
 
 @pytest.mark.ranks(4)
@@ -55,7 +55,7 @@ def test_cuts_follow_the_sites_and_not_the_extent(comm):
     counts = torch.bincount(partition.owners(coords), minlength=4)
     assert counts.sum() == 100
     assert counts.max() <= 28
-    assert partition.box(0)[1] == (-FAR, partition.cuts[1][0])
+    assert partition.box(0)[1] == (-UNBOUNDED, partition.cuts[1][0])
 
 
 def test_a_set_without_sites_has_a_partition(comm):
@@ -64,12 +64,12 @@ def test_a_set_without_sites_has_a_partition(comm):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_an_axis_that_cuts_nothing_is_refused(comm):
-    with pytest.raises(dc.DistributionError, match="axis c cuts none of them; use n, d, h, w"):
+def test_an_axis_that_cuts_nothing_raises(comm):
+    with pytest.raises(dc.DistributionError, match=r"axis c splits none of them\. Use n, d, h, w"):
         Partition.balanced(grid_over(comm, c=comm.size), torch.zeros(1, 4, dtype=torch.long))
 
 
 @pytest.mark.ranks(2)
-def test_cuts_that_do_not_fit_are_refused(comm):
-    with pytest.raises(dc.DistributionError, match="2 parts need 1 increasing numbers"):
+def test_cuts_that_do_not_fit_raise(comm):
+    with pytest.raises(dc.DistributionError, match="2 parts require 1 ascending coordinates"):
         Partition(grid_over(comm, w=2), ((), (3, 4)))

@@ -84,19 +84,19 @@ def test_the_size_of_a_volume_stays_through_pooling():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: SparseMaxPool((2, 2, 1)), "with different extents needs a stride"),
+        (lambda: SparseMaxPool((2, 2, 1)), "of different sizes requires a stride"),
         (lambda: SparseMaxPool(0, 1), "kernel_size=0"),
-        (lambda: SparseMaxPool(2, padding=-1), "padding=-1: an integer of at least 0"),
+        (lambda: SparseMaxPool(2, padding=-1), "padding=-1: pass an integer of at least 0"),
         (lambda: SparseAvgPool(2, stride=-2), "stride=-2"),
         (lambda: SparseGlobalPool("mean"), "mode='mean': choose one of avg, max, sum"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(make, says):
+def test_invalid_options_of_a_layer_raise(make, says):
     with pytest.raises(ValueError, match=says):
         make()
 
 
-def test_plain_tensors_are_refused():
+def test_plain_tensors_raise():
     for layer in (SparseMaxPool(2), SparseGlobalPool()):
         with pytest.raises(dc.UnsupportedOperation, match="not Tensor"):
             layer(torch.zeros(2, 3))

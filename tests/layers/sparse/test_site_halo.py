@@ -1,12 +1,12 @@
-"""Halos of sites: the sites that are needed come, their features with them, and gradients go back."""
+"""Halos of sites: needed sites and features are received, and gradients return to the owners."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from distconv.layers.sparse.partition import Partition, grown, within
-from distconv.layers.sparse.site_halo import SiteHalo, at_owners
+from distconv.layers.sparse.partition import Partition, grow_box, rows_in_box
+from distconv.layers.sparse.site_halo import SiteHalo, send_to_owners
 from tests.distconv.layouts import grid_over
 from tests.layers.sparse.clouds import normal, random_coords, rng_of
 
@@ -32,7 +32,7 @@ def test_the_halo_is_what_others_have_in_the_grown_box(comm, low, high, sites):
     coords = random_coords(rng_of(sites), 2, sites=sites)
     partition, mine = split(comm, coords)
     halo = SiteHalo(partition, mine, low, high)
-    wanted = coords[within(coords, grown(partition.box(comm.rank), low, high))].tolist()
+    wanted = coords[rows_in_box(coords, grow_box(partition.box(comm.rank), low, high))].tolist()
     own, ghosts = halo.coords[: len(mine)], halo.coords[len(mine) :]
     assert torch.equal(own, mine)
     inside = {tuple(row) for row in wanted} - {tuple(row) for row in mine.tolist()}
@@ -47,7 +47,7 @@ def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, lo
     rows = {tuple(row): n for n, row in enumerate(coords.tolist())}
     halo = SiteHalo(partition, mine, low, high)
     x = features[[rows[tuple(row)] for row in mine.tolist()]].reshape(-1, 3).requires_grad_()
-    found = halo.extended(x)
+    found = halo.append_halo(x)
     expected = features[[rows[tuple(row)] for row in halo.coords.tolist()]].reshape(-1, 3)
     assert torch.equal(found, expected)
     y = normal(*found.shape, seed=10 + comm.rank)
@@ -62,6 +62,6 @@ def test_sites_go_to_their_owners_once(comm):
     partition, mine = split(comm, coords)
     steps = torch.tensor([[0, 0, 0], [0, 2, -1], [0, -1, 3]])
     made = (mine[:, None] + steps).reshape(-1, 3)
-    found = at_owners(partition, made, (-1, -1), (2, 3))
+    found = send_to_owners(partition, made, (-1, -1), (2, 3))
     everywhere = (coords[:, None] + steps).reshape(-1, 3).unique(dim=0)
     assert torch.equal(found, everywhere[partition.owners(everywhere) == comm.rank])

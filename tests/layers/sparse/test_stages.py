@@ -1,4 +1,4 @@
-"""Clouds as rows of samples and back, and sparse networks in stages."""
+"""Point clouds packed as rows of samples, and sparse networks as pipeline stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import distconv as dc
 from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor, coordinate_manager, tensor
 from distconv.layers.sparse.stages import as_stages, packed, unpacked
 from tests.layers.sparse.clouds import normal, random_cloud, rng_of
-from tests.layers.sparse.test_distributed import ordered
+from tests.layers.sparse.test_distributed import sorted_by_site
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4])
@@ -21,7 +21,7 @@ def test_a_cloud_is_the_same_after_it_was_packed(dimension, sites):
     assert rows.shape[0] == x.batch_size == 4
     back = unpacked(rows, dimension)
     assert back.batch_size == 4
-    (coords, features), (found, ours) = ordered(x), ordered(back)
+    (coords, features), (found, ours) = sorted_by_site(x), sorted_by_site(back)
     assert torch.equal(found, coords)
     assert torch.equal(ours, features)
 
@@ -34,7 +34,7 @@ def test_some_of_the_rows_are_those_samples():
     assert sorted(part.coords.tolist()) == sorted((x.coords[mine] - torch.tensor([2, 0, 0, 0])).tolist())
 
 
-def test_coordinates_that_a_dtype_does_not_hold_are_refused():
+def test_coordinates_that_a_dtype_does_not_hold_raise():
     x = SparseTensor(torch.tensor([[0, 1 << 25]]), torch.zeros(1, 1))
     with pytest.raises(dc.CoordinateError, match=r"coordinates up to 16777216 in torch\.float32"):
         packed(x)

@@ -1,4 +1,4 @@
-"""SparseTensor: what it checks, what it keeps, and its arithmetic."""
+"""SparseTensor: its checks, its state and its arithmetic."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_trailing_samples_without_sites_count_if_the_batch_size_says_so():
         (ROWS, normal(3, 1), {"stride": 2}, dc.CoordinateError, "no multiples of the stride 2"),
         (ROWS, normal(3, 1), {"stride": 0}, dc.CoordinateError, "stride=0"),
         (ROWS * torch.tensor([1, 1 << 40, 1 << 40]), normal(3, 1), {}, dc.CoordinateError, "span 3 x"),
-        (ROWS, normal(4, 1), {}, dc.ShapeError, r"shape \(4, 1\); 3 sites need \(3, channels\)"),
+        (ROWS, normal(4, 1), {}, dc.ShapeError, r"shape \(4, 1\); 3 sites require \(3, channels\)"),
         (ROWS, normal(3), {}, dc.ShapeError, r"shape \(3,\); 3 sites"),
         (ROWS, normal(3, 1).to("meta"), {}, dc.ShapeError, "features are on meta and coordinates on cpu"),
     ],
 )
-def test_what_cannot_be_is_refused(coords, features, options, error, says):
+def test_invalid_arguments_raise(coords, features, options, error, says):
     with pytest.raises(error, match=says):
         SparseTensor(coords, features, **options)
 
@@ -71,7 +71,7 @@ def test_replace_keeps_sites_and_checks_the_features():
     x = SparseTensor(ROWS, normal(3, 1))
     y = x.replace(normal(3, 4))
     assert y.sites is x.sites and y.coordinate_manager is x.coordinate_manager
-    with pytest.raises(dc.ShapeError, match="3 sites need"):
+    with pytest.raises(dc.ShapeError, match="3 sites require"):
         x.replace(normal(2, 4))
 
 

@@ -1,21 +1,21 @@
-"""What layers over windows are given."""
+"""Arguments of sparse layers with windows."""
 
 from __future__ import annotations
 
 import pytest
 
-from distconv.layers.sparse.windows import checked_offsets, extents
+from distconv.layers.sparse.windows import sizes_per_dim, to_offsets
 
 
 def test_one_extent_is_that_of_all_dimensions():
-    assert extents(3, 2) == extents([3, 3], 2) == (3, 3)
+    assert sizes_per_dim(3, 2) == sizes_per_dim([3, 3], 2) == (3, 3)
 
 
 @pytest.mark.parametrize("size", [0, None, (3,), (3, 2.5), (3, -1)])
-def test_extents_that_cannot_be_are_refused(size):
+def test_invalid_sizes_raise(size):
     with pytest.raises(ValueError, match="kernel_size="):
-        extents(size, 2)
+        sizes_per_dim(size, 2)
 
 
 def test_offsets_may_be_any_sequences():
-    assert checked_offsets([[0, 1], (2, -3)], 2) == ((0, 1), (2, -3))
+    assert to_offsets([[0, 1], (2, -3)], 2) == ((0, 1), (2, -3))

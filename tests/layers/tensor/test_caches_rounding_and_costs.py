@@ -1,4 +1,4 @@
-"""Caches, rounding and cost of functions that make, shape and index tensors."""
+"""Caches, rounding and cost of functions that create, shape and index tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.layers.costs import WHOLE, Cost, check_bytes, check_kept, columns_that_stay
-from tests.layers.in_turn import check_in_turn
+from tests.layers.cache_keys import check_cache_keys
+from tests.layers.costs import WHOLE, Cost, check_bytes, check_saved_tensors, unmoved_bytes
 
 OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
     "slices": [
@@ -56,10 +56,10 @@ OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_calls_that_differ_in_one_thing_are_not_mixed_up(comm: Any, name: str) -> None:
-    check_in_turn(comm, OPERATORS[name])
+    check_cache_keys(comm, OPERATORS[name])
 
 
-def moved(*axes: str | None) -> Callable[[Any], Any]:
+def redistribute_to(*axes: str | None) -> Callable[[Any], Any]:
     return lambda x: x.redistribute(dc.Distribution(x.grid, axes))
 
 
@@ -70,11 +70,11 @@ COSTS: dict[str, Cost] = {
     "transposed": (lambda x: x.transpose(2, 3), lambda p: 0, 0),
     "joined channels": (lambda x: torch.cat([x, x], 1), lambda p: 0, 0),
     "stacked": (lambda x: torch.stack([x, x]), lambda p: 0, 0),
-    "layout that it has": (moved(None, None, "h", None), lambda p: 0, 0),
-    "replicated": (moved(None, None, None, None), lambda p: (p - 1) * WHOLE, 0),
-    "columns split": (moved(None, None, None, "h"), lambda p: WHOLE - columns_that_stay(p), 0),
+    "layout that it has": (redistribute_to(None, None, "h", None), lambda p: 0, 0),
+    "replicated": (redistribute_to(None, None, None, None), lambda p: (p - 1) * WHOLE, 0),
+    "columns split": (redistribute_to(None, None, None, "h"), lambda p: WHOLE - unmoved_bytes(p), 0),
     "replicated, and split again": (
-        lambda x: moved(None, None, "h", None)(moved(None, None, None, None)(x)),
+        lambda x: redistribute_to(None, None, "h", None)(redistribute_to(None, None, None, None)(x)),
         lambda p: (p - 1) * WHOLE,
         0,
     ),
@@ -89,11 +89,11 @@ def test_bytes_that_are_sent_and_summed(comm: Any, name: str) -> None:
 
 KEPT: dict[str, tuple[Callable[[Any], Any], float]] = {
     "slice": (lambda x: x[:, :, 3:9], 0),
-    "replicated": (moved(None, None, None, None), 0),
+    "replicated": (redistribute_to(None, None, None, None), 0),
 }
 
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_autograd_keeps(comm: Any, name: str) -> None:
-    check_kept(comm, *KEPT[name])
+    check_saved_tensors(comm, *KEPT[name])

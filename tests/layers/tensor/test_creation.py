@@ -1,4 +1,4 @@
-"""Tensors made after a DistTensor, and random numbers that do not depend on the grid."""
+"""Tensors with the distribution of a DistTensor, and random numbers that do not depend on the grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import init
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -19,7 +19,7 @@ def test_new_tensors_equal_one_process(comm):
         plain = x.new_zeros(5) + x.new_full((4, 1, 1), 2.0) + x.new_tensor([1.0, 2, 3, 4, 5])
         return x * x.new_ones(3, 4, 7, 5) + plain + x.new_empty((7, 1)).fill_(3)
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, made, normal(*SHAPE))
         x = dc.scatter(normal(*SHAPE), dist)
         assert x.new_zeros(SHAPE).dist == dist
@@ -40,7 +40,7 @@ def test_new_tensors_are_split_along_the_dimensions_of_the_same_extent(comm):
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_new_tensors_of_values_equal_one_process(comm):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x: x * x.new([1.0, 2, 3, 4, 5]) + x.new((7, 5)).sum(), normal(*SHAPE))
 
 
@@ -62,13 +62,13 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_random_numbers_are_those_of_one_process(comm, name):
     odds = normal(*SHAPE).abs().clamp(max=1)
     torch.manual_seed(3)
     expected = DRAWN[name](odds.clone())
     after = torch.get_rng_state()
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         torch.manual_seed(3)
         found = DRAWN[name](dc.scatter(odds, dist))
         assert found.dist == dist

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close, whole
-from tests.layers.spread import TABLE
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS
 
 
 def parameters(grid: dc.ProcessGrid | None) -> list[torch.Tensor]:
@@ -32,7 +32,7 @@ def loss(filters: torch.Tensor, bias: torch.Tensor, matrix: torch.Tensor) -> tor
     return squares + 0.1 * (bias**3).sum() + (matrix * bias[:4]).sin().sum()
 
 
-def trained(grid, make, between=lambda found: None, steps=3):
+def train(grid, make, between=lambda found: None, steps=3):
     """Parameters after some steps of the optimizer ``make`` makes."""
     found = parameters(grid)
     optimizer = make(found)
@@ -67,26 +67,26 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("foreach", [False, True])
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_an_optimizer_steps_as_in_one_process(comm, name, foreach):
     def make(found):
         return getattr(optim, name)(found, foreach=foreach, **OPTIMIZERS[name])
 
-    same_weights(trained(grid_over(comm, c=comm.size), make), trained(None, make))
+    same_weights(train(grid_over(comm, c=comm.size), make), train(None, make))
 
 
 @pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch before 2.9 has no Muon")
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_an_optimizer_that_rounds_to_half_precision_steps_as_in_one_process(comm):
     def make(found):
         return optim.Muon([p for p in found if p.dim() == 2], lr=0.1)
 
-    same_weights(trained(grid_over(comm, c=comm.size), make), trained(None, make))
+    same_weights(train(grid_over(comm, c=comm.size), make), train(None, make))
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_gradients_are_clipped_by_their_global_norm(comm, foreach, norm_type):
     norms = []
 
@@ -96,7 +96,7 @@ def test_gradients_are_clipped_by_their_global_norm(comm, foreach, norm_type):
     def make(found):
         return optim.SGD(found, lr=0.1)
 
-    same_weights(trained(grid_over(comm, c=comm.size), make, clip), trained(None, make, clip))
+    same_weights(train(grid_over(comm, c=comm.size), make, clip), train(None, make, clip))
     assert norms[:3] == pytest.approx(norms[3:], rel=1e-12)
 
 
@@ -108,7 +108,7 @@ def test_gradients_are_clipped_by_value(comm, foreach):
     def make(found):
         return optim.SGD(found, lr=0.1)
 
-    same_weights(trained(grid_over(comm, c=comm.size), make, clip), trained(None, make, clip))
+    same_weights(train(grid_over(comm, c=comm.size), make, clip), train(None, make, clip))
 
 
 def test_the_norm_of_plain_and_distributed_tensors(comm):
@@ -153,7 +153,7 @@ def test_an_optimizer_goes_on_from_its_state(comm):
     def make(found):
         return optim.Adam(found, lr=0.1)
 
-    found = trained(grid, make, steps=2)
+    found = train(grid, make, steps=2)
     optimizer = make(found)
     again = make(found)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Picking elements by tensors of indices, against one process."""
+"""Selection by tensors of indices, against one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -21,7 +21,9 @@ PICKED = {
     "gather by a distributed index": lambda x: x.gather(2, (x.detach().abs() * 2).long().clamp(max=6)),
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
     "take_along_dim by broadcasting": lambda x: torch.take_along_dim(x, torch.tensor([1, 0]).view(1, 2, 1, 1), 1),
-    "take_along_dim from behind": lambda x: torch.take_along_dim(x, torch.tensor([-1, 0]).view(1, 1, 2, 1), 2),
+    "take_along_dim with negative indices": lambda x: torch.take_along_dim(
+        x, torch.tensor([-1, 0]).view(1, 1, 2, 1), 2
+    ),
     "gather of nothing": lambda x: x.gather(0, torch.zeros(2, 0, dtype=torch.int64)).sum() + x,
     "gather of a number": lambda x: x.sum().gather(0, torch.tensor([0])) + x[0, 0, 0].gather(0, torch.tensor(2)),
     "take_along_dim of all": lambda x: torch.take_along_dim(x, torch.tensor([5, 3])),
@@ -31,20 +33,20 @@ PICKED = {
 
 
 @pytest.mark.parametrize("name", PICKED)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_picking_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, PICKED[name], normal(*SHAPE))
 
 
 def test_a_plain_tensor_is_picked_from_by_a_distributed_index(comm):
     index = (normal(*SHAPE).abs() * 2).long().clamp(max=6)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda i, x: torch.gather(x, 2, i), index, plain=(normal(*SHAPE, seed=1),))
 
 
 @pytest.mark.cpu
-def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm):
+def test_an_index_that_is_invalid_on_one_rank_raises_on_all_ranks(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     index = torch.zeros(SHAPE, dtype=torch.int64)
     index[0, 0, 6, 0] = 4
@@ -64,7 +66,7 @@ def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm
         lambda x: x.masked_scatter(x > 0, x),
     ],
 )
-def test_what_depends_on_values_is_refused(comm, call):
+def test_functions_that_depend_on_values_raise(comm, call):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "gather the tensor once|leave dim out", lambda: call(x))
 

@@ -1,4 +1,4 @@
-"""Indexing and assignment by index, against one process; and changes of views that must reach their source."""
+"""Indexing and assignment, against one process, and changes of views that must reach their source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -37,7 +37,7 @@ ITEMS = {
     "list of tensors": lambda x: x[[torch.tensor([0, 2]), torch.tensor([1, 3])]],
     "list with dots and None": lambda x: x[[None, 1, ..., 2]],
     "dots twice": lambda x: x[..., 0, ...],
-    "dots twice behind a number": lambda x: x[0, ..., 0, ...],
+    "dots twice after a number": lambda x: x[0, ..., 0, ...],
     "dots and nothing else, twice": lambda x: x[..., ...],
     "dots for nothing, twice": lambda x: x[0, ..., 1:, ..., 2:, 0],
     "distributed index": lambda x: x[:, (x[0, :, 0, 0].detach() * 0).long()],
@@ -46,15 +46,15 @@ ITEMS = {
 
 @pytest.mark.parametrize("name", ITEMS)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # torch's: lists in place of tuples
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_indexing_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, ITEMS[name], normal(*SHAPE))
 
 
 def test_a_plain_table_is_indexed_by_distributed_numbers(comm):
     numbers = (normal(*SHAPE).abs() * 3).long().clamp(max=5)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda i, table: table[i] * 2, numbers, plain=(normal(6, 2, 3),))
 
 
@@ -82,7 +82,7 @@ ASSIGNMENTS = {
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_assignment_equals_one_process(comm, name):
     index, value = ASSIGNMENTS[name]
 
@@ -91,13 +91,13 @@ def test_assignment_equals_one_process(comm, name):
         y[index] = value
         return y * y
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, assign, normal(*SHAPE), plain=(value,) if isinstance(value, torch.Tensor) else ())
 
 
 def test_what_a_tensor_gives_to_a_part_of_itself_is_read_before_it_is_written(comm):
-    """torch refuses it where the two share an element; where they are blocks, no element may be read twice."""
-    for dist in spread(comm, SHAPE):
+    """torch rejects it if both share an element; within blocks no element may be read twice."""
+    for dist in uneven_layouts(comm, SHAPE):
         x = dc.scatter(normal(*SHAPE), dist)
         x[:, :, 1:] = x[:, :, :-1]
         expected = normal(*SHAPE)
@@ -111,7 +111,7 @@ def test_assignment_of_a_distributed_tensor(comm):
         y[:, 1:3] = v[:, :2] * v[:, 2:]
         return y * y
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, assign, normal(*SHAPE), normal(*SHAPE, seed=1))
 
 
@@ -122,7 +122,7 @@ def test_assignment_under_a_mask(comm):
         y[torch.tensor([True, False, True])] = 1.0
         return y * x
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, assign, normal(*SHAPE), plain=(torch.tensor(0.7).double(),))
 
 
@@ -134,17 +134,17 @@ def test_augmented_assignment_to_a_part(comm):
         y[0, :, 1:4] -= 2
         return y * x
 
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, change, normal(*SHAPE))
 
 
 @pytest.mark.parametrize("mask", [True, (torch.tensor([True, False, True]), 0)], ids=str)
-def test_indexing_by_a_mask_and_more_is_refused(comm, mask):
+def test_indexing_by_a_mask_and_more_raises(comm, mask):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "one after the other, or torch.where", lambda: x[mask])
 
 
-def test_assignments_without_a_rule_name_the_way_out(comm):
+def test_assignments_without_a_rule_name_a_fix(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
 
     def several():
@@ -163,12 +163,12 @@ def test_assignments_without_a_rule_name_the_way_out(comm):
 @pytest.mark.parametrize(
     "index", [(0, 0, 7), (0, 0, 0, 0, 0), (slice(None), [0, 4]), (slice(None), 9), (..., 0, ..., 0)], ids=str
 )
-def test_an_index_out_of_bounds_is_refused_in_torchs_words(comm, index):
+def test_an_index_out_of_bounds_raises_torchs_error(comm, index):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, IndexError, "out of bounds|out of range|too many", lambda: x[index])
 
 
-def test_a_value_of_the_wrong_shape_is_refused_in_torchs_words(comm):
+def test_a_value_of_the_wrong_shape_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
 
     def assign():

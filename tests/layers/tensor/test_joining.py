@@ -1,4 +1,4 @@
-"""cat, stack and what is made of them, against one process."""
+"""``cat``, ``stack`` and functions composed of them, against one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -30,10 +30,10 @@ def test_stack_equals_one_process(comm, dim):
 
 
 @pytest.mark.parametrize("name", ["hstack", "vstack", "dstack", "column_stack"])
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_stacks_along_named_dimensions(comm, name):
     join = getattr(torch, name)
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, lambda x, p: join([x, p, x * 2]), normal(*SHAPE), plain=(normal(*SHAPE, seed=2),))
         same_as_one_process(
             dist, lambda x, p: join([x[0, 0, :, 0], p, x[0, 0, :, 1]]), normal(*SHAPE), plain=(normal(7, seed=2),)
@@ -62,7 +62,7 @@ def test_the_joined_dimension_is_split_in_balanced_blocks(comm):
 
 
 def test_tensors_of_other_dtypes_and_legacy_empty_ones_join(comm):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(
             dist, lambda x: torch.cat([torch.empty(0), x, x.new_zeros(0), x.float()], 2), normal(*SHAPE)
         )
@@ -73,13 +73,13 @@ def test_tensors_of_other_dtypes_and_legacy_empty_ones_join(comm):
 
 
 def test_scalars_of_plain_and_distributed_tensors_stack(comm):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(
             dist, lambda x, p: torch.stack([p, x.sum(), x.amax(), p.detach()]), normal(*SHAPE), plain=(normal(),)
         )
 
 
-def test_parts_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_parts_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.ShapeError, "Sizes of tensors must match", lambda: torch.cat([x, x[:, :, 1:]], 1))
     raises_everywhere(comm, dc.ShapeError, "stack expects each tensor to be equal", lambda: torch.stack([x, x[1:]]))

@@ -13,7 +13,7 @@ from tests.distconv.layouts import grids, normal, raises_everywhere
 SHAPES = [(5, 3, 7, 9), (1, 1, 7, 9), (1, 4, 3, 8), (2, 3, 0, 4)]
 
 
-def _same(whole: torch.Tensor, part: dc.DistTensor, x: torch.Tensor, d: dc.DistTensor) -> None:
+def _check_same(whole: torch.Tensor, part: dc.DistTensor, x: torch.Tensor, d: dc.DistTensor) -> None:
     weights = torch.arange(whole.numel(), dtype=torch.float64).reshape(whole.shape)
     (whole * weights).sum().backward()
     (part * weights).sum().backward()
@@ -30,8 +30,8 @@ def test_elements_under_a_mask_are_those_of_one_process_in_its_order(comm: Any, 
     for grid in grids(comm, "nch"):
         x = normal(*shape).requires_grad_()
         d = dc.scatter(x.detach(), grid).requires_grad_()
-        _same(x[x > threshold], d[d > threshold], x, d)
-        _same(x.masked_select(x > threshold), d.masked_select(d > threshold), x, d)
+        _check_same(x[x > threshold], d[d > threshold], x, d)
+        _check_same(x.masked_select(x > threshold), d.masked_select(d > threshold), x, d)
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -41,14 +41,14 @@ def test_masks_of_pixels_of_samples_and_of_channels(comm: Any) -> None:
         x = normal(5, 3, 7, 9).requires_grad_()
         d = dc.scatter(x.detach(), grid).requires_grad_()
         mask = dc.scatter(pixels, grid, "nhw")
-        _same(x.permute(0, 2, 3, 1)[pixels], d.permute(0, 2, 3, 1)[mask], x, d)
-        _same(x.permute(0, 2, 3, 1)[pixels], d.permute(0, 2, 3, 1)[pixels], x, d)
-        _same(x[pixels[:, 0, 0]], d[mask[:, 0, 0]], x, d)
-        _same(x[:, keep], d[:, keep], x, d)
+        _check_same(x.permute(0, 2, 3, 1)[pixels], d.permute(0, 2, 3, 1)[mask], x, d)
+        _check_same(x.permute(0, 2, 3, 1)[pixels], d.permute(0, 2, 3, 1)[pixels], x, d)
+        _check_same(x[pixels[:, 0, 0]], d[mask[:, 0, 0]], x, d)
+        _check_same(x[:, keep], d[:, keep], x, d)
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_plain_tensor_under_a_distributed_mask_gets_its_whole_gradient(comm: Any) -> None:
+def test_a_plain_tensor_under_a_distributed_mask_gets_its_full_gradient(comm: Any) -> None:
     mask = normal(5, 3, 7, 9, seed=1) > 0
     for grid in grids(comm, "nch"):
         x, p = (normal(5, 3, 7, 9).requires_grad_() for _ in range(2))

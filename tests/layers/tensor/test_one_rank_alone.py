@@ -1,4 +1,4 @@
-"""One rank alone has another value, or generator, for a function: the same error on all ranks."""
+"""A single rank has a different value, or generator, for a function: the same error on all ranks."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ DRAWN: dict[str, Callable[[Rank, dc.DistTensor], object]] = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_generators(rank: Rank, fallback: None, name: str) -> None:
     x = rank.split(normal(4, 9).sigmoid())
-    check(rank, lambda r: DRAWN[name](r, x), "random generator: ranks disagree.*seed all ranks alike")
+    check(rank, lambda r: DRAWN[name](r, x), "random generator: ranks disagree.*seed all ranks identically")

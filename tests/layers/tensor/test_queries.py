@@ -1,4 +1,4 @@
-"""Questions whose answer is no tensor; every rank gets the one of a single process."""
+"""Queries whose results are not tensors: every rank gets the result of a single process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
-from tests.layers.spread import spread
+from tests.layers.uneven_layouts import uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
-QUESTIONS = {
+QUERIES = {
     "equal": lambda x, p: (torch.equal(x, p), torch.equal(p, x + 1), x.equal(p[:, :1])),
     "allclose": lambda x, p: (torch.allclose(x, p + 1e-9), torch.allclose(p, x + 1), x.allclose(x)),
     "stride": lambda x, p: (x.stride(), x.stride(1), x.storage_offset()),
@@ -30,12 +30,12 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", QUERIES)
 def test_answers_are_those_of_one_process(comm, name):
     x = normal(*SHAPE)
-    expected = QUESTIONS[name](x, x)
-    for dist in spread(comm, SHAPE):
-        assert QUESTIONS[name](dc.scatter(x, dist), x) == expected
+    expected = QUERIES[name](x, x)
+    for dist in uneven_layouts(comm, SHAPE):
+        assert QUERIES[name](dc.scatter(x, dist), x) == expected
 
 
 def test_a_version_grows_with_changes_in_place(comm):
@@ -69,7 +69,7 @@ def test_contiguity_is_that_of_one_process(comm):
 
 
 @pytest.mark.ranks(2)
-def test_views_that_one_process_refuses_are_refused(comm):
+def test_views_that_one_process_refuses_raise(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=2)).permute(0, 2, 3, 1)
     raises_everywhere(comm, dc.ShapeError, "view size is not compatible.*Use .reshape", lambda: x.view(3, -1))
     assert x.reshape(3, -1).shape == (3, 140)

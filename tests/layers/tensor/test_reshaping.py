@@ -1,4 +1,4 @@
-"""Views: merging, parting, reordering and repeating dimensions, against one process."""
+"""Views: merging, splitting, reordering and repeating dimensions, against one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere
-from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.compare import built, check_module_same_as_one_process, same_as_one_process
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
@@ -62,9 +62,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@TABLE
+@UP_TO_FOUR_RANKS
 def test_shaping_equals_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
+    for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, SHAPES[name], normal(*SHAPE))
 
 
@@ -103,7 +103,7 @@ def test_equal_blocks_amid_others_are_dealt_out_and_put_together_again(comm, sha
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("shape", [(3, 6, 4), (4, 5, 3), (2, 1, 12)])
-def test_what_merges_behind_others_equals_one_process(comm, shape):
+def test_dimensions_that_merge_after_others_equals_one_process(comm, shape):
     for dims in ((None, "h", None), (None, None, "h")):
         for merged in ((-1, shape[2]), (shape[0], -1), (-1,), (shape[0] * shape[1] * shape[2] // 2, 2)):
             function = lambda x, merged=merged: (x.reshape(merged) * 3).reshape(shape).transpose(0, 2)  # noqa: E731
@@ -111,7 +111,7 @@ def test_what_merges_behind_others_equals_one_process(comm, shape):
 
 
 def test_where_one_process_copies_the_result_shares_no_memory(comm):
-    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the whole."""
+    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the full tensor."""
     x = dc.scatter(normal(2, 3, 4), grid_over(comm, n=comm.size))
     y = x.transpose(0, 1).reshape(6, 4)
     y.zero_()
@@ -134,7 +134,7 @@ def test_pixels_are_shuffled_without_gathering_space(comm):
 
 def test_split_channels_flow_into_a_linear_layer(comm):
     model = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(7 * 4, 3)))
-    module_as_in_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
+    check_module_same_as_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
 
 
 def test_dimensions_are_added_and_dropped_in_place(comm):
@@ -179,19 +179,19 @@ def test_dimensions_change_places_in_place(comm, axis):
         (lambda x: x.view(torch.int64), r"\.to\(dtype\)"),
     ],
 )
-def test_what_cannot_be_done_in_place_names_the_way_out(comm, call, way_out):
+def test_what_cannot_be_done_in_place_names_a_fix(comm, call, way_out):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
 
 
-def test_a_view_of_the_wrong_size_is_refused_in_torchs_words(comm):
+def test_a_view_of_the_wrong_size_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(
         comm, dc.ShapeError, r"shape '\[5, 5\]' is invalid for input of size 420", lambda: x.reshape(5, 5)
     )
 
 
-def test_a_dimension_out_of_range_is_refused_in_torchs_words(comm):
+def test_a_dimension_out_of_range_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     for call in (lambda: x.permute(0, 1, 2, 4), lambda: x.transpose(1, 5), lambda: x.squeeze(4), lambda: x.flip(-5)):
         raises_everywhere(comm, IndexError, r"Dimension out of range \(expected to be in range of \[-4, 3\]", call)

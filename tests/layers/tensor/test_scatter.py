@@ -67,7 +67,7 @@ def test_a_plain_tensor_of_zeros_may_become_one_hot_labels(comm):
 
 @pytest.mark.parametrize("bad", [9, -1])
 @pytest.mark.cpu
-def test_an_index_that_one_rank_alone_has_wrong_is_refused_on_all(comm, bad):
+def test_an_index_that_is_invalid_on_one_rank_raises_on_all_ranks(comm, bad):
     wrong = indices(*SHAPE)
     wrong[2, 3, 6, 4] = bad
     grid = grid_over(comm, h=comm.size)
@@ -75,7 +75,7 @@ def test_an_index_that_one_rank_alone_has_wrong_is_refused_on_all(comm, bad):
     raises_everywhere(comm, IndexError, f"index {bad} is out of bounds", lambda: x.scatter(1, i, 1.0))
 
 
-def test_writing_into_a_plain_tensor_under_autograd_is_refused(comm):
+def test_writing_into_a_plain_tensor_under_autograd_raises(comm):
     i = dc.scatter(indices(*SHAPE), grid_over(comm, h=comm.size))
     x = normal(*SHAPE).requires_grad_() * 1
     raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: x.scatter_(1, i, 1.0))
@@ -113,7 +113,7 @@ def test_a_confusion_matrix_is_counted_where_the_pixels_are(comm: Any) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_place_that_is_not_there_is_refused_on_all_ranks(comm: Any) -> None:
+def test_a_position_out_of_bounds_raises_on_all_ranks(comm: Any) -> None:
     grid = grids(comm, "n")[0]
     places = torch.tensor([0, 1, 2, 3, 9])
     index, source = dc.scatter(places, grid, "n"), dc.scatter(normal(5, 3), grid)

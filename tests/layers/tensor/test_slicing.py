@@ -1,4 +1,4 @@
-"""Pieces, mirrored and shifted tensors, windows and triangles, against one process."""
+"""Slices, chunks, flips, rolls, windows and triangles, against one process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.spread import TABLE, spread
+from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
-PIECES = {
+CHUNK_FUNCTIONS = {
     "narrow": lambda x: x.narrow(2, 3, 3),
-    "narrow from behind": lambda x: torch.narrow(x, -1, -3, 2),
+    "narrow with a negative start": lambda x: torch.narrow(x, -1, -3, 2),
     "select": lambda x: x.select(2, -2) + torch.select(x, 2, 1),
     "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
     "chunk of rows": lambda x: torch.cat(x.chunk(3, 2)[1:], 2),
@@ -53,11 +53,11 @@ PIECES = {
 }
 
 
-@pytest.mark.parametrize("name", PIECES)
-@TABLE
-def test_pieces_equal_one_process(comm, name):
-    for dist in spread(comm, SHAPE):
-        same_as_one_process(dist, PIECES[name], normal(*SHAPE))
+@pytest.mark.parametrize("name", CHUNK_FUNCTIONS)
+@UP_TO_FOUR_RANKS
+def test_chunks_equal_one_process(comm, name):
+    for dist in uneven_layouts(comm, SHAPE):
+        same_as_one_process(dist, CHUNK_FUNCTIONS[name], normal(*SHAPE))
 
 
 def test_windows_of_a_split_dimension_are_split(comm):
@@ -67,7 +67,7 @@ def test_windows_of_a_split_dimension_are_split(comm):
     assert patches.local.shape[2] == len(range(comm.rank, 3, comm.size)) if comm.size >= 3 else True
 
 
-def test_pieces_that_do_not_fit_are_refused_in_torchs_words(comm):
+def test_pieces_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, RuntimeError, "split_sizes", lambda: x.split([3, 3], 2))
     raises_everywhere(comm, dc.ShapeError, "exceeds dimension size", lambda: x.narrow(2, 5, 3))

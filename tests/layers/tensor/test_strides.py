@@ -1,4 +1,4 @@
-"""``as_strided``: windows of memory as in one process, and where that memory is not known."""
+"""``as_strided``: the same as in one process, or an error if the memory order is not defined."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_a_change_of_the_windows_changes_the_tensor(comm):
     ("call", "reason"),
     [
         (lambda x: x.t().as_strided((2,), (1,)), "not in one order"),
-        (lambda x: x[1:].as_strided((2,), (1,), 0), "leave that out, or clone"),
+        (lambda x: x[1:].as_strided((2,), (1,), 0), "leave it out, or clone"),
         (lambda x: x[:2].as_strided((3, 4), (4, 1)), "it reaches element 11 of 8"),
     ],
 )
-def test_memory_that_is_not_known_is_refused(comm, call, reason):
+def test_an_undefined_memory_order_raises(comm, call, reason):
     x = dc.scatter(normal(3, 4), grid_over(comm, w=comm.size), dims=(None, "w"))
     raises_everywhere(comm, dc.UnsupportedOperation, reason, lambda: call(x))

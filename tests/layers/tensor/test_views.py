@@ -1,4 +1,4 @@
-"""Views: changes in place reach the source, and changes of the source are seen, for every function and its defaults."""
+"""Views: in-place changes show in both the view and its source, for every function and its defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.layers.views import SHAPE, View, check_changed_through, check_follows
+from tests.layers.views import SHAPE, View, check_change_reaches_source, check_view_follows_source
 
 VIEWS: dict[str, View] = {
     "narrow": lambda y: y.narrow(2, 1, 3),
@@ -52,7 +52,7 @@ VIEWS: dict[str, View] = {
     "H": lambda y: y[2, 0].H,
     "mH": lambda y: y.mH,
 }
-OF_SEVERAL: dict[str, View] = {
+MULTI_VIEW_FUNCTIONS: dict[str, View] = {
     "unbind": lambda y: y.unbind()[1],
     "unbind dim": lambda y: torch.unbind(y, -2)[4],
     "split": lambda y: y.split(2)[1],
@@ -83,17 +83,17 @@ EXPANDED: dict[str, View] = {
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_a_change_of_a_view_reaches_its_source(comm: Any, name: str) -> None:
-    check_changed_through(comm, VIEWS[name])
+    check_change_reaches_source(comm, VIEWS[name])
 
 
-@pytest.mark.parametrize("name", OF_SEVERAL)
+@pytest.mark.parametrize("name", MULTI_VIEW_FUNCTIONS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_one_of_several_views_changes_its_source_and_shows_its_changes(comm: Any, name: str) -> None:
-    check_changed_through(comm, OF_SEVERAL[name], recording=False)
-    check_follows(comm, OF_SEVERAL[name], recording=False)
+    check_change_reaches_source(comm, MULTI_VIEW_FUNCTIONS[name], recording=False)
+    check_view_follows_source(comm, MULTI_VIEW_FUNCTIONS[name], recording=False)
 
 
 @pytest.mark.parametrize("name", VIEWS | EXPANDED)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_a_view_shows_changes_of_its_source(comm: Any, name: str) -> None:
-    check_follows(comm, (VIEWS | EXPANDED)[name])
+    check_view_follows_source(comm, (VIEWS | EXPANDED)[name])

@@ -68,7 +68,7 @@ def _of_block(x: DistTensor, stride: int) -> SparseTensor:
     features = x.local.movedim(1, -1)[cells.unbind(1)]
     first = [inner[x.grid.coords[axis] if axis else 0] for inner, (_, axis) in zip(starts, axes, strict=True)]
     sites = Sites((cells + torch.tensor(first)) * torch.tensor(steps), stride)
-    return SparseTensor.on(sites, manager, manager.result(features, sites))
+    return SparseTensor.on(sites, manager, manager.wrap_features(features, sites))
 
 
 def _block(y: SparseTensor, frame: Frame) -> DistTensor:
@@ -90,7 +90,7 @@ def _block(y: SparseTensor, frame: Frame) -> DistTensor:
     )
     places = y.sites.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
     batch, channels, *cells = dist.local_shape(shape)
-    rows = manager.local(y.features)
+    rows = manager.local_rows(y.features)
     volume = rows.new_zeros(batch, *cells, channels).index_put(places.unbind(1), rows)
     return DistTensor(volume.movedim(-1, 1), dist, shape)
 

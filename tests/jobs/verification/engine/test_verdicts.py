@@ -100,6 +100,7 @@ def test_only_what_has_infinities_may_have_nan_elsewhere():
         ("torch.sort has no distributed rule; gather the tensor first (dc.gather(x)) and apply it to the whole", True),
         ("its channels are split over 'c'; replicate that dimension first", True),
         ("convolution of a plain tensor with a distributed weight: scatter the input first", True),
+        ("a recurrent layer has no second derivative. Use method='autograd'.", True),
         ("torch.Tensor.gather has no distributed rule", False),
         ("batch norm needs a distributed input whose channels are not split", False),
     ],

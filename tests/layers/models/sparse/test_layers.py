@@ -1,4 +1,4 @@
-"""The networks for point clouds against their dense twins."""
+"""The networks for point clouds against their dense equivalents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distconv.layers.models.sparse import (
 )
 from distconv.layers.sparse import SparseTensor, from_dense, to_dense
 
-TWINS = {
+SPARSE_AND_DENSE = {
     "vgg16_bn": (sparse_vgg16_bn, dense_vgg16_bn, 32),
     "resnet": (sparse_resnet, dense_resnet, 16),
     "unet": (sparse_unet, dense_unet, 16),
@@ -25,8 +25,8 @@ TWINS = {
 """Both factories, and the extent of a volume: the largest stride or a multiple."""
 
 
-def twins(name):
-    sparse, dense, extent = TWINS[name]
+def equal_networks(name):
+    sparse, dense, extent = SPARSE_AND_DENSE[name]
     torch.manual_seed(0)
     ours, theirs = sparse(width=2, in_channels=3, classes=4).double(), dense(width=2, in_channels=3, classes=4).double()
     for module in theirs.modules():
@@ -42,7 +42,7 @@ def twins(name):
     return ours, theirs, extent
 
 
-def masked(network, occupied):
+def with_masked_inputs(network, occupied):
     """``network`` with zeros at inactive voxels after every layer; ``occupied`` (B, 1, D, H, W) is 1 elsewhere."""
     masks = {occupied.shape[2]: occupied}
     while min(masks) > 1:
@@ -63,22 +63,22 @@ def same_gradients(ours, theirs):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twins_have_the_same_parameters_under_the_same_names(name):
-    sparse, dense, _ = TWINS[name]
+@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
+def test_sparse_and_dense_networks_have_the_same_parameters_under_the_same_names(name):
+    sparse, dense, _ = SPARSE_AND_DENSE[name]
     ours, theirs = sparse(width=2).state_dict(), dense(width=2).state_dict()
     assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
 def test_twins_are_equal_in_evaluation_with_zeros_at_inactive_voxels(name):
-    ours, theirs, extent = twins(name)
+    ours, theirs, extent = equal_networks(name)
     generator = torch.Generator().manual_seed(1)
     occupied = (torch.rand(2, 1, extent, extent, extent, generator=generator) < 0.02).double()
     volume = torch.randn(2, 3, extent, extent, extent, generator=generator, dtype=torch.float64) * occupied
     x = from_dense(volume)
     y = ours.eval()(x)
-    expected = masked(theirs.eval(), occupied)(volume)
+    expected = with_masked_inputs(theirs.eval(), occupied)(volume)
     if isinstance(y, SparseTensor):
         y = to_dense(y, (extent,) * 3)
     assert y.abs().sum() > 0
@@ -88,9 +88,9 @@ def test_twins_are_equal_in_evaluation_with_zeros_at_inactive_voxels(name):
     same_gradients(ours, theirs)
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
 def test_twins_are_equal_in_training_where_all_voxels_are_active(name):
-    ours, theirs, extent = twins(name)
+    ours, theirs, extent = equal_networks(name)
     volume = torch.randn(2, 3, extent, extent, extent, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = ours(from_dense(volume))
     expected = theirs(volume)
@@ -104,9 +104,9 @@ def test_twins_are_equal_in_training_where_all_voxels_are_active(name):
     same_gradients(ours, theirs)
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
 def test_a_cloud_with_a_sample_without_sites_trains(name):
-    ours, _, _ = twins(name)
+    ours, _, _ = equal_networks(name)
     coords = torch.tensor([[sample, a, 2 * a % 7, 3 * a % 5] for sample in (0, 2) for a in range(-9, 9)])
     y = ours(SparseTensor(coords, torch.randn(len(coords), 3, dtype=torch.float64), batch_size=4))
     values = y.features if isinstance(y, SparseTensor) else y
@@ -115,9 +115,9 @@ def test_a_cloud_with_a_sample_without_sites_trains(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
 def test_a_cloud_without_sites_passes(name):
-    ours, _, _ = twins(name)
+    ours, _, _ = equal_networks(name)
     y = ours(SparseTensor(torch.zeros(0, 4, dtype=torch.long), torch.zeros(0, 3, dtype=torch.float64), batch_size=2))
     (y.features if isinstance(y, SparseTensor) else y).sum().backward()
     assert all(value.isfinite().all() for value in ours.state_dict().values())

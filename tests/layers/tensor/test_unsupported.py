@@ -1,4 +1,4 @@
-"""What stays refused, with its reason."""
+"""Unsupported functions raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CALLS = {
     "sharing": (torch.Tensor.share_memory_, "use .local"),
     "set_": (lambda x: x.set_(torch.zeros(3, dtype=torch.float64)), "cannot become"),
     "strides": (lambda x: x.as_strided_((2,), (1,)), "use reshape"),
-    "shape": (lambda x: x.resize_(2, 2), "use a new one"),
+    "shape": (lambda x: x.resize_(2, 2), "create a new one"),
 }
 
 
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.parametrize("name", CALLS)
-def test_what_reaches_below_values_stays_refused(comm, name):
+def test_functions_that_access_memory_raise(comm, name):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     call, way_out = CALLS[name]
     raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
@@ -32,9 +32,9 @@ def test_what_reaches_below_values_stays_refused(comm, name):
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore:__array_wrap__")
 @pytest.mark.parametrize("call", [np.asarray, torch.Tensor.numpy])
-def test_an_array_of_a_split_tensor_is_the_whole_and_cannot_be_written_to(comm, call):
+def test_an_array_of_a_split_tensor_is_full_and_cannot_be_written_to(comm, call):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
-    with pytest.warns(dc.ReplicationWarning, match="of a split DistTensor: compute with torch's functions"):
+    with pytest.warns(dc.ReplicationWarning, match="of a split DistTensor has no distributed rule: compute"):
         array = call(x)
     assert np.array_equal(array, normal(3, 4, 5).numpy())
     assert not array.flags.writeable
@@ -42,9 +42,9 @@ def test_an_array_of_a_split_tensor_is_the_whole_and_cannot_be_written_to(comm, 
 
 
 @pytest.mark.ranks(2)
-def test_what_a_tensor_is_a_view_of_is_said_where_it_is_known(comm):
+def test_the_source_of_a_view_is_returned_if_it_is_known(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
     assert x._base is None
     assert x[..., 1]._base is x
     y = x[1:]
-    raises_everywhere(comm, dc.UnsupportedOperation, "which is the view", lambda: y._base)
+    raises_everywhere(comm, dc.UnsupportedOperation, "either of them may be the view", lambda: y._base)

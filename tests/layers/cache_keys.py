@@ -1,4 +1,4 @@
-"""Keys of caches: calls of operators that differ in one thing alone, one after the other, equal one process."""
+"""Keys of caches: consecutive calls of operators that differ in one option each equal one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
 
 
-def check_in_turn(comm: Any, functions: Sequence[Callable[[Any], Any]]) -> None:
+def check_cache_keys(comm: Any, functions: Sequence[Callable[[Any], Any]]) -> None:
     """Call each function, and the first one again, on three layouts whose caches must not be mixed up."""
     grid = grid_over(comm, h=2)
     x = normal(2, 4, 7, 9)

@@ -1,4 +1,4 @@
-"""A few layouts of (N, C, H, W) that between them split every dimension, unevenly too, and hold replicas."""
+"""A few layouts of (N, C, H, W) that together split every dimension, also unevenly, and have replicas."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mpi4py import MPI
 import distconv as dc
 from tests.distconv.layouts import grid_over
 
-TABLE = pytest.mark.ranks(at_most=4)
-"""For tables of many functions: more ranks on two cores take long and bring no other case."""
+UP_TO_FOUR_RANKS = pytest.mark.ranks(at_most=4)
+"""For tables of many functions: more ranks on two cores take long and add no case."""
 
 
-def spread(comm: MPI.Intracomm, shape: Sequence[int]) -> list[dc.Distribution]:
-    """Channels; rows with an empty block, and samples if there are ranks for both; columns dealt out, and replicas."""
+def uneven_layouts(comm: MPI.Intracomm, shape: Sequence[int]) -> list[dc.Distribution]:
+    """Return layouts: channels; rows with an empty block, and samples if possible; cyclic columns with replicas."""
     size, axes = comm.size, ("n", "c", "h", "w")
     if size == 1:
         return [dc.Distribution(grid_over(comm, n=1), axes)]
