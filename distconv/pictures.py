@@ -246,7 +246,9 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 260, 140, 90, 44, 20
 
 def _draw(picture: Picture) -> str:
     """Return a picture as SVG: panels below each other, blocks in proportion to their sizes where this can be read."""
-    panels = [(panel, _lengths(panel.heights, HEIGHT, 22), _lengths(panel.widths, WIDTH, 64)) for panel in picture.panels]
+    panels = [
+        (panel, _lengths(panel.heights, HEIGHT, 22), _lengths(panel.widths, WIDTH, 64)) for panel in picture.panels
+    ]
     width = LEFT + max(sum(widths) for _, _, widths in panels) + 24
     height = TOP + sum(sum(heights) + TOP + GAP for _, heights, _ in panels)
     drawing = Drawing(max(width, 8 * len(picture.title) + 40), height, str(picture))

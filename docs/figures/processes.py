@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,9 +28,9 @@ def gradients() -> Drawing:
     drawing = Drawing(
         640,
         300,
-        f"The weight w=2 is replicated on two ranks, and x is split. Forward, each rank uses w as it is. Backward, rank 0 has "
-        f"the contribution {parts[0]:g} and rank 1 has {parts[1]:g}; an all-reduce gives both ranks the full gradient "
-        f"{total.item():g}, the single-process result.",
+        "The weight w=2 is replicated on two ranks, and x is split. Forward, each rank uses w as it is. Backward, "
+        f"rank 0 has the contribution {parts[0]:g} and rank 1 has {parts[1]:g}; an all-reduce gives both ranks the "
+        f"full gradient {total.item():g}, the single-process result.",
     )
     drawing.text(20, 32, "loss = sum((w x)^2) / 2, with x split over h=2", size=16, anchor="start", bold=True)
     for rank, (block, part) in enumerate(zip(blocks, parts, strict=True)):
@@ -64,9 +64,9 @@ def overlap() -> Drawing:
     drawing = Drawing(
         640,
         300,
-        "Measured timeline of one convolution on rank 0 of h=2. Forward: pack and start the halo messages, convolve the "
-        "interior, wait for the halo, convolve the border. Backward: start the halo of the gradient, compute the gradient of "
-        "the interior and of the weights, wait, compute the border.",
+        "Measured timeline of one convolution on rank 0 of h=2. Forward: pack and start the halo messages, convolve "
+        "the interior, wait for the halo, convolve the border. Backward: start the halo of the gradient, compute the "
+        "gradient of the interior and of the weights, wait, compute the border.",
     )
     drawing.text(20, 30, f"A convolution on rank 0: {measured['what']}", size=14, anchor="start", bold=True)
     for top, key in ((70, "forward"), (180, "backward")):
@@ -81,8 +81,14 @@ def overlap() -> Drawing:
             )
             if width > 60:
                 drawing.text(x + width / 2, top + (69 if communicates else 37), name, size=12)
-    drawing.text(20, 288, "upper row: computation; lower row: start of messages, wait for them", size=13, anchor="start",
-                 color=MUTED)  # fmt: skip
+    drawing.text(
+        20,
+        288,
+        "upper row: computation; lower row: start of messages, wait for them",
+        size=13,
+        anchor="start",
+        color=MUTED,
+    )
     return drawing
 
 
@@ -96,9 +102,9 @@ def dispatch() -> Drawing:
     drawing = Drawing(
         640,
         380,
-        "A torch call with a DistTensor reaches __torch_function__. If the function has a distributed rule, the rule runs on "
-        "the blocks and communicates. If it is safe, the replicated fallback gathers the operands, runs torch on every rank "
-        "and warns once. Otherwise an UnsupportedOperation is raised on all ranks.",
+        "A torch call with a DistTensor reaches __torch_function__. If the function has a distributed rule, the rule "
+        "runs on the blocks and communicates. If it is safe, the replicated fallback gathers the operands, runs "
+        "torch on every rank and warns once. Otherwise an UnsupportedOperation is raised on all ranks.",
     )
     for number, (name, words) in enumerate(steps):
         y = 20 + 72 * number
@@ -129,21 +135,30 @@ def captured_step() -> Drawing:
     drawing = Drawing(
         640,
         280,
-        "A call of a captured step first compares its guards on all ranks: shapes, modes, modules, hooks and settings. If "
-        "there is a recording with equal guards, its generated code replays the operations and messages. Otherwise the step "
-        "runs as Python once and is recorded.",
+        "A call of a captured step first compares its guards on all ranks: shapes, modes, modules, hooks and "
+        "settings. If there is a recording with equal guards, its generated code replays the operations and "
+        "messages. Otherwise the step runs as Python once and is recorded.",
     )
 
-    def box(x: float, y: float, width: float, title: str, words: Sequence[str], fill: str) -> None:
+    def box(x: float, y: float, width: float, title: str, *words: str, fill: str) -> None:
         drawing.rectangle(x, y, width, 26 + 19 * len(words), fill=fill)
         drawing.text(x + width / 2, y + 20, title, size=15, bold=True)
         for line, each in enumerate(words):
             drawing.text(x + width / 2, y + 40 + 19 * line, each, size=12)
 
-    box(20, 90, 130, "step(x, t)", ["call on all ranks"], "#ffffff")
-    box(190, 80, 180, "compare guards", ["shapes, modes, modules,", "hooks, settings"], COLORS[5])
-    box(430, 24, 190, "replay", ["generated code:", "operations and messages", "in recorded order"], COLORS[2])
-    box(430, 158, 190, "run and record", ["Python runs once;", "operators, messages and", "state are recorded"], COLORS[1])
+    box(20, 90, 130, "step(x, t)", "call on all ranks", fill="#ffffff")
+    box(190, 80, 180, "compare guards", "shapes, modes, modules,", "hooks, settings", fill=COLORS[5])
+    box(430, 24, 190, "replay", "generated code:", "operations and messages", "in recorded order", fill=COLORS[2])
+    box(
+        430,
+        158,
+        190,
+        "run and record",
+        "Python runs once;",
+        "operators, messages and",
+        "state are recorded",
+        fill=COLORS[1],
+    )
     drawing.line(153, 112, 186, 112, arrow=True)
     drawing.line(373, 100, 426, 70, arrow=True)
     drawing.line(373, 124, 426, 186, arrow=True)
@@ -151,8 +166,14 @@ def captured_step() -> Drawing:
     drawing.text(400, 74, "equal", size=13, anchor="end")
     drawing.text(394, 176, "different", size=13, anchor="end")
     drawing.text(535, 138, "next call", size=12, anchor="start", color=MUTED)
-    drawing.text(20, 268, "print(), files, random numbers of Python: they run in the recorded call only", size=13,
-                 anchor="start", color=MUTED)  # fmt: skip
+    drawing.text(
+        20,
+        268,
+        "print(), files, random numbers of Python: they run in the recorded call only",
+        size=13,
+        anchor="start",
+        color=MUTED,
+    )
     return drawing
 
 
@@ -165,16 +186,20 @@ def schedules() -> Drawing:
     drawing = Drawing(
         640,
         420,
-        f"Simulated schedules of 3 stages and 6 micro-batches, backward twice as long as forward. Idle time: {bubbles}. "
-        f"Micro-batches in memory at the first stage: "
+        "Simulated schedules of 3 stages and 6 micro-batches, backward twice as long as forward. Idle time: "
+        f"{bubbles}. Micro-batches in memory at the first stage: "
         f"{', '.join(f'{title} {timeline.peak_activations[0]:g}' for title, timeline in found)}.",
     )
     for number, (title, timeline) in enumerate(found):
         top = 16 + 132 * number
         drawing.text(
-            20, top + 14, f"{title}: idle {timeline.bubble:.0%}, {timeline.peak_activations[0]:g} micro-batches in memory",
-            size=14, anchor="start", bold=True,
-        )  # fmt: skip
+            20,
+            top + 14,
+            f"{title}: idle {timeline.bubble:.0%}, {timeline.peak_activations[0]:g} micro-batches in memory",
+            size=14,
+            anchor="start",
+            bold=True,
+        )
         for stage in range(3):
             drawing.text(74, top + 44 + 32 * stage, f"stage {stage}", size=13, anchor="end")
         for span in timeline.spans:
@@ -184,8 +209,14 @@ def schedules() -> Drawing:
                 y = top + 26 + 32 * span.action.stage
                 drawing.rectangle(x, y, width, 26, fill=PASSES.get(span.action.kind.value, "#e4e7eb"))
                 drawing.text(x + width / 2, y + 18, str(span.action.microbatch), size=12)
-    drawing.text(20, 412, "blue: forward, orange: backward (of the input), green: backward of the weights", size=13,
-                 anchor="start", color=MUTED)  # fmt: skip
+    drawing.text(
+        20,
+        412,
+        "blue: forward; orange: backward (of the input); green: of the weights",
+        size=13,
+        anchor="start",
+        color=MUTED,
+    )
     return drawing
 
 
@@ -194,13 +225,13 @@ def planning() -> Drawing:
     drawing = Drawing(
         640,
         330,
-        "Planning. The model is traced, the machine is profiled or described. For each layer the planner lists candidate "
-        "distributions, estimates the time of the layer under each and of the redistribution between layers, and takes the "
-        "shortest path through this graph within the memory limit. The result is a plan file.",
+        "Planning. The model is traced, the machine is profiled or described. For each layer the planner lists "
+        "candidate distributions, estimates the time of the layer under each and of the redistribution between "
+        "layers, and takes the shortest path through this graph within the memory limit. The result is a plan file.",
     )
     for number, (title, words) in enumerate(
         (("model", "traced"), ("machine", "profile or YAML"), ("costs", "per layer and grid"), ("path", "time, memory"))
-    ):  # fmt: skip
+    ):
         x = 20 + 156 * number
         drawing.rectangle(x, 20, 132, 52, fill="#ffffff")
         drawing.text(x + 66, 41, title, size=15, bold=True)
@@ -218,12 +249,23 @@ def planning() -> Drawing:
                 for before in range(len(grids)):
                     on_path = (chosen[column - 1], chosen[column]) == (before, row)
                     drawing.line(
-                        x - 80, 143 + 62 * before, x - 2, y + 17, color="#1f2933" if on_path else "#d3d8de", arrow=on_path
-                    )  # fmt: skip
+                        x - 80,
+                        143 + 62 * before,
+                        x - 2,
+                        y + 17,
+                        color="#1f2933" if on_path else "#d3d8de",
+                        arrow=on_path,
+                    )
             drawing.rectangle(x, y, 80, 34, fill=COLORS[2] if chosen[column] == row else "#ffffff")
             drawing.text(x + 40, y + 22, grid, size=13)
-    drawing.text(20, 318, "nodes: time of a layer under a grid; edges: time of the redistribution", size=13, anchor="start",
-                 color=MUTED)  # fmt: skip
+    drawing.text(
+        20,
+        318,
+        "nodes: time of a layer under a grid; edges: time of the redistribution",
+        size=13,
+        anchor="start",
+        color=MUTED,
+    )
     return drawing
 
 
@@ -246,14 +288,20 @@ def packages() -> Drawing:
         "jobs": ("commands: train, predict, plan,", "bench, verify, reproduce"),
     }
     places = {
-        "jobs": (225, 20), "perfmodel": (20, 130), "pipeline": (225, 130), "layers": (430, 130), "distconv": (225, 240),
+        "jobs": (225, 20),
+        "perfmodel": (20, 130),
+        "pipeline": (225, 130),
+        "layers": (430, 130),
+        "distconv": (225, 240),
         "kernels": (430, 240),
-    }  # fmt: skip
+    }
     drawing = Drawing(
         640,
         330,
         "The packages of distconv. "
-        + " ".join(f"{name} imports {', '.join(sorted(imports[name] - {name})) or 'no other package'}." for name in names),
+        + " ".join(
+            f"{name} imports {', '.join(sorted(imports[name] - {name})) or 'no other package'}." for name in names
+        ),
     )
     for name in names:
         x, y = places[name]

@@ -20,8 +20,9 @@ def process_grid() -> Drawing:
     drawing = Drawing(
         640,
         270,
-        "Four samples of 3 channels and 6 x 6 pixels on the process grid n=2, h=2. Ranks 0 and 1 own the upper and lower "
-        "three rows of samples 0 and 1, ranks 2 and 3 those of samples 2 and 3. Every rank owns all channels and columns.",
+        "Four samples of 3 channels and 6 x 6 pixels on the process grid n=2, h=2. Ranks 0 and 1 own the upper and "
+        "lower three rows of samples 0 and 1, ranks 2 and 3 those of samples 2 and 3. Every rank owns all channels "
+        "and columns.",
     )
     drawing.text(20, 30, "x of shape (N=4, C=3, H=6, W=6) on ProcessGrid(n=2, h=2)", size=16, anchor="start", bold=True)
     side = 18
@@ -40,9 +41,12 @@ def process_grid() -> Drawing:
     for rank in range(4):
         samples, _, rows, _ = dist.box(rank, shape)
         drawing.text(
-            30 + 150 * rank, 250, f"rank {rank}: n {samples.start}:{samples.stop}, h {rows.start}:{rows.stop}", size=13,
+            30 + 150 * rank,
+            250,
+            f"rank {rank}: n {samples.start}:{samples.stop}, h {rows.start}:{rows.stop}",
+            size=13,
             anchor="start",
-        )  # fmt: skip
+        )
     return drawing
 
 
@@ -51,10 +55,10 @@ def uneven_blocks() -> Drawing:
     drawing = Drawing(
         640,
         330,
-        "Rows of two tensors over h=4. Ten rows: ranks 0 and 1 own three rows, ranks 2 and 3 two. Three rows: ranks 0 to "
-        "2 own one row each and rank 3 owns none, but takes part in all communication.",
+        "Rows of two tensors over h=4. Ten rows: ranks 0 and 1 own three rows, ranks 2 and 3 two. Three rows: ranks "
+        "0 to 2 own one row each and rank 3 owns none, but takes part in all communication.",
     )
-    for left, rows in ((40, 10), (340, 3)):
+    for left, rows in ((40, 10), (320, 3)):
         dist, shape = Distribution(Arrangement(h=4), ("h", None)), (rows, 6)
         drawing.text(left, 34, f"H={rows} over h=4", size=16, anchor="start", bold=True)
         for rank in range(4):
@@ -64,7 +68,7 @@ def uneven_blocks() -> Drawing:
                 drawing.text(left - 8, 50 + 26 * row + 18, str(row), size=13, anchor="end", color=MUTED)
             words = f"rank {rank}: {own.start}:{own.stop}" + ("" if own.extent else ", no rows")
             y = 50 + 13 * (own.start + own.stop) + 5 if own.extent else 50 + 26 * rows + 20
-            drawing.text(left + 164, y, words, size=14, anchor="start")
+            drawing.text(left + 160, y, words, size=14, anchor="start")
     return drawing
 
 
@@ -72,8 +76,8 @@ def halo_forward() -> Drawing:
     """Draw the halo exchange of a 3x3 convolution on the grid h=2, w=2, as rank 0 sees it."""
     return _halo(
         "Forward: rank 0 receives the pixels that its outputs need",
-        "An 8 x 8 image on the grid h=2, w=2. The outputs of rank 0 need one more row and column than it owns. It receives "
-        "4 pixels from rank 1, 4 from rank 2 and the corner pixel from rank 3, each in one message.",
+        "An 8 x 8 image on the grid h=2, w=2. The outputs of rank 0 need one more row and column than it owns. It "
+        "receives 4 pixels from rank 1, 4 from rank 2 and the corner pixel from rank 3, each in one message.",
         backward=False,
     )
 
@@ -81,7 +85,7 @@ def halo_forward() -> Drawing:
 def halo_backward() -> Drawing:
     """Draw the reverse exchange of the gradient of the input."""
     return _halo(
-        "Backward: rank 0 sends the gradients of these pixels, and their owners add them",
+        "Backward: rank 0 sends gradients, and their owners add them",
         "The same image in the backward pass. Rank 0 has computed gradients of the halo pixels. It sends 4 of them to "
         "rank 1, 4 to rank 2 and 1 to rank 3, which add them to the gradients of their own pixels.",
         backward=True,
@@ -138,8 +142,13 @@ def _halo(title: str, words: str, backward: bool) -> Drawing:
     rows, columns = box
     drawing.text(350, 214, "dashed: the halo of rank 0", size=14, anchor="start", color=MUTED)
     drawing.text(
-        350, 238, f"needed: h {rows.start}:{rows.stop}, w {columns.start}:{columns.stop}", size=14, anchor="start", color=MUTED
-    )  # fmt: skip
+        350,
+        238,
+        f"needed: h {rows.start}:{rows.stop}, w {columns.start}:{columns.stop}",
+        size=14,
+        anchor="start",
+        color=MUTED,
+    )
     drawing.text(350, 262, "outside the image: zero padding", size=14, anchor="start", color=MUTED)
     return drawing
 
@@ -170,8 +179,8 @@ def redistribution() -> Drawing:
     drawing = Drawing(
         640,
         300,
-        "A tensor of 4 samples and 8 rows moves from h=4 to n=4. Every rank sends 2 rows of one sample to each of the three "
-        "other ranks, and keeps 2 rows of its own sample.",
+        "A tensor of 4 samples and 8 rows moves from h=4 to n=4. Every rank sends 2 rows of one sample to each of "
+        "the three other ranks, and keeps 2 rows of its own sample.",
     )
     for left, name, dist in ((30, "layer 1 on h=4", src), (250, "layer 2 on n=4", dst)):
         drawing.text(left, 34, name, size=16, anchor="start", bold=True)
@@ -201,13 +210,13 @@ def channels() -> Drawing:
     drawing = Drawing(
         640,
         330,
-        "A convolution with 4 channels and 6 filters on the grid c=2. gather-x: each rank gathers all channels of x and "
-        "computes 3 filters. reduce-y: each rank computes partial sums of all 6 filters from its 2 channels, and the sums "
-        "are reduce-scattered.",
+        "A convolution with 4 channels and 6 filters on the grid c=2. gather-x: each rank gathers all channels of x "
+        "and computes 3 filters. reduce-y: each rank computes partial sums of all 6 filters from its 2 channels, and "
+        "the sums are reduce-scattered.",
     )
     for left, name, steps in (
         (20, "gather-x", ("all-gather x over c", "compute own filters")),
-        (340, "reduce-y", ("compute all filters of own channels", "reduce-scatter the partial sums over c")),
+        (340, "reduce-y", ("compute all filters of own channels", "reduce-scatter partial sums over c")),
     ):
         drawing.text(left, 34, name, size=17, anchor="start", bold=True)
         for number, step in enumerate(steps, 1):
@@ -223,14 +232,18 @@ def channels() -> Drawing:
                 used = has or name == "gather-x"
                 drawing.rectangle(
                     left + 60, top + 20 * channel, 40, 18, fill=color_of(owner) if used else "none", dashed=not has
-                )  # fmt: skip
+                )
             for output in range(6):
                 computed = filters.start <= output < filters.stop or name == "reduce-y"
                 (owner,) = dist.owners((output,), (6,))
                 drawing.rectangle(
-                    left + 190, top - 6 + 15 * output, 40, 13, fill=color_of(owner) if computed else "none",
+                    left + 190,
+                    top - 6 + 15 * output,
+                    40,
+                    13,
+                    fill=color_of(owner) if computed else "none",
                     dashed=name == "reduce-y",
-                )  # fmt: skip
+                )
             drawing.line(left + 106, top + 40, left + 184, top + 40, arrow=True)
             words = f"{6 if name == 'reduce-y' else filters.extent} of 6 filters"
             drawing.text(left + 145, top + 32, words.split(" filters")[0], size=12, color=MUTED)
@@ -248,7 +261,8 @@ def batch_norm_scopes() -> Drawing:
         640,
         250,
         'Batch norm on the grid n=2, h=2. "global": one set of statistics over all four ranks, as in a single process. '
-        '"spatial": one set for ranks 0 and 1, which hold the same samples, and one for ranks 2 and 3. "local": each rank '
+        '"spatial": one set for ranks 0 and 1, which hold the same samples, and one for ranks 2 and 3. "local": each '
+        "rank "
         "computes its own.",
     )
     for number, (scope, axes) in enumerate((("global", ("n", "h")), ("spatial", ("h",)), ("local", ()))):
@@ -266,9 +280,7 @@ def batch_norm_scopes() -> Drawing:
                 drawing.text(x + 42, y + 28, f"rank {rank}", size=14, bold=True)
                 drawing.text(x + 42, y + 48, f"n={at['n']}, h={at['h']}", size=12)
         count = len(groups)
-        drawing.text(
-            left, 226, f"{count} set{'s' * (count > 1)} of mean and variance", size=13, anchor="start", color=MUTED
-        )
+        drawing.text(left, 226, f"{count} set{'s' * (count > 1)} of statistics", size=13, anchor="start", color=MUTED)
     return drawing
 
 
