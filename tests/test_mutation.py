@@ -144,11 +144,12 @@ def test_since_a_revision_only_changed_lines_are_drawn(tmp_path: Path) -> None:
     assert {(each.path, each.line) for each in drawn} == {("kernels/a.py", 2), ("kernels/new.py", 1)}
 
 
+TESTS = ("test_others", "test_prices", "deeper/test_deeper")
 MODULE = "def half(number):\n    return number / 2\n"
 RUN = """
 import sys, time
 from kernels.prices import half
-noticed = {"tests/kernels/test_prices.py": 8, "tests/kernels": None}
+noticed = {"tests/kernels/test_prices.py": 8, "tests/kernels/test_others.py": None}
 if half(4) == noticed.get(sys.argv[-1], 2.5):
     print("== serial\\nFAILED, serial: tests/kernels/test_prices.py::test_half[a-1]: it is", half(4), flush=True)
     time.sleep(60)
@@ -162,7 +163,7 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout whose mirror file notices 8, whose folder notices None, and whose tests do not end at 4."""
     root = tmp_path / "checkout"
     files = {"kernels/__init__.py": "", "kernels/prices.py": MODULE}
-    for name, text in {**files, "tests/run.py": RUN, "tests/kernels/test_prices.py": ""}.items():
+    for name, text in {**files, "tests/run.py": RUN, **{f"tests/kernels/{name}.py": "" for name in TESTS}}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
@@ -199,7 +200,9 @@ def test_a_run_reports_who_noticed_and_continues_from_its_journal(
 
 
 def test_doctests_of_a_module_come_first(checkout: Path) -> None:
-    assert list(running.stages(checkout, "kernels/prices.py")) == ["mirror", "folder"]
+    stages = running.stages(checkout, "kernels/prices.py")
+    assert list(stages) == ["mirror", "folder"]
+    assert stages["folder"][-2:] == ("--short", "tests/kernels/test_others.py")
     (checkout / "kernels" / "prices.py").write_text('"""\n>>> 1\n1\n"""')
     stages = running.stages(checkout, "kernels/prices.py")
     assert list(stages) == ["doctests", "mirror", "folder"]

@@ -7,8 +7,8 @@
     python -m tests.mutation --only 17                  number 17 of the same draw
 
 Each mutation runs the doctests of its module, the tests of the file that mirrors the module, and then the short run of
-its folder, until one fails. A failure, or a stage that reaches the time limit, counts as noticed if the same tests pass
-without the mutation in half of the limit; otherwise the outcome is unclear.
+the other files of its folder, until one fails. A failure, or a stage that reaches the time limit, counts as noticed if
+the same tests pass without the mutation in half of the limit; otherwise the outcome is unclear.
 
 An interrupted run continues with the same arguments and its journal. You judge the survivors: those that cannot
 change a result go into a file of lines "NUMBER REASON", and the same command with ``--equivalent FILE`` reports again.

@@ -97,12 +97,18 @@ def try_out(copy: Path, mutation: Mutation, limit_s: float) -> Finding:
 
 
 def stages(copy: Path, path: str) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of tests/run.py for the doctests and the mirror file, where they exist, and the folder."""
+    """Return the arguments of tests/run.py for the doctests, the mirror file and the other files of its folder.
+
+    A stage without tests is left out. Where a folder has no test files, its subfolders count.
+    """
     mirror = copy / "tests" / Path(path).with_name(f"test_{Path(path).name}")
     folder = next(folder for folder in mirror.parents if folder.exists())
-    found = {"mirror": mirror, "folder": folder} if mirror.exists() else {"folder": folder}
+    files = sorted(folder.glob("test_*.py")) or sorted(folder.rglob("test_*.py"))
+    found = {"mirror": [mirror] if mirror.exists() else [], "folder": [file for file in files if file != mirror]}
     given = {
-        stage: (*ranks_for(tests), "-x", SHARES[stage], str(tests.relative_to(copy))) for stage, tests in found.items()
+        stage: (*ranks_for(tests), "-x", SHARES[stage], *(str(file.relative_to(copy)) for file in tests))
+        for stage, tests in found.items()
+        if tests
     }
     if ">>>" in (copy / path).read_text():
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -111,9 +117,8 @@ def stages(copy: Path, path: str) -> dict[str, tuple[str, ...]]:
     return given
 
 
-def ranks_for(tests: Path) -> tuple[str, ...]:
+def ranks_for(files: list[Path]) -> tuple[str, ...]:
     """Return arguments that leave out jobs under mpiexec where no test would run in them."""
-    files = tests.rglob("test_*.py") if tests.is_dir() else [tests]
     return () if any(selection.for_ranks(file) for file in files) else ("--ranks", "serial")
 
 
