@@ -185,7 +185,10 @@ REFUSED = {
     "masked": (lambda model, x, t: x[x > 0], SHAPE),
     "unique": (lambda model, x, t: torch.unique(t), SHAPE),
     "sparse": (lambda model, x, t: torch.ones(3, 3).to_sparse() @ torch.ones(3, 2), "layout torch.sparse_coo"),
-    "operator of the user's own": (lambda model, x, t: doubled(torch.ones(3)), "distconv_tests::doubled is not an operator of torch"),
+    "operator of the user's own": (
+        lambda model, x, t: doubled(torch.ones(3)),
+        "distconv_tests::doubled is not an operator of torch",
+    ),
     "graph from before": (
         lambda model, x, t: torch.ones(3) * OUTSIDE,
         "an autograd graph from outside the step. Call detach",

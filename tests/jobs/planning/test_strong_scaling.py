@@ -58,6 +58,8 @@ def test_layers_are_measured_up_to_the_first_number_of_ranks_that_has_none(
     for ranks in measured:
         for name, layer in planned[ranks].prediction.layers.items():
             for op in graph.by_layer[name]:
-                table[f"{local_call(op, AxisParts.from_axes(layer.parts, ranks, here.ranks_per_node)).key} forward"] = 1e-3
+                table[f"{local_call(op, AxisParts.from_axes(layer.parts, ranks, here.ranks_per_node)).key} forward"] = (
+                    1e-3
+                )
     profiled = replace(here, compute=(replace(here.compute[0], table=table),))
     assert profiled_up_to(graph, profiled, planned) == end
