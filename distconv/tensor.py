@@ -89,7 +89,7 @@ class DistTensor(torch.Tensor):
         self._local = local
         self._set_layout(dist, shape, strides)
         if recomputation.active:
-            recomputation.note_result(local, dist.grid.world)
+            recomputation.register_result(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:

@@ -350,22 +350,22 @@ def assemble_input(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
         Of the dtype and device of the first piece.
     """
     values = pieces[0].values
-    whole = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
+    assembled = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
     for piece in pieces:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)]
         if all(b > a for a, b in common):
-            _view(whole, box, common).copy_(_view(piece.values, piece.box, common))
-    return Piece(whole, box)
+            _view(assembled, box, common).copy_(_view(piece.values, piece.box, common))
+    return Piece(assembled, box)
 
 
-def crop(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
+def crop(piece: Piece, box: tuple[Range, ...]) -> torch.Tensor:
     """Return the values of a piece on another box, with zeros outside of the piece.
 
     The adjoint of :func:`assemble_input` for one of its pieces.
 
     Parameters
     ----------
-    whole : Piece
+    piece : Piece
         The piece.
     box : tuple of Range
         Channels, then each spatial dimension.
@@ -375,9 +375,9 @@ def crop(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
     Tensor
         A view if ``box`` lies within the piece. Otherwise a copy.
     """
-    if all(a <= c and d <= b for (a, b), (c, d) in zip(whole.box, box, strict=True)):
-        return _view(whole.values, whole.box, box)
-    return assemble_input([whole], box).values
+    if all(a <= c and d <= b for (a, b), (c, d) in zip(piece.box, box, strict=True)):
+        return _view(piece.values, piece.box, box)
+    return assemble_input([piece], box).values
 
 
 def volume(box: Sequence[Range]) -> int:
@@ -419,7 +419,7 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
 
 def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
     """Return the view on ``part`` of ``x``, whose last dimensions cover ``box``."""
-    for dim, (whole, taken) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
-        if taken != whole:
-            x = x.narrow(dim, taken[0] - whole[0], taken[1] - taken[0])
+    for dim, (outer, inner) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
+        if inner != outer:
+            x = x.narrow(dim, inner[0] - outer[0], inner[1] - inner[0])
     return x

@@ -28,7 +28,7 @@ MOST_TENSORS = 16
 THREADS = 256
 """Threads of a CUDA block."""
 
-_MOST_BLOCKS = 1 << 16
+_MAX_BLOCKS = 1 << 16
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "bits128"}
 _SUMS = {
     torch.bool: ("unsigned char", "a | b"),
@@ -116,7 +116,7 @@ class PackedRegions:
         memory["at"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
         addresses = np.uintp(buffer.data_ptr()), np.uintp(table.data_ptr())
         launch = compile_kernel(kernel_source(buffer.dtype, self._dims, self._elements))
-        blocks = min(_MOST_BLOCKS, -(-self._elements // THREADS))
+        blocks = min(_MAX_BLOCKS, -(-self._elements // THREADS))
         launch(table, blocks, (memory, *addresses, np.int32(self._cells), np.int64(self._elements), np.int32(action)))
 
 
@@ -148,7 +148,8 @@ def is_available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if reason:
         warnings.warn(
-            f"messages of {dtype} are packed box by box, as CuPy's kernel does not run on {device}: {reason}",
+            f"messages of {dtype} are packed one box at a time, which is slower, since CuPy's kernel does not run on "
+            f"{device}: {reason}",
             stacklevel=2,
         )
     return not reason
@@ -189,11 +190,11 @@ def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"
     sizes = {"INDEX": index, "DIMS": dims, "MOST_TENSORS": MOST_TENSORS}
     defined = {"ELEMENT": element, "SUM(a, b)": f"({total})", **sizes}
-    return "".join(f"#define {name} {value}\n" for name, value in defined.items()) + _text()
+    return "".join(f"#define {name} {value}\n" for name, value in defined.items()) + _load_source()
 
 
 @functools.cache
-def _text() -> str:
+def _load_source() -> str:
     return Path(__file__).with_suffix(".cu").read_text()
 
 
@@ -246,7 +247,7 @@ def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list
         edges = [sorted({edge for ends in each for edge in ends}) for each in _ends([region for region, _ in members])]
         for corner in itertools.product(*(itertools.pairwise(each) for each in edges)):
             first, extents = tuple(low for low, _ in corner), tuple(high - low for low, high in corner)
-            inside = [each for each in members if _holds(each[0], first)]
+            inside = [each for each in members if _contains(each[0], first)]
             if inside:
                 yield Region(inside[0][0].tensor, first, extents), inside
 
@@ -259,7 +260,7 @@ def _ends(regions: Sequence[Region]) -> list[list[tuple[int, int]]]:
     ]
 
 
-def _holds(region: Region, index: tuple[int, ...]) -> bool:
+def _contains(region: Region, index: tuple[int, ...]) -> bool:
     return all(low <= at < low + n for low, n, at in zip(region.first, region.extents, index, strict=True))
 
 

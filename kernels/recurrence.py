@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-WIDEST_COMPILED = 96
+MAX_COMPILED_SIZE = 96
 """Hidden size up to which the compiled loop is used. For larger ones a call of BLAS in each step is faster."""
 
 _ROWS = 4
@@ -51,8 +51,8 @@ def backpropagate_steps(
         g (T, B, H), and v before the first step (B, H).
     """
     if is_compiled(sources.device, sources.dtype, sources.shape[-1]):
-        return _by_numba(carry, sources, factors, direct, weight)
-    return _by_torch(carry, sources, factors, direct, weight)
+        return _run_numba(carry, sources, factors, direct, weight)
+    return _run_torch(carry, sources, factors, direct, weight)
 
 
 def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
@@ -67,11 +67,11 @@ def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
     hidden : int
         Number of values of a state.
     """
-    fits = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
+    fits = dtype in (torch.float32, torch.float64) and hidden <= MAX_COMPILED_SIZE
     return fits and device.type == "cpu" and importlib.util.find_spec("numba") is not None
 
 
-def _by_torch(
+def _run_torch(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     gradients, v = torch.empty_like(sources), carry.clone()
@@ -89,7 +89,7 @@ def _by_torch(
     return gradients, v
 
 
-def _by_numba(
+def _run_numba(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _, batch, hidden = sources.shape

@@ -105,19 +105,19 @@ def transposed_jacobian(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> M
 
 
 def _convolution_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
-    windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    windows = jacobian.Windows.build(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     return jacobian.batched_conv2d(layer.weight, x.shape[1], windows, layer.groups)
 
 
 def _max_pool_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
     options = layer.kernel_size, layer.stride, layer.padding, layer.dilation
     _, indices = F.max_pool2d(x, *options, layer.ceil_mode, return_indices=True)
-    windows = jacobian.Windows.of(x.shape[2:], *options, ceil=layer.ceil_mode)
+    windows = jacobian.Windows.build(x.shape[2:], *options, ceil=layer.ceil_mode)
     return jacobian.batched_max_pool2d(indices, windows, x.dtype)
 
 
 def _avg_pool_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
-    windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, 1)
+    windows = jacobian.Windows.build(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, 1)
     return jacobian.batched_avg_pool2d(x.shape[1], windows, x.dtype, x.device)
 
 

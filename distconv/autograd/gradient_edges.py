@@ -40,7 +40,7 @@ def _layout(end: Any) -> BlockLayout:
     return node.metadata.get((_LAYOUT, end.output_nr))
 
 
-def _seed(output: Any, gradient: Any) -> Any:
+def _gradient_seed(output: Any, gradient: Any) -> Any:
     """Return the gradient of an output as autograd needs it: a block at the edge of a DistTensor, or a plain tensor.
 
     Raises
@@ -56,13 +56,13 @@ def _seed(output: Any, gradient: Any) -> Any:
     return LAYOUTS.block(gradient, layout)
 
 
-def _seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: bool) -> Any:
+def _make_gradient_seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: bool) -> Any:
     """Replace torch's ``_make_grads``."""
     pairs = zip(outputs, gradients, strict=len(outputs) == len(gradients))
-    return _made(outputs, [_seed(o, g) for o, g in pairs], is_grads_batched)
+    return _made(outputs, [_gradient_seed(o, g) for o, g in pairs], is_grads_batched)
 
 
-def _gradients(
+def _run_backward(
     outputs: Any, seeds: Any, keep: Any, create: Any, inputs: Sequence[Any], *options: Any, **named: Any
 ) -> Any:
     """Replace torch's ``_engine_run_backward``."""
@@ -76,7 +76,7 @@ def _gradients(
 
 for _holder, _name, _function in (
     (graph, "_get_grad_fn_or_grad_acc", _node),
-    (torch.autograd, "_make_grads", _seeds),
-    (torch.autograd, "_engine_run_backward", _gradients),
+    (torch.autograd, "_make_grads", _make_gradient_seeds),
+    (torch.autograd, "_engine_run_backward", _run_backward),
 ):
     patches.declare(_holder, _name, _function, "gradients at an edge of a DistTensor are blocks")

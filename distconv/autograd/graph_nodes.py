@@ -79,7 +79,7 @@ class BlockConverter:
         return tuple(a if a is None or layout is None else self.block(a, layout) for a, layout in pairs)
 
 
-class _Unknown(Sequence[Any]):
+class _UnknownGradients(Sequence[Any]):
     """Gradients of a node's operands, which raise if they are read: a single process has no such node."""
 
     def __init__(self, count: int) -> None:
@@ -207,7 +207,7 @@ class GradFn:
         only = self._only("register_hook")
 
         def call(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
-            unknown = _Unknown(len(grad_inputs)) if grad_inputs else ()
+            unknown = _UnknownGradients(len(grad_inputs)) if grad_inputs else ()
             if hook(unknown, self._layouts.to_global(grad_outputs, only)) is not None:
                 raise UnsupportedOperation(
                     "a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook) that "

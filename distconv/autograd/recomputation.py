@@ -56,10 +56,10 @@ def count_step(result: Any = None) -> None:
     _Steps.count += 1
     for each in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(each, torch.Tensor):
-            note_result(getattr(each, "_local", each))
+            register_result(getattr(each, "_local", each))
     again = next((a for a in reversed(active) if isinstance(a, _Recomputation)), None)
     if again is not None:
-        again.stepped()
+        again.on_step()
 
 
 def count_substep() -> None:
@@ -78,9 +78,9 @@ def check_statistics_update() -> None:
     """
     if any(isinstance(each, _Recomputation) and each.record.running for each in active):
         raise UnsupportedOperation(
-            "running statistics in a block of torch.utils.checkpoint that takes a gradient of its own: they would be "
-            "updated more often than in a single process; take that gradient outside the block, or checkpoint the "
-            "layers without running statistics"
+            "running statistics in a block of torch.utils.checkpoint that computes a gradient would be updated a "
+            "different number of times than in one process. Compute the gradient outside of the block, or checkpoint "
+            "only layers without running statistics"
         )
 
 
@@ -90,7 +90,7 @@ def is_in_early_stopping_block() -> bool:
     return any(frame.early_stop for frame in frames if frame is not None)
 
 
-def note_result(block: torch.Tensor, world: Any = None) -> None:
+def register_result(block: torch.Tensor, world: Any = None) -> None:
     """Register a distributed result of the innermost block.
 
     Parameters
@@ -102,7 +102,7 @@ def note_result(block: torch.Tensor, world: Any = None) -> None:
     """
     innermost = active[-1]
     if isinstance(innermost, _CheckpointedBlock):
-        innermost.made(block.grad_fn, world)
+        innermost.register_node(block.grad_fn, world)
 
 
 def _without_steps(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -182,15 +182,15 @@ class _CheckpointedBlock(checkpoint._checkpoint_hook):
         self.record.running = False
         self.record.mark(self.save)
 
-    def made(self, node: Any, world: Any) -> None:
+    def register_node(self, node: Any, world: Any) -> None:
         """Register the node that computed a distributed result: before it runs, the block is recomputed."""
         if self.record.world is None and world is not None and world.size > 1:
             self.record.world = world
         if node is not None and node._sequence_nr() >= self._first_node:
-            node.register_prehook(_Before(self))
+            node.register_prehook(_RecomputeBeforeNode(self))
 
 
-class _Before:
+class _RecomputeBeforeNode:
     """Hook of a node that recomputes the block before the node runs.
 
     Drops the block when the tensors of the node are freed.
@@ -242,7 +242,7 @@ class _Recomputation(checkpoint._recomputation_hook):
         if error[0] is None:
             self._save_marks(reached, everything=True)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Save the markers that were passed. At the last one torch raises an exception, if it stops early."""
         self._save_marks(_Steps.count - self._first_step)
 
@@ -252,7 +252,7 @@ class _Recomputation(checkpoint._recomputation_hook):
             self.pack_hook(_NOTHING)
 
 
-def _keeping_versions(save: Callable[..., None]) -> Callable[..., None]:
+def _with_versions(save: Callable[..., None]) -> Callable[..., None]:
     """Return torch's ``save_inputs``, extended: torch does not see when a block of an input is changed in place."""
 
     def call(frame: Any, *inputs: Any) -> None:
@@ -290,6 +290,6 @@ patches.declare(checkpoint, "_checkpoint_hook", _CheckpointedBlock, _REASON)
 patches.declare(checkpoint, "_recomputation_hook", _Recomputation, _REASON)
 if hasattr(checkpoint._CheckpointFrame, "save_inputs"):  # older versions of torch do not check
     _save = checkpoint._CheckpointFrame.save_inputs
-    patches.declare(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _REASON)
+    patches.declare(checkpoint._CheckpointFrame, "save_inputs", _with_versions(_save), _REASON)
 for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
     patches.declare(_mode, "__torch_dispatch__", _ignore_policy(_mode.__torch_dispatch__), _REASON)

@@ -241,13 +241,33 @@ class CaptureReplay:
         self._run_recording = self._program.replay
 
     def capture_graph(self, args: Sequence[Any], pool: Any) -> None:
-        """Capture the generated code as a CUDA graph, which later calls replay."""
+        """Capture the generated code as a CUDA graph, which later calls replay.
+
+        Parameters
+        ----------
+        args : sequence
+            Example arguments.
+        pool : object
+            Memory pool of the graph, as ``torch.cuda.graph_pool_handle`` returns it.
+        """
         blocks = _blocks(tree_leaves(tuple(args)))
         example = blocks, self._gradients_before(blocks)
         self._run_recording = CudaGraphReplay(self._program, self._recording, example, self.run.generators, pool).replay
 
     def describe_change(self, args: Sequence[Any], leaves: Sequence[Any], spec: TreeSpec) -> tuple[str, bool] | None:
-        """Return the guard failure, and True if a new recording is always allowed; None if all guards pass."""
+        """Return the guard failure, and True if a new recording is always allowed; None if all guards pass.
+
+        Parameters
+        ----------
+        args : sequence
+            Arguments of a call.
+        leaves, spec
+            The leaves and the structure of their tree.
+
+        Returns
+        -------
+        tuple of (str, bool) or None
+        """
         text = describe_mode_change(self._modes) or self._arguments.describe_change(args, leaves, spec)
         text = text or next(filter(None, (guard.describe_change() for guard in self._guards)), "")
         if text:

@@ -212,7 +212,7 @@ class OptimizerGuard:
 
         Parameters
         ----------
-        refuse : callable
+        mark_unsupported : callable
             Called with the reason if an optimizer has created state or changed a setting: a replay would not do so.
         """
         saved: dict[int, tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]] = {}

@@ -21,7 +21,7 @@ from distconv.jobs.planning.options import built, extents
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.pipeline import Pipeline, PipelinePlan
-from distconv.pipeline.runtime.device_kinds import kind_here
+from distconv.pipeline.runtime.device_kinds import kind_of_rank
 
 EXAMPLES = """\
 examples:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     of = sorted({(plan.model, plan.batch) for plan in plans.values()})
     if len(of) > 1:
         raise DistconvError(f"bench plans: found plans of {of}; compare those of one model and mini-batch")
-    kind = None if options.devices is None else kind_here(options.devices, comm, torch.device("cpu"))
+    kind = None if options.devices is None else kind_of_rank(options.devices, comm, torch.device("cpu"))
     times = _measured(options, plans, comm, kind)
     if comm.rank == 0:
         print(_report(options, plans, times))

@@ -52,7 +52,7 @@ from distconv.perfmodel.profiles.measure_operations import (
     measure_roofline,
     measure_sum,
 )
-from distconv.pipeline.runtime.device_kinds import kind_here
+from distconv.pipeline.runtime.device_kinds import kind_of_rank
 
 T = TypeVar("T")
 
@@ -204,7 +204,7 @@ def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Int
         options.out.mkdir(parents=True, exist_ok=True)
 
     on_rank_0(comm, check)
-    kind, own = kind_here(options.devices, comm, device), list[Timing]()
+    kind, own = kind_of_rank(options.devices, comm, device), list[Timing]()
     on_first_ranks(comm, comm.size, lambda: own.append(_timed(options, device)[0]))
     every = comm.gather((kind, own[0]), root=0)
     on_rank_0(comm, lambda: _save_kinds(every or [], options))

@@ -44,7 +44,7 @@ def conv2d(  # noqa: PLR0917 (those of F.conv2d, in its order)
     ShapeError
         If the shapes do not fit each other.
     """
-    windows = Windows.of(input_shape[-2:], tuple(weight.shape[-2:]), stride, padding, dilation)
+    windows = Windows.build(input_shape[-2:], tuple(weight.shape[-2:]), stride, padding, dilation)
     return batched_conv2d(weight, input_shape[-3], windows, groups).to_torch()
 
 
@@ -104,5 +104,5 @@ def _pattern(
     if kept is not None:
         there = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device)[chosen]
         rows, cols, chosen = rows[there], cols[there], chosen[there]
-    pattern, order = Pattern.of(rows, cols, (channels * groups * places_in, filters * places_out))
+    pattern, order = Pattern.from_positions(rows, cols, (channels * groups * places_in, filters * places_out))
     return pattern, chosen[order]

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
-PAIRS_AT_ONCE = 1 << 26
+MAX_PAIRS_AT_ONCE = 1 << 26
 """Largest number of terms that are computed before they are added up: a trade of memory for calls."""
 
 
@@ -37,8 +37,23 @@ class Pattern:
         self.products: WeakKeyDictionary[Pattern, Product] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, rows: torch.Tensor, cols: torch.Tensor, shape: tuple[int, int]) -> tuple[Pattern, torch.Tensor]:
-        """Return the pattern of distinct positions in any order, and the order that sorts them."""
+    def from_positions(
+        cls, rows: torch.Tensor, cols: torch.Tensor, shape: tuple[int, int]
+    ) -> tuple[Pattern, torch.Tensor]:
+        """Return the pattern of distinct positions in any order, and the order that sorts them.
+
+        Parameters
+        ----------
+        rows, cols : Tensor
+            int64 (nnz,), the positions.
+        shape : tuple of int
+            Rows and columns of the matrix.
+
+        Returns
+        -------
+        tuple of (Pattern, Tensor)
+            The order is int64 (nnz,).
+        """
         _, order = (rows * shape[1] + cols).sort()
         crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
@@ -77,7 +92,7 @@ class Pattern:
     @cached_property
     def transposed(self) -> tuple[Pattern, torch.Tensor]:
         """The pattern of the transpose, and the order of this pattern's non-zeros in it."""
-        return Pattern.of(self.col, self.rows, self.shape[::-1])
+        return Pattern.from_positions(self.col, self.rows, self.shape[::-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +107,23 @@ class Product:
     right: torch.Tensor
     out: torch.Tensor | None
 
-    def values(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return the values of the product (B, nnz), given those of its factors."""
+    def evaluate(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return the values of the product (B, nnz), given those of its factors.
+
+        Parameters
+        ----------
+        left, right : Tensor
+            Values of the factors (B or 1, nnz).
+
+        Returns
+        -------
+        Tensor
+        """
         if self.out is None:
             return left.index_select(1, self.left) * right.index_select(1, self.right)
         batch = max(len(left), len(right))
         total = left.new_zeros(batch, self.pattern.nnz)
-        step = max(1, PAIRS_AT_ONCE // batch)
+        step = max(1, MAX_PAIRS_AT_ONCE // batch)
         for a, b, out in zip(self.left.split(step), self.right.split(step), self.out.split(step), strict=True):
             total.index_add_(1, out, left.index_select(1, a) * right.index_select(1, b))
         return total

@@ -27,7 +27,7 @@ def linear(weight: torch.Tensor) -> torch.Tensor:
 
     For weights that are not pruned, pass ``weight.t()`` to a scan instead, which is faster.
     """
-    pattern, order = _places(tuple(weight.shape), (weight != 0).cpu().numpy().tobytes(), str(weight.device))
+    pattern, order = _positions(tuple(weight.shape), (weight != 0).cpu().numpy().tobytes(), str(weight.device))
     return SparseJacobian(pattern, weight.detach().reshape(1, -1).index_select(1, order)).to_torch()
 
 
@@ -52,7 +52,7 @@ def _diagonal_pattern(size: int, device: str) -> Pattern:
 
 
 @lru_cache(maxsize=16)
-def _places(shape: tuple[int, ...], kept: bytes, device: str) -> tuple[Pattern, torch.Tensor]:
+def _positions(shape: tuple[int, ...], kept: bytes, device: str) -> tuple[Pattern, torch.Tensor]:
     places = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device).nonzero()[:, 0]
-    pattern, order = Pattern.of(places % shape[1], places // shape[1], (shape[1], shape[0]))
+    pattern, order = Pattern.from_positions(places % shape[1], places // shape[1], (shape[1], shape[0]))
     return pattern, places[order]

@@ -44,12 +44,12 @@ def max_pool2d(indices: torch.Tensor, input_shape: tuple[int, ...], dtype: torch
     if indices.numel() != channels * indices.shape[-2] * indices.shape[-1]:
         raise ShapeError(
             f"Jacobian of max_pool2d: indices {tuple(indices.shape)} are not (C, H_out, W_out) of one sample "
-            f"(C, H, W) = {tuple(input_shape)}; batched_max_pool2d takes more"
+            f"(C, H, W) = {tuple(input_shape)}. Use batched_max_pool2d for several samples"
         )
     planes = torch.arange(channels, device=indices.device)[:, None] * (height * width)
     rows = (planes + indices.reshape(channels, -1)).flatten()
     cols = torch.arange(len(rows), device=indices.device)
-    pattern, _ = Pattern.of(rows, cols, (channels * height * width, len(cols)))
+    pattern, _ = Pattern.from_positions(rows, cols, (channels * height * width, len(cols)))
     return SparseJacobian(pattern, torch.ones(1, pattern.nnz, dtype=dtype, device=indices.device)).to_torch()
 
 
@@ -123,5 +123,5 @@ def _pattern(windows: Windows, channels: int, device: str) -> tuple[Pattern, tor
     places_in, places_out = windows.extent[0] * windows.extent[1], windows.out[0] * windows.out[1]
     planes = torch.arange(channels, device=device)[:, None]
     rows, cols = (planes * places_in + inputs).flatten(), (planes * places_out + outputs).flatten()
-    pattern, order = Pattern.of(rows, cols, (channels * places_in, channels * places_out))
+    pattern, order = Pattern.from_positions(rows, cols, (channels * places_in, channels * places_out))
     return pattern, rows[order] % places_in

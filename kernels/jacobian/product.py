@@ -32,11 +32,11 @@ def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
     """
     products = left.pattern.products.get(right.pattern)
     if products is None:
-        products = left.pattern.products[right.pattern] = meet(left.pattern, right.pattern)
-    return SparseJacobian(products.pattern, products.values(left.values, right.values))
+        products = left.pattern.products[right.pattern] = match_nonzeros(left.pattern, right.pattern)
+    return SparseJacobian(products.pattern, products.evaluate(left.values, right.values))
 
 
-def pairs(left: Pattern, right: Pattern) -> int:
+def count_products(left: Pattern, right: Pattern) -> int:
     """Return the number of products of two non-zeros in a matrix product, which is half of its FLOP.
 
     Parameters
@@ -52,7 +52,7 @@ def pairs(left: Pattern, right: Pattern) -> int:
     return int(right.lengths[left.col].sum())
 
 
-def meet(left: Pattern, right: Pattern) -> Product:
+def match_nonzeros(left: Pattern, right: Pattern) -> Product:
     """Return every pair of a non-zero (i, k) and a non-zero (k, j), sorted by (i, j).
 
     Parameters

@@ -26,8 +26,23 @@ class Windows:
     ceil: bool = False
 
     @classmethod
-    def of(cls, extent: Two, kernel: Two, stride: Two, padding: Two, dilation: Two, *, ceil: bool = False) -> Windows:
+    def build(
+        cls, extent: Two, kernel: Two, stride: Two, padding: Two, dilation: Two, *, ceil: bool = False
+    ) -> Windows:
         """Return windows, given pairs, or numbers for both dimensions.
+
+        Parameters
+        ----------
+        extent : int or pair of int
+            Size of the input (height, width).
+        kernel, stride, padding, dilation : int or pair of int
+            As in ``torch.nn.functional.conv2d``.
+        ceil : bool
+            As ``ceil_mode`` in ``torch.nn.functional.max_pool2d``.
+
+        Returns
+        -------
+        Windows
 
         Raises
         ------

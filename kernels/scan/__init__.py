@@ -11,18 +11,20 @@
     ranks            A scan over ranks: each keeps its own Jacobians
 """
 
+from distconv.deprecation import former_names
+
 from .accounting import Step, critical_path, recorded
 from .algorithm import sweep_levels
 from .backpropagation import backpropagate, explain
 from .checks import Problem, Size
-from .cost import SPEEDS, Prediction, Speed, predict
+from .cost import SPEEDS, ScanPrediction, Speed, predict
 from .elements import Identity
 
 __all__ = [
     "SPEEDS",
     "Identity",
-    "Prediction",
     "Problem",
+    "ScanPrediction",
     "Size",
     "Speed",
     "Step",
@@ -33,3 +35,5 @@ __all__ = [
     "recorded",
     "sweep_levels",
 ]
+
+__getattr__ = former_names(__name__, {"Prediction": "ScanPrediction"})

@@ -64,12 +64,12 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
         set_stage("up-sweep", len(below))
         front = level[0](front)
         below.append((level[1:], front))
-        level = level[1:].pairs()
+        level = level[1:].combine_pairs()
     set_stage("linear")
-    vectors: Any = level.linear(front)
+    vectors: Any = level.apply_in_order(front)
     for number, (rest, front) in reversed([*enumerate(below)]):
         set_stage("down-sweep", number)
-        vectors = rest.down(front, vectors)
+        vectors = rest.down_sweep(front, vectors)
     return vectors
 
 
@@ -89,45 +89,57 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
         As in :func:`scan`.
     """
     if not len(level):
-        return level.linear(gradient)
+        return level.apply_in_order(gradient)
     vectors: Any = scan(gradient, level[:-1], depth)
     set_stage("last")
-    last: Any = level[-1:].linear(vectors[-1] if len(vectors) else gradient)
+    last: Any = level[-1:].apply_in_order(vectors[-1] if len(vectors) else gradient)
     return level.join([vectors, last])
 
 
 @dataclass
-class Tree:
+class UpSweep:
     """Levels over elements without a gradient: the up-sweep that a rank computes before its gradient arrives."""
 
     levels: list[Level]
 
     @classmethod
-    def over(cls, level: Level, depth: int | None = None) -> Tree:
-        """Return the up-sweep over ``level``, of at most ``depth`` levels."""
+    def build(cls, level: Level, depth: int | None = None) -> UpSweep:
+        """Return the up-sweep over ``level``, of at most ``depth`` levels.
+
+        Parameters
+        ----------
+        level : Level
+            This rank's elements.
+        depth : int, optional
+            Maximum number of levels. Default: all.
+
+        Returns
+        -------
+        UpSweep
+        """
         levels = [level]
         while len(levels[-1]) > 1 and (depth is None or len(levels) <= depth):
             set_stage("up-sweep", len(levels) - 1)
-            levels.append(levels[-1].pairs())
+            levels.append(levels[-1].combine_pairs())
         return cls(levels)
 
-    def total(self) -> Affine:
+    def product(self) -> Affine:
         """Return the product of all elements."""
         set_stage("total")
         top = self.levels[-1]
         product = top[0]
         for i in range(1, len(top)):
-            product = top[i].after(product)
+            product = top[i].compose_after(product)
         for level in reversed(self.levels[:-1]):
             if len(level) % 2:
-                product = level[len(level) - 1].after(product)
+                product = level[len(level) - 1].compose_after(product)
         return product
 
-    def vectors(self, gradient: torch.Tensor) -> Any:
+    def down_sweep(self, gradient: torch.Tensor) -> Any:
         """Return the gradient after each element: the down-sweep."""
         set_stage("linear")
-        vectors: Any = self.levels[-1].linear(gradient)
+        vectors: Any = self.levels[-1].apply_in_order(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):
             set_stage("down-sweep", number)
-            vectors = level.down(gradient, vectors)[1:]
+            vectors = level.down_sweep(gradient, vectors)[1:]
         return vectors

@@ -17,7 +17,7 @@ from distconv.errors import ScanError
 
 from .algorithm import gradients
 from .checks import Problem, build_problem
-from .cost import SPEEDS, Prediction, Speed, predict
+from .cost import SPEEDS, ScanPrediction, Speed, predict
 from .elements import Level, Matrix
 from .ranks import ScanRank, linear_over_ranks, scan_over_ranks
 
@@ -85,17 +85,17 @@ def backpropagate(
         check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     if method not in get_args(Method) or (depth is not None and depth < 0):
         raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
-    level, whole = build_problem(gradient, jacobians, sources, comm)
-    chosen, depth = _choose(method, depth, whole, speed)
-    if len(whole.active) == 1 and (comm is None or comm.rank == 0):
+    level, problem = build_problem(gradient, jacobians, sources, comm)
+    chosen, depth = _choose(method, depth, problem, speed)
+    if len(problem.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
-    if comm.rank not in whole.active:
-        return _empty_result(level, whole)
-    seat = ScanRank(comm, whole, whole.empty_tensor())
+    if comm.rank not in problem.active:
+        return _empty_result(level, problem)
+    scan_rank = ScanRank(comm, problem, problem.empty_tensor())
     if chosen == "linear":
-        return linear_over_ranks(gradient, level, seat)
-    return scan_over_ranks(gradient, level, depth, seat)
+        return linear_over_ranks(gradient, level, scan_rank)
+    return scan_over_ranks(gradient, level, depth, scan_rank)
 
 
 def explain(
@@ -103,7 +103,7 @@ def explain(
     jacobians: torch.Tensor | Sequence[Matrix],
     comm: Any = None,
     speed: Speed | None = None,
-) -> Prediction:
+) -> ScanPrediction:
     """Return the predicted time of each method for some arguments of :func:`backpropagate`.
 
     Collective if ``comm`` is given: call on every rank.
@@ -123,22 +123,22 @@ def explain(
     ScanError
         As :func:`backpropagate`.
     """
-    return _predicted(build_problem(gradient, jacobians, None, comm)[1], speed)
+    return _predict(build_problem(gradient, jacobians, None, comm)[1], speed)
 
 
-def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
-    return predict(whole, speed or SPEEDS["cuda" if whole.dtype.endswith("cuda") else "cpu"])
+def _predict(problem: Problem, speed: Speed | None) -> ScanPrediction:
+    return predict(problem, speed or SPEEDS["cuda" if problem.dtype.endswith("cuda") else "cpu"])
 
 
-def _choose(method: str, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
+def _choose(method: str, depth: int | None, problem: Problem, speed: Speed | None) -> tuple[str, int | None]:
     """Return the method and its number of levels of the up-sweep; None for all."""
     if method == "auto" or (method == "truncated" and depth is None):
-        prediction = _predicted(whole, speed)
+        prediction = _predict(problem, speed)
         chosen = prediction.method if method == "auto" else "truncated"
         return chosen, {"linear": 0, "blelloch": None, "truncated": prediction.depth}[chosen]
     return method, {"linear": 0, "blelloch": None, "truncated": depth}[method]
 
 
-def _empty_result(level: Level, whole: Problem) -> Any:
+def _empty_result(level: Level, problem: Problem) -> Any:
     """Return the gradients of a rank without Jacobians."""
-    return level.linear(whole.empty_tensor().new_empty(whole.gradient))
+    return level.apply_in_order(problem.empty_tensor().new_empty(problem.gradient))

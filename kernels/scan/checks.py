@@ -17,7 +17,7 @@ from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
 from distconv.process import watchdog
 
-from .elements import Chain, Identity, Level, Stack, level_of
+from .elements import Chain, Identity, Level, Stack, make_level
 
 WHERE = "backpropagate"
 
@@ -99,15 +99,15 @@ def build_problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, c
     """
     if comm is None:
         level = _build_level(gradient, jacobians, sources, first=True)
-        return level, _join_parts([_part(gradient, level)])
+        return level, _join_parts([_describe_arguments(gradient, level)])
     level = try_on_all_ranks(comm, lambda: _build_level(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
     with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
-        parts = comm.allgather(_part(gradient, level))
+        parts = comm.allgather(_describe_arguments(gradient, level))
     return level, _join_parts(parts)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankArguments:
     """Shapes and dtypes of one rank's arguments, as sent to all ranks."""
 
     gradient: tuple[int, ...] | None
@@ -117,16 +117,16 @@ class _Part:
     source_samples: tuple[int, ...]
 
 
-def _part(gradient: torch.Tensor | None, level: Level) -> _Part:
+def _describe_arguments(gradient: torch.Tensor | None, level: Level) -> _RankArguments:
     values = [*_tensors(level)[:1], *([] if gradient is None else [gradient])]
     dtype = f"{values[0].dtype} on {values[0].device.type}" if values else None
     shifts = [level.shifts] if isinstance(level, Stack) else [element.shift for element in level.elements]
     samples = sorted({shift.shape[-2] for shift in shifts if shift is not None})
     shape = None if gradient is None else tuple(gradient.shape)
-    return _Part(shape, dtype, tuple(_sizes(level)), isinstance(level, Stack), tuple(samples))
+    return _RankArguments(shape, dtype, tuple(_sizes(level)), isinstance(level, Stack), tuple(samples))
 
 
-def _join_parts(parts: Sequence[_Part]) -> Problem:
+def _join_parts(parts: Sequence[_RankArguments]) -> Problem:
     shape = parts[0].gradient
     assert shape is not None
     samples, width = shape
@@ -136,35 +136,39 @@ def _join_parts(parts: Sequence[_Part]) -> Problem:
         raise ScanError(f"{WHERE}: no Jacobians on any of {len(parts)} ranks; pass at least one")
     before = f"the gradient {shape}"
     for rank, part in enumerate(parts):
-        of = f" on rank {rank}" if len(parts) > 1 else ""
+        where = f" on rank {rank}" if len(parts) > 1 else ""
         if part.sizes and part.dtype not in (None, parts[0].dtype):
-            raise ScanError(f"{WHERE}: values{of} are {part.dtype}, on rank 0 {parts[0].dtype}; pass all alike")
+            raise ScanError(
+                f"{WHERE}: values{where} are {part.dtype}, on rank 0 {parts[0].dtype}. Pass one dtype and device"
+            )
         if part.source_samples not in ((), (samples,)):
-            raise ScanError(f"{WHERE}: sources{of} are of {part.source_samples} samples, the gradient of {samples}")
+            raise ScanError(
+                f"{WHERE}: sources{where} have {part.source_samples} samples, but the gradient has {samples}"
+            )
         for index, size in enumerate(part.sizes):
             if size is None:
                 continue
-            name = f"jacobians[{index}]{of}"
+            name = f"jacobians[{index}]{where}"
             if size.cols != width:
                 raise ScanError(
-                    f"{WHERE}: {name} (={size.rows} x {size.cols}) takes gradients of {size.cols} values, {before} "
-                    f"gives {width}; pass transposed Jacobians (N_in, N_out), the last layer's first"
+                    f"{WHERE}: {name} (={size.rows} x {size.cols}) has {size.cols} columns, but {before} results in "
+                    f"{width} values. Pass transposed Jacobians (N_in, N_out), the last layer's first"
                 )
             if size.batch not in (1, samples):
                 raise ScanError(
-                    f"{WHERE}: {name} is of {size.batch} samples, the gradient of {samples}; pass as many, or 1"
+                    f"{WHERE}: {name} has {size.batch} samples, but the gradient has {samples}. Pass as many, or 1"
                 )
             width, before = size.rows, name
     return problem
 
 
 def _build_level(gradient: torch.Tensor | None, jacobians: Any, sources: Any, first: bool) -> Level:
-    level = level_of(jacobians, sources)
-    _check_own(gradient, level, first)
+    level = make_level(jacobians, sources)
+    _check_local_arguments(gradient, level, first)
     return level
 
 
-def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None:
+def _check_local_arguments(gradient: torch.Tensor | None, level: Level, first: bool) -> None:
     """Check this rank's arguments, apart from agreement with other ranks."""
     if gradient is None:
         if first:
@@ -177,16 +181,18 @@ def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None
     tensors = ([] if gradient is None else [gradient]) + _tensors(level)
     for tensor in tensors:
         if not tensor.is_floating_point():
-            raise ScanError(f"{WHERE}: values are {tensor.dtype}; pass floating-point numbers")
+            raise ScanError(f"{WHERE}: values are {tensor.dtype}; pass floating-point tensors")
     kinds = sorted({f"{tensor.dtype} on {tensor.device}" for tensor in tensors})
     if len(kinds) > 1:
-        raise ScanError(f"{WHERE}: gradient, Jacobians and sources are {' and '.join(kinds)}; pass all alike")
+        raise ScanError(
+            f"{WHERE}: gradient, Jacobians and sources are {' and '.join(kinds)}. Pass one dtype and device"
+        )
 
 
 def _check_stack(level: Stack) -> None:
     shape = tuple(level.matrices.shape)
     if len(shape) != 4 or shape[2] != shape[3]:
-        raise ScanError(f"{WHERE}: jacobians {shape} are not (n, B, N, N) or (n, 1, N, N); of other shapes pass a list")
+        raise ScanError(f"{WHERE}: jacobians {shape} are not (n, B, N, N) or (n, 1, N, N). Pass other shapes as a list")
     shifts = level.shifts
     if shifts is not None and (shifts.dim() != 3 or (len(shifts), shifts.shape[2]) != (shape[0], shape[2])):
         raise ScanError(f"{WHERE}: sources {tuple(shifts.shape)} are not (n, B, N) = ({shape[0]}, B, {shape[2]})")
@@ -198,8 +204,10 @@ def _check_chain(level: Chain) -> None:
         if shift is None:
             continue
         if isinstance(matrix, Identity) or shift.dim() != 2 or shift.shape[1] != matrix.shape[1]:
-            of = "an identity, which takes none" if isinstance(matrix, Identity) else f"{tuple(matrix.shape)}"
-            raise ScanError(f"{WHERE}: sources[{index}] {tuple(shift.shape)} does not fit jacobians[{index}], {of}")
+            described = "an identity, which has no source" if isinstance(matrix, Identity) else f"{tuple(matrix.shape)}"
+            raise ScanError(
+                f"{WHERE}: sources[{index}] {tuple(shift.shape)} does not fit jacobians[{index}], {described}"
+            )
 
 
 def _tensors(level: Level) -> list[torch.Tensor]:

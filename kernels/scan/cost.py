@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from .algorithm import Tree, scan
+from .algorithm import UpSweep, scan
 from .checks import Problem, Size
 from .elements import Level
 
@@ -47,7 +47,7 @@ SPEEDS = {
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ScanPrediction:
     """Predicted time of each method."""
 
     times_s: dict[str, float]
@@ -66,7 +66,7 @@ class Prediction:
 
 
 @lru_cache(maxsize=4096)
-def predict(problem: Problem, speed: Speed) -> Prediction:
+def predict(problem: Problem, speed: Speed) -> ScanPrediction:
     """Predict the time of each method for a problem on all its ranks.
 
     Parameters
@@ -89,46 +89,48 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
     True
     """
     deepest = max(problem.count_on_rank(rank) for rank in problem.active).bit_length()
-    whole = _sweeps(problem, speed, None)
-    truncated = {depth: _sweeps(problem, speed, depth) for depth in range(1, deepest)} or {1: whole}
+    blelloch = _sweep_time(problem, speed, None)
+    truncated = {depth: _sweep_time(problem, speed, depth) for depth in range(1, deepest)} or {1: blelloch}
     depth = min(truncated, key=lambda levels: truncated[levels])
-    return Prediction({"linear": _linear(problem, speed), "blelloch": whole, "truncated": truncated[depth]}, depth)
+    return ScanPrediction(
+        {"linear": _linear_time(problem, speed), "blelloch": blelloch, "truncated": truncated[depth]}, depth
+    )
 
 
-def _linear(problem: Problem, speed: Speed) -> float:
+def _linear_time(problem: Problem, speed: Speed) -> float:
     """Return the seconds of the linear method: one rank after another."""
     clock = _Clock(problem, speed)
     for sizes, ranks in Counter(problem.ranks).items():
         # Ranks with the same Jacobians take the same time: only one of them is simulated.
         before = clock.seconds
-        clock.level(sizes).linear(None)
+        clock.timed_level(sizes).apply_in_order(None)
         clock.seconds += (ranks - 1) * (clock.seconds - before)
     for rank in problem.active[:-1]:
-        clock.send(problem.gradient[0] * problem.widths[rank])
+        clock.add_message(problem.gradient[0] * problem.widths[rank])
     return clock.seconds
 
 
-def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
+def _sweep_time(problem: Problem, speed: Speed, depth: int | None) -> float:
     """Return the seconds of a scan: the slowest rank before the exchange, the exchange, the slowest rank after it."""
     clock = _Clock(problem, speed)
-    level = clock.level(problem.ranks[0])
+    level = clock.timed_level(problem.ranks[0])
     scan(cast(Any, None), cast(Level, level[:-1]), depth)
-    level[-1:].linear(None)
+    level[-1:].apply_in_order(None)
     up, down, largest = [clock.seconds], [0.0], Size(0, 0)
     for sizes in dict.fromkeys(problem.ranks[rank] for rank in problem.active[1:]):
         clock = _Clock(problem, speed)
-        tree = Tree.over(cast(Level, clock.level(sizes)), depth)
-        total = cast(_Map, tree.total()).size or Size(0, 0)
+        tree = UpSweep.build(cast(Level, clock.timed_level(sizes)), depth)
+        total = cast(_TimedMap, tree.product()).size or Size(0, 0)
         largest = max(largest, total, key=lambda size: size.rows * size.cols)
         up.append(clock.seconds)
-        tree.vectors(cast(Any, None))
+        tree.down_sweep(cast(Any, None))
         down.append(clock.seconds - up[-1])
     clock = _Clock(problem, speed)
     for _ in range((len(problem.active) - 1).bit_length()):
-        clock.send(max(largest.batch, 1) * largest.rows * largest.cols * largest.density)
-        clock.call(clock.mm(largest, largest))
-        clock.send(problem.gradient[0] * largest.rows)
-        clock.call(clock.mv(largest))
+        clock.add_message(max(largest.batch, 1) * largest.rows * largest.cols * largest.density)
+        clock.add_call(clock.matrix_matrix_time(largest, largest))
+        clock.add_message(problem.gradient[0] * largest.rows)
+        clock.add_call(clock.matrix_vector_time(largest))
     return max(up) + clock.seconds + max(down)
 
 
@@ -138,22 +140,22 @@ class _Clock:
     def __init__(self, problem: Problem, speed: Speed) -> None:
         self.problem, self.speed, self.seconds = problem, speed, 0.0
 
-    def level(self, sizes: Sequence[Size | None]) -> _Sizes:
-        return _Sizes(self, [size for size in sizes for _ in range(1 if size is None else size.count)])
+    def timed_level(self, sizes: Sequence[Size | None]) -> _TimedLevel:
+        return _TimedLevel(self, [size for size in sizes for _ in range(1 if size is None else size.count)])
 
-    def call(self, work_s: float) -> None:
+    def add_call(self, work_s: float) -> None:
         self.seconds += self.speed.call_s + work_s
 
-    def send(self, values: float) -> None:
+    def add_message(self, values: float) -> None:
         self.seconds += self.speed.alpha_s + values * self.speed.value_bytes / self.speed.link_bytes_per_s
 
-    def mv(self, size: Size) -> float:
+    def matrix_vector_time(self, size: Size) -> float:
         nonzeros = size.rows * size.cols * size.density
         rate = self.speed.flops_per_s if size.density == 1 else self.speed.sparse_flops_per_s
         moved = nonzeros * size.batch * self.speed.value_bytes
         return max(2 * nonzeros * self.problem.gradient[0] / rate, moved / self.speed.bytes_per_s)
 
-    def mm(self, second: Size, first: Size) -> float:
+    def matrix_matrix_time(self, second: Size, first: Size) -> float:
         both = second.density * first.density
         rate = self.speed.flops_per_s if both == 1 else self.speed.sparse_flops_per_s
         batch = max(second.batch, first.batch)
@@ -162,7 +164,7 @@ class _Clock:
         return max(flops / rate, moved / self.speed.bytes_per_s)
 
 
-class _Map:
+class _TimedMap:
     """An element that adds its time to the clock instead of computing."""
 
     def __init__(self, clock: _Clock, size: Size | None) -> None:
@@ -170,13 +172,13 @@ class _Map:
 
     def __call__(self, vector: None) -> None:
         if self.size is not None:
-            self.clock.call(self.clock.mv(self.size))
+            self.clock.add_call(self.clock.matrix_vector_time(self.size))
 
-    def after(self, first: _Map) -> _Map:
+    def compose_after(self, first: _TimedMap) -> _TimedMap:
         if self.size is None or first.size is None:
-            return _Map(self.clock, self.size or first.size)
-        self.clock.call(self.clock.mm(self.size, first.size))
-        return _Map(self.clock, _product(self.size, first.size))
+            return _TimedMap(self.clock, self.size or first.size)
+        self.clock.add_call(self.clock.matrix_matrix_time(self.size, first.size))
+        return _TimedMap(self.clock, _product(self.size, first.size))
 
 
 def _product(second: Size, first: Size) -> Size:
@@ -185,7 +187,7 @@ def _product(second: Size, first: Size) -> Size:
     return Size(second.rows, first.cols, density, max(second.batch, first.batch))
 
 
-class _Sizes:
+class _TimedLevel:
     """A level that adds its time to the clock instead of computing; vectors are None."""
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
@@ -196,29 +198,33 @@ class _Sizes:
         return len(self.sizes)
 
     def __getitem__(self, index: Any) -> Any:
-        return (_Sizes if isinstance(index, slice) else _Map)(self.clock, cast(Any, self.sizes[index]))
+        return (_TimedLevel if isinstance(index, slice) else _TimedMap)(self.clock, cast(Any, self.sizes[index]))
 
-    def pairs(self) -> _Sizes:
+    def combine_pairs(self) -> _TimedLevel:
         count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
         if self._common_size is not None:
             if count:
-                self.clock.seconds += self.clock.speed.level_s + count * self.clock.mm(
+                self.clock.seconds += self.clock.speed.level_s + count * self.clock.matrix_matrix_time(
                     self._common_size, self._common_size
                 )
-            return _Sizes(self.clock, self.sizes[:count])
-        return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
+            return _TimedLevel(self.clock, self.sizes[:count])
+        return _TimedLevel(self.clock, [seconds[i].compose_after(firsts[i]).size for i in range(count)])
 
-    def linear(self, vector: None) -> list[None]:
+    def apply_in_order(self, vector: None) -> list[None]:
         if self._common_size is not None:
-            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self._common_size))
+            self.clock.seconds += len(self) * (
+                self.clock.speed.call_s + self.clock.matrix_vector_time(self._common_size)
+            )
         else:
             for size in self.sizes:
-                _Map(self.clock, size)(None)
+                _TimedMap(self.clock, size)(None)
         return [None] * len(self)
 
-    def down(self, vector: None, above: Sequence[None]) -> list[None]:
+    def down_sweep(self, vector: None, above: Sequence[None]) -> list[None]:
         if self._common_size is not None:
-            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.mv(self._common_size)
+            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.matrix_vector_time(
+                self._common_size
+            )
         else:
-            self[::2].linear(None)
+            self[::2].apply_in_order(None)
         return [None] * (len(self) + 1)

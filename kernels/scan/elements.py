@@ -15,7 +15,7 @@ import torch
 
 from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
-from distconv.kernels.jacobian.product import multiply, pairs
+from distconv.kernels.jacobian.product import count_products, multiply
 
 from .accounting import record_products
 
@@ -38,10 +38,10 @@ class Affine:
 
     def __call__(self, vector: torch.Tensor) -> torch.Tensor:
         """Apply the map to a vector, (B, N_out) -> (B, N_in)."""
-        moved = matrix_vector(self.matrix, vector)
-        return moved if self.shift is None else moved + self.shift
+        product = matrix_vector(self.matrix, vector)
+        return product if self.shift is None else product + self.shift
 
-    def after(self, first: Affine) -> Affine:
+    def compose_after(self, first: Affine) -> Affine:
         """Return the map that applies ``first`` and then this one: the paper's first <> self."""
         matrix = matrix_matrix(self.matrix, first.matrix)
         return Affine(matrix, self.shift if first.shift is None else self(first.shift))
@@ -94,7 +94,7 @@ def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
         return first
     batch = max(second.shape[0], first.shape[0])
     if isinstance(second, SparseJacobian) and isinstance(first, SparseJacobian):
-        record_products("mm", 2 * batch * pairs(second.pattern, first.pattern))
+        record_products("mm", 2 * batch * count_products(second.pattern, first.pattern))
         return multiply(second, first)
     if isinstance(second, SparseJacobian):
         assert isinstance(first, torch.Tensor)
@@ -123,12 +123,12 @@ class Chain:
     def __getitem__(self, index: int | slice) -> Affine | Chain:
         return Chain(self.elements[index]) if isinstance(index, slice) else self.elements[index]
 
-    def pairs(self) -> Chain:
+    def combine_pairs(self) -> Chain:
         """Return the elements 0 <> 1, 2 <> 3, ...; of an odd number the last one is left out."""
         firsts, seconds = self.elements[::2], self.elements[1::2]
-        return Chain([second.after(first) for first, second in zip(firsts, seconds, strict=False)])
+        return Chain([second.compose_after(first) for first, second in zip(firsts, seconds, strict=False)])
 
-    def linear(self, vector: torch.Tensor) -> list[torch.Tensor]:
+    def apply_in_order(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the vector after each element, computed one after another."""
         out = []
         for element in self.elements:
@@ -136,7 +136,7 @@ class Chain:
             out.append(vector)
         return out
 
-    def down(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def down_sweep(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the vector before the first element and after each element: a level of the down-sweep.
 
         Parameters
@@ -179,7 +179,7 @@ class Stack:
         shift = None if self.shifts is None else self.shifts[index]
         return (Stack if isinstance(index, slice) else Affine)(self.matrices[index], shift)
 
-    def pairs(self) -> Stack:
+    def combine_pairs(self) -> Stack:
         """Return the elements 0 <> 1, 2 <> 3, ... in one product; of an odd number the last one is left out."""
         half = len(self) // 2
         first, second = self[: 2 * half : 2], self[1::2]
@@ -195,22 +195,22 @@ class Stack:
         out = vectors @ m[:, 0].transpose(1, 2) if shared else (m @ vectors[..., None])[..., 0]
         return out if self.shifts is None else out.add_(self.shifts)
 
-    def linear(self, vector: torch.Tensor) -> torch.Tensor:
+    def apply_in_order(self, vector: torch.Tensor) -> torch.Tensor:
         """Return the vector after each element, computed one after another, (m, B, N)."""
         out = vector.new_empty(len(self), *vector.shape)
         record_products("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
         if self.matrices.shape[1] == 1:
-            for i, (matrix, place) in enumerate(zip(self.matrices[:, 0].mT.unbind(), out.unbind(), strict=True)):
-                torch.mm(vector, matrix, out=place)
-                vector = place if self.shifts is None else place.add_(self.shifts[i])
+            for i, (matrix, result) in enumerate(zip(self.matrices[:, 0].mT.unbind(), out.unbind(), strict=True)):
+                torch.mm(vector, matrix, out=result)
+                vector = result if self.shifts is None else result.add_(self.shifts[i])
             return out
         column = vector[:, :, None]
-        for i, (matrix, place) in enumerate(zip(self.matrices.unbind(), out[..., None].unbind(), strict=True)):
-            torch.bmm(matrix, column, out=place)
-            column = place if self.shifts is None else place.add_(self.shifts[i][:, :, None])
+        for i, (matrix, result) in enumerate(zip(self.matrices.unbind(), out[..., None].unbind(), strict=True)):
+            torch.bmm(matrix, column, out=result)
+            column = result if self.shifts is None else result.add_(self.shifts[i][:, :, None])
         return out
 
-    def down(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+    def down_sweep(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
         """Return the vector before the first element and after each element: a level of the down-sweep.
 
         Parameters
@@ -239,7 +239,7 @@ class Stack:
 Level = Chain | Stack
 
 
-def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
+def make_level(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     """Return the elements of Jacobians and sources, as a Stack for one tensor and a Chain for a sequence.
 
     Parameters
@@ -260,26 +260,26 @@ def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     kinds = torch.Tensor if isinstance(jacobians, torch.Tensor) else (torch.Tensor, list, tuple)
     if not isinstance(jacobians, (torch.Tensor, list, tuple)) or not isinstance(sources, (type(None), kinds)):
         containers = f"{type(jacobians).__name__} with sources in a {type(sources).__name__}"
-        raise ScanError(f"backpropagate: Jacobians in a {containers}; pass tensors, or a list for a list")
+        raise ScanError(f"backpropagate: Jacobians in a {containers}; pass two tensors, or two lists")
     if isinstance(jacobians, torch.Tensor):
         return Stack(jacobians, cast(torch.Tensor | None, sources))
     if sources is not None and len(sources) != len(jacobians):
         raise ScanError(f"backpropagate: {len(sources)} sources, {len(jacobians)} Jacobians; pass None for no source")
     shifts = [None] * len(jacobians) if sources is None else sources
-    return Chain([Affine(_matrix(j, i), s) for i, (j, s) in enumerate(zip(jacobians, shifts, strict=True))])
+    return Chain([Affine(_check_matrix(j, i), s) for i, (j, s) in enumerate(zip(jacobians, shifts, strict=True))])
 
 
-def _matrix(jacobian: Matrix, index: int) -> Matrix:
+def _check_matrix(jacobian: Matrix, index: int) -> Matrix:
     if isinstance(jacobian, (SparseJacobian, Identity)):
         return jacobian
     if not isinstance(jacobian, torch.Tensor) or jacobian.dim() not in (2, 3):
         shape = tuple(jacobian.shape) if isinstance(jacobian, torch.Tensor) else type(jacobian).__name__
         raise ScanError(
-            f"backpropagate: jacobians[{index}] (={shape}) is no matrix; pass (N_in, N_out), (B, N_in, N_out), "
+            f"backpropagate: jacobians[{index}] (={shape}) is not a matrix. Pass (N_in, N_out), (B, N_in, N_out), "
             "torch CSR, a SparseJacobian or Identity()"
         )
     if jacobian.layout == torch.sparse_csr and jacobian.dim() == 2:
         return SparseJacobian.from_torch(jacobian)
     if jacobian.layout != torch.strided:
-        raise ScanError(f"backpropagate: jacobians[{index}] has layout {jacobian.layout}; pass dense or one CSR matrix")
+        raise ScanError(f"backpropagate: jacobians[{index}] has layout {jacobian.layout}. Pass dense or one CSR matrix")
     return jacobian if jacobian.dim() == 3 else jacobian[None]

@@ -22,7 +22,7 @@ from distconv.communication.transport import Exchange
 from distconv.kernels.jacobian.csr import Pattern, SparseJacobian
 
 from .accounting import set_stage
-from .algorithm import Tree, gradients
+from .algorithm import UpSweep, gradients
 from .checks import Problem
 from .elements import Affine, Identity, Level, Matrix
 
@@ -47,14 +47,14 @@ class ScanRank:
         """Position of this rank in the array."""
         return self.active.index(self.comm.rank)
 
-    def receive_vector(self, source: int, behind: int) -> torch.Tensor:
+    def receive_vector(self, source: int, after: int) -> torch.Tensor:
         """Receive a gradient.
 
         Parameters
         ----------
         source : int
             Position of the rank that sends it.
-        behind : int
+        after : int
             Position of the rank after whose Jacobians it is the gradient, which determines its width.
 
         Returns
@@ -62,22 +62,38 @@ class ScanRank:
         Tensor
             Shape (B, N).
         """
-        vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
+        vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[after]])
         self._receive(source, [vector])
         return vector
 
     def send_vector(self, target: int, vector: torch.Tensor) -> None:
-        """Send a vector to the rank at position ``target``."""
+        """Send a vector to the rank at position ``target``.
+
+        Parameters
+        ----------
+        target : int
+            Position of the rank in the array.
+        vector : Tensor
+            A gradient (B, N).
+        """
         self._send(target, [vector.contiguous()])
 
     def send_map(self, target: int, element: Affine) -> None:
-        """Send an element to the rank at position ``target``: a header, then its indices, values and shift, if any."""
+        """Send an element to the rank at position ``target``: a header, then its indices, values and shift, if any.
+
+        Parameters
+        ----------
+        target : int
+            Position of the rank in the array.
+        element : Affine
+            The element.
+        """
         tensors = _tensors(element)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = _KINDS.index(type(element.matrix))
         header[1] = element.shift is not None
-        for place, number in enumerate(_numbers(element.matrix), 2):
-            header[place] = number
+        for position, number in enumerate(_numbers(element.matrix), 2):
+            header[position] = number
         self._send(target, [header.to(self.like.device), *tensors])
 
     def receive_map(self, source: int) -> Affine:
@@ -127,7 +143,7 @@ def _tensors(element: Affine) -> list[torch.Tensor]:
     return tensors if element.shift is None else [*tensors, element.shift.contiguous()]
 
 
-def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRank) -> Any:
+def linear_over_ranks(gradient: torch.Tensor | None, level: Level, scan_rank: ScanRank) -> Any:
     """Return the gradient after each of this rank's elements. The ranks compute one after another.
 
     Collective: call on every active rank.
@@ -138,7 +154,7 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRan
         The gradient before the first element (B, N), on the first rank. Other ranks ignore it.
     level : Level
         This rank's elements.
-    seat : ScanRank
+    scan_rank : ScanRank
         This rank's position and messages.
 
     Returns
@@ -146,23 +162,23 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRan
     list of Tensor, or Tensor
         As in :func:`distconv.kernels.scan.algorithm.scan`.
     """
-    index = seat.index
-    vector = seat.receive_vector(index - 1, index - 1) if index else gradient
+    index = scan_rank.index
+    vector = scan_rank.receive_vector(index - 1, index - 1) if index else gradient
     assert vector is not None
     vectors = gradients(vector, level, 0)
-    if index < len(seat.active) - 1:
-        seat.send_vector(index + 1, vectors[-1] if len(level) else vector)
+    if index < len(scan_rank.active) - 1:
+        scan_rank.send_vector(index + 1, vectors[-1] if len(level) else vector)
     return vectors
 
 
-def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: ScanRank) -> Any:
+def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, scan_rank: ScanRank) -> Any:
     """Return the gradient after each of this rank's elements, by Algorithm 1 over the ranks.
 
     Collective: call on every active rank.
 
     Parameters
     ----------
-    gradient, level, seat
+    gradient, level, scan_rank
         As in :func:`linear_over_ranks`.
     depth : int or None
         Number of levels of each rank's own up-sweep; None for all.
@@ -172,19 +188,19 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
     list of Tensor, or Tensor
         As in :func:`distconv.kernels.scan.algorithm.scan`.
     """
-    if seat.index:
-        tree = Tree.over(level, depth)
-        last = seat.index == len(seat.active) - 1
-        return tree.vectors(_exchange(Affine(Identity()) if last else tree.total(), seat))
+    if scan_rank.index:
+        tree = UpSweep.build(level, depth)
+        last = scan_rank.index == len(scan_rank.active) - 1
+        return tree.down_sweep(_exchange(Affine(Identity()) if last else tree.product(), scan_rank))
     assert gradient is not None
     vectors = gradients(gradient, level, depth)
-    _exchange(vectors[-1] if len(level) else gradient, seat)
+    _exchange(vectors[-1] if len(level) else gradient, scan_rank)
     return vectors
 
 
-def _exchange(element: Any, seat: ScanRank) -> Any:
+def _exchange(element: Any, scan_rank: ScanRank) -> Any:
     """Return the gradient before this rank's element, by Algorithm 1; None on the first rank, which has it already."""
-    last, index = len(seat.active) - 1, seat.index
+    last, index = len(scan_rank.active) - 1, scan_rank.index
     levels = last.bit_length()
     kept: dict[int, Any] = {}
     for d in range(levels):
@@ -192,13 +208,15 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
         for left, right in _exchanging_ranks(d, last):
             vector = left == (1 << d) - 1  # the first element of a level contains the gradient
             if index == left and isinstance(element, torch.Tensor):
-                seat.send_vector(right, element)
+                scan_rank.send_vector(right, element)
             elif index == left:
-                seat.send_map(right, element)
+                scan_rank.send_map(right, element)
             elif index == right:
-                kept[d] = received = seat.receive_vector(left, left) if vector else seat.receive_map(left)
+                kept[d] = received = scan_rank.receive_vector(left, left) if vector else scan_rank.receive_map(left)
                 if right < last:
-                    element = element(received) if isinstance(received, torch.Tensor) else element.after(received)
+                    element = (
+                        element(received) if isinstance(received, torch.Tensor) else element.compose_after(received)
+                    )
     before: Any = None
     for d in reversed(range(levels)):
         set_stage("down-sweep over ranks", d)
@@ -206,9 +224,9 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
             if left == (1 << d) - 1:  # the right rank would send the identity
                 before = kept[d] if index == right else before
             elif index == left:
-                before = seat.receive_vector(right, left - (1 << d))
+                before = scan_rank.receive_vector(right, left - (1 << d))
             elif index == right:
-                seat.send_vector(left, before)
+                scan_rank.send_vector(left, before)
                 before = kept[d](before)
     return before
 

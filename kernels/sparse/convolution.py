@@ -105,7 +105,7 @@ def _convolve(
             x = _rows(features, pairs, k)
             torch.mm(x, weight[k], out=rows)
             gathered(k, x)
-        summed = group.summed(products.to(dtype))
+        summed = group.sum_pairs(products.to(dtype))
         out = summed if out is None else out.add_(summed)
     if out is None:
         return features.new_zeros(pairs.out_sites, weight.shape[2])

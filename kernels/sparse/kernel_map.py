@@ -40,7 +40,7 @@ class Group:
     ends: torch.Tensor
     """Shape (N_out + 1,). The pairs of site o are at ``ends[o] : ends[o + 1]`` of ``order``."""
 
-    def summed(self, rows: torch.Tensor, of_pairs: torch.Tensor | None = None) -> torch.Tensor:
+    def sum_pairs(self, rows: torch.Tensor, of_pairs: torch.Tensor | None = None) -> torch.Tensor:
         """Return the sums over the pairs of each output site.
 
         The result is deterministic: each site is added up by one thread in a fixed order, without atomics on a GPU.

@@ -136,7 +136,7 @@ class _Sum(torch.autograd.Function):
 def _sum_windows(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
     out = x.new_zeros(pairs.out_sites, x.shape[1])
     for group in pairs.groups:
-        out += group.summed(x, torch.cat([pairs.pairs[k][0] for k in group.offsets]))
+        out += group.sum_pairs(x, torch.cat([pairs.pairs[k][0] for k in group.offsets]))
     return out
 
 

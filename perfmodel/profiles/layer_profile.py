@@ -285,11 +285,11 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
         raise ProfileError(f"profile: the {len(profiles)} profiles to average have different layers")
     layers = [
         replace(
-            alike[0],
-            forward_s=math.fsum(layer.forward_s for layer in alike) / len(alike),
-            backward_s=math.fsum(layer.backward_s for layer in alike) / len(alike),
+            same_layer[0],
+            forward_s=math.fsum(layer.forward_s for layer in same_layer) / len(same_layer),
+            backward_s=math.fsum(layer.backward_s for layer in same_layer) / len(same_layer),
         )
-        for alike in zip(*(profile.layers for profile in profiles), strict=True)
+        for same_layer in zip(*(profile.layers for profile in profiles), strict=True)
     ]
     return Profile(layers, profiles[0].edges)
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from distconv.pipeline.schedules.actions import ScheduleError, Weights
 from distconv.pipeline.schedules.registry import FAMILIES
-from distconv.pipeline.stage.rng import seeded
-from distconv.pipeline.stage.stage_inputs import tensors_of
+from distconv.pipeline.stage.rng import seed_generators
+from distconv.pipeline.stage.stage_inputs import as_list
 
 from .serial_stage import Gradients, Run, SerialStage, Tensors
 
@@ -82,8 +82,8 @@ class SerialPipeline:
 
     Notes
     -----
-    Random numbers are those of ``seeded`` for torch's seed at construction, the mini-batch, the micro-batch and the
-    stage.
+    Random numbers are those of ``seed_generators`` for torch's seed at construction, the mini-batch, the micro-batch
+    and the stage.
     """
 
     def __init__(
@@ -217,11 +217,11 @@ class SerialPipeline:
 
         def run(*inputs: Tensor) -> Tensors:
             devices = {value.device for value in inputs if value.is_cuda}
-            with seeded(self._seed, minibatch, microbatch, stage.index, tuple(devices)):
+            with seed_generators(self._seed, minibatch, microbatch, stage.index, tuple(devices)):
                 outputs = stage.module(*inputs)
                 if stage is self._stages[-1]:
                     return (self._loss(outputs, target),)
-            return tuple(tensors_of(outputs))
+            return tuple(as_list(outputs))
 
         return run
 
@@ -263,12 +263,12 @@ def _plan(schedule: str, microbatches: int, weights: str | None, vertical_sync: 
         raise ScheduleError(f"weights={weights!r}: choose from {', '.join(WEIGHTS)}")
     if schedule in SYNCHRONOUS and weights not in (None, "recompute"):
         raise ScheduleError(
-            f"weights={weights!r}: {schedule} has one version of the weights; recompute, or leave it out"
+            f"weights={weights!r}: {schedule} has one version of the weights; pass 'recompute', or leave it out"
         )
     if microbatches < 1 or (schedule in IN_FLIGHT and microbatches > 1):
         most = "1: it updates after every mini-batch" if schedule in IN_FLIGHT else "1 or more"
         raise ScheduleError(f"microbatches={microbatches}: {schedule} takes {most}")
     weights = weights or DEFAULT_WEIGHTS.get(schedule, "newest")
     if vertical_sync and weights != "stash":
-        raise ScheduleError(f"vertical_sync needs weights='stash', which keeps old versions (here: {weights!r})")
+        raise ScheduleError(f"vertical_sync requires weights='stash', which keeps old versions (found {weights!r})")
     return _Plan(schedule, microbatches, weights, vertical_sync)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from distconv.pipeline.schedules.actions import ScheduleError
-from distconv.pipeline.stage.buffers import Buffers
+from distconv.pipeline.stage.buffers import BufferSnapshot
 from distconv.pipeline.stage.stage_inputs import StageInput
 
 Tensors = tuple[Tensor, ...]
@@ -22,13 +22,13 @@ Values = list[Tensor] | None
 """Values for a stage's parameters; None: their present values."""
 
 
-class _Flight(NamedTuple):
+class _InFlightPass(NamedTuple):
     """State of a stage between the two passes. Without outputs, they are computed again with the stored buffers."""
 
     inputs: list[StageInput]
     outputs: Tensors | None
     run: Run
-    buffers: Buffers | None
+    buffers: BufferSnapshot | None
 
 
 class SerialStage:
@@ -45,7 +45,7 @@ class SerialStage:
         self.optimizer = optimizer(self.parameters) if self.parameters else None
         self.version = 0
         self.copies: dict[int, list[Tensor]] = {}
-        self.flights: dict[int, _Flight] = {}
+        self.flights: dict[int, _InFlightPass] = {}
 
     def weights_of(self, version: int) -> Values:
         """Return old or extrapolated weights; None for the newest ones."""
@@ -59,27 +59,60 @@ class SerialStage:
             return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
 
     def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
-        """Run a forward pass. ``keep``: True to keep activations for backward, otherwise only the input."""
+        """Run a forward pass.
+
+        Parameters
+        ----------
+        flight : int
+            Number of the pass, by which :meth:`backward` finds it.
+        values : tuple of Tensor
+            Inputs of the stage.
+        run : callable
+            Computes the outputs of the stage from its inputs.
+        weights : list of Tensor or None
+            Weights of the pass; None for the newest ones.
+        keep : bool
+            True to keep activations for backward. Otherwise only the input is kept, and backward recomputes them.
+
+        Returns
+        -------
+        tuple of Tensor
+            The outputs.
+        """
         inputs = [StageInput(value, first=self.index == 0) for value in values]
-        buffers = None if keep else Buffers([self.module])
+        buffers = None if keep else BufferSnapshot([self.module])
         if keep:
-            with self._holding(weights), _aliases(self.parameters):
+            with self._with_weights(weights), _aliases(self.parameters):
                 outputs = run(*(entry.enter() for entry in inputs))
         else:
-            outputs = _without_graph(run, [entry.value for entry in inputs])
-        self.flights[flight] = _Flight(inputs, outputs if keep else None, run, buffers)
+            outputs = _run_without_graph(run, [entry.value for entry in inputs])
+        self.flights[flight] = _InFlightPass(inputs, outputs if keep else None, run, buffers)
         return outputs
 
     def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
         """Run a backward pass from the ``gradients`` of the outputs, and return those of the stage's inputs.
 
         Gradients of the parameters are accumulated.
+
+        Parameters
+        ----------
+        flight : int
+            Number of the pass.
+        gradients : tuple of (Tensor or None)
+            Gradients of the stage's outputs.
+        weights : list of Tensor or None
+            Weights of the pass; None for the newest ones.
+
+        Returns
+        -------
+        tuple of (Tensor or None)
+            Gradients of the stage's inputs.
         """
         inputs, outputs, run, buffers = self.flights.pop(flight)
-        with self._holding(weights):
+        with self._with_weights(weights):
             if outputs is None:
                 assert buffers is not None
-                with buffers.again():
+                with buffers.rerun():
                     outputs = run(*(entry.enter() for entry in inputs))
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
             if pairs:
@@ -101,7 +134,7 @@ class SerialStage:
             weight.grad = None
 
     @contextmanager
-    def _holding(self, weights: Values) -> Iterator[None]:
+    def _with_weights(self, weights: Values) -> Iterator[None]:
         """Set the parameters to ``weights`` inside the block (None: no change)."""
         if weights is None:
             yield
@@ -137,7 +170,7 @@ def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
         if version not in (None, tensor._version):
             raise RuntimeError(
                 f"a {tuple(tensor.shape)} tensor that the backward pass needs was changed in place since its forward; "
-                "the model must leave it as it is"
+                "use the out-of-place operation"
             )
         return tensor
 
@@ -145,11 +178,12 @@ def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
 
 
 @torch.no_grad()
-def _without_graph(run: Run, inputs: Sequence[Tensor]) -> Tensors:
+def _run_without_graph(run: Run, inputs: Sequence[Tensor]) -> Tensors:
     versions = [value._version for value in inputs]
     outputs = run(*inputs)
     if [value._version for value in inputs] != versions:
         raise ScheduleError(
-            "weights='recompute': a stage changes its input in place, which it needs once more; make that inplace=False"
+            "weights='recompute': a stage changes its input in place, but needs it again to recompute; use "
+            "inplace=False"
         )
     return outputs

@@ -28,7 +28,7 @@ Kinds = Mapping[str, int] | str
 """Number of ranks of each kind, in the order of the ranks; or the source of the names, ``gpu`` or ``host``."""
 
 
-def kinds_of(text: str) -> Kinds:
+def parse_kinds(text: str) -> Kinds:
     """Return the kinds of a ``--devices`` option.
 
     Parameters
@@ -46,7 +46,7 @@ def kinds_of(text: str) -> Kinds:
 
     Examples
     --------
-    >>> kinds_of("titanxp:2,v100:1"), kinds_of("gpu")
+    >>> parse_kinds("titanxp:2,v100:1"), kinds_of("gpu")
     ({'titanxp': 2, 'v100': 1}, 'gpu')
     """
     if text in (GPU, HOST):
@@ -55,7 +55,7 @@ def kinds_of(text: str) -> Kinds:
     for word in text.split(","):
         match = re.fullmatch(r"([a-z0-9][a-z0-9._-]*):([1-9]\d{0,5})", word)
         if match is None or match[1] in numbers:
-            twice = "occurs twice" if match else "is no kind of device and how many there are"
+            twice = "occurs twice" if match else "is not a kind of device with a count"
             raise PlanError(
                 f"devices {text!r}: {word!r} {twice}; write each kind once, in small letters, such as old:2,new:2, or "
                 f"{GPU} or {HOST}"
@@ -64,13 +64,13 @@ def kinds_of(text: str) -> Kinds:
     return numbers
 
 
-def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
+def kind_of_rank(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
     """Return the kind of this rank's device. Collective: call on every rank.
 
     Parameters
     ----------
     kinds : dict or str
-        As :func:`kinds_of` returns.
+        As :func:`parse_kinds` returns.
     comm : MPI.Intracomm
     device : device
         Device of this rank.
@@ -84,10 +84,10 @@ def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
     PlanError
         On all ranks, if the counts do not add up to the number of ranks, or a GPU's name is required of another device.
     """
-    return try_on_all_ranks(comm, lambda: _kind_here(kinds, comm, device), PlanError)
+    return try_on_all_ranks(comm, lambda: _find_kind(kinds, comm, device), PlanError)
 
 
-def _kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
+def _find_kind(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
     if isinstance(kinds, str):
         if kinds == GPU and device.type != "cuda":
             raise PlanError(
@@ -96,7 +96,7 @@ def _kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
         return as_name(torch.cuda.get_device_name(device) if kinds == GPU else MPI.Get_processor_name())
     order = [kind for kind, count in kinds.items() for _ in range(count)]
     if len(order) != comm.size:
-        raise PlanError(f"devices {written(kinds)}: {len(order)} ranks are counted, but there are {comm.size}")
+        raise PlanError(f"devices {format_kinds(kinds)}: {len(order)} ranks are counted, but there are {comm.size}")
     return order[comm.rank]
 
 
@@ -111,13 +111,13 @@ def as_name(text: str) -> str:
     return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")
 
 
-def written(kinds: Mapping[str, int]) -> str:
+def format_kinds(kinds: Mapping[str, int]) -> str:
     """Return kinds in the form of the ``--devices`` option."""
     return ",".join(f"{kind}:{count}" for kind, count in kinds.items())
 
 
 @contextmanager
-def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> Iterator[MPI.Intracomm]:
+def reorder_ranks(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> Iterator[MPI.Intracomm]:
     """Reorder ranks so that each has the kind of device that a plan requires. Collective: enter on every rank.
 
     Parameters
@@ -141,22 +141,23 @@ def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> It
     if not wanted:
         yield comm
         return
-    ordered = MPI.Intracomm(comm.Split(0, _place(comm, kind, wanted)))
+    ordered = MPI.Intracomm(comm.Split(0, _rank_order(comm, kind, wanted)))
     yield ordered
     ordered.Free()  # not after an error on this rank alone: Free would wait for the others
 
 
-def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
+def _rank_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
     there: list[str | None] = comm.allgather(kind)
     if None in there:
         raise PlanError(
-            f"pipeline plan: made for {written(Counter(wanted))}; say which kind of device each rank has (--devices)"
+            f"pipeline plan: made for {format_kinds(Counter(wanted))}; specify the kind of device of each rank "
+            "(--devices)"
         )
     counted = Counter(map(str, there))
     if counted != Counter(wanted):
         raise PlanError(
-            f"pipeline plan: made for {written(Counter(wanted))}, found {written(counted)}; start ranks on such "
-            "devices, or make another plan with distconv explore --devices"
+            f"pipeline plan: made for {format_kinds(Counter(wanted))}, found {format_kinds(counted)}; start ranks "
+            "on such devices, or make another plan with distconv explore --devices"
         )
     places = {each: iter([place for place, name in enumerate(wanted) if name == each]) for each in counted}
     return [next(places[str(each)]) for each in there][comm.rank]

@@ -18,7 +18,7 @@ from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.stage.passes import Microbatch, Passes
 from distconv.pipeline.stage.running_statistics import StatisticsRecord
 
-from .replicas import ReplicaRecord, add_gradients, everyone, has_gradients
+from .replicas import ReplicaRecord, allgather_replicas, has_gradients, sum_gradients
 from .topology import Topology
 
 
@@ -60,8 +60,16 @@ class Executor:
         self.losses: dict[int, float] = {}
         """Losses that have reached this rank, by micro-batch."""
 
-    def feed(self, microbatch: int, feed: Microbatch) -> None:
-        """Store a micro-batch before its first action."""
+    def add_microbatch(self, microbatch: int, feed: Microbatch) -> None:
+        """Store a micro-batch before its first action.
+
+        Parameters
+        ----------
+        microbatch : int
+            Its number, counted over all mini-batches.
+        feed : Microbatch
+            Its input and target.
+        """
         self._microbatches[microbatch] = feed
 
     def perform(self, actions: Sequence[Action]) -> None:
@@ -79,7 +87,7 @@ class Executor:
         """
         for action, self._next in zip_longest(actions, actions[1:]):
             try:
-                self._arrive(action)
+                self._wait_for_input(action)
                 start = time.perf_counter()
                 self._do[action.kind](action)
             except PipelineError:
@@ -87,9 +95,9 @@ class Executor:
             except Exception as error:
                 raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
             if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
-                self.spans.append(Span(action, self._topology.place.replica, start, time.perf_counter()))
+                self.spans.append(Span(action, self._topology.position.replica, start, time.perf_counter()))
 
-    def forget(self, before: int) -> None:
+    def drop_microbatches(self, before: int) -> None:
         """Drop the data of all micro-batches below ``before``, which are finished."""
         for numbered in (self._microbatches, self.losses):
             for microbatch in [number for number in numbered if number < before]:
@@ -98,25 +106,25 @@ class Executor:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _receive(self, action: Action) -> None:
-        message = self.schedule.carries(action)
+        message = self.schedule.message_of(action)
         assert message is not None and action.peer is not None
-        self._topology.p2p.post(message, action.peer)
+        self._topology.p2p.post_receive(message, action.peer)
 
-    def _arrive(self, action: Action) -> None:
+    def _wait_for_input(self, action: Action) -> None:
         """Wait for the input of ``action`` if it comes from another stage."""
-        message = self.schedule.needs(action)
+        message = self.schedule.input_of(action)
         if message is None or message in self._boundary_tensors:
             return
-        peer = self.schedule.receives(message).peer
+        peer = self.schedule.receive_of(message).peer
         assert peer is not None
         what = f"stage {action.stage}: {action.kind} of micro-batch {action.microbatch} waiting for stage {peer}"
         minibatch = self._microbatches[message.microbatch].minibatch
-        self._boundary_tensors[message], loss = self._topology.p2p.take(message, peer, minibatch, what)
+        self._boundary_tensors[message], loss = self._topology.p2p.receive(message, peer, minibatch, what)
         if message.payload is Kind.B:
             self.losses[message.microbatch] = loss
 
     def _send(self, action: Action) -> None:
-        message = self.schedule.carries(action)
+        message = self.schedule.message_of(action)
         assert message is not None and action.peer is not None
         loss = self.losses.get(message.microbatch, 0.0)
         minibatch = self._microbatches[message.microbatch].minibatch
@@ -127,9 +135,9 @@ class Executor:
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
-        feed, arrived = self._input(action)
+        feed, arrived = self._pass_input(action)
         outputs = self._passes.forward(action, feed, arrived)
-        message = self.schedule.makes(action)
+        message = self.schedule.output_of(action)
         if message is None:
             assert action.microbatch is not None
             self.losses[action.microbatch] = float(outputs[0].detach())
@@ -137,19 +145,19 @@ class Executor:
             self._boundary_tensors[message] = list(outputs)
 
     def _backward(self, action: Action) -> None:
-        feed, arrived = self._input(action)
+        feed, arrived = self._pass_input(action)
         self._clear_gradients()
         # If W is next, no other stage waits for the first half, so the full backward pass runs at once.
         whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
         gradients = self._passes.backward(action, feed, arrived, whole)
-        message = self.schedule.makes(action)
+        message = self.schedule.output_of(action)
         if message is not None:
             self._boundary_tensors[message] = gradients
 
-    def _input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
+    def _pass_input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
         """Return the micro-batch of a pass, and the result of the pass before it."""
         assert action.microbatch is not None
-        message = self.schedule.needs(action)
+        message = self.schedule.input_of(action)
         return self._microbatches[action.microbatch], None if message is None else self._boundary_tensors.pop(message)
 
     def _is_next(self, kind: Kind, action: Action) -> bool:
@@ -169,34 +177,34 @@ class Executor:
         self._clear_gradients()  # needed on a replica that had no micro-batch
         statistics, weights = self._passes.statistics, self._passes.weights
         records = [statistics.records]
-        if self._topology.twins.size > 1:
-            records = self._join(action)
-        if self._passes.collects:
-            statistics.commit([record for each in records for record in each], self._passes.merges)
-        weights.updating(self.schedule.weights is Weights.PREDICT)
+        if self._topology.replica_comm.size > 1:
+            records = self._combine_replicas(action)
+        if self._passes.defers_statistics:
+            statistics.commit([record for each in records for record in each], self._passes.merges_statistics)
+        weights.prepare_update(self.schedule.weights is Weights.PREDICT)
         if self.optimizer is not None:
             self.optimizer.step()
         self._clean = False
 
-    def _join(self, action: Action) -> list[list[StatisticsRecord]]:
+    def _combine_replicas(self, action: Action) -> list[list[StatisticsRecord]]:
         """Add the gradients of all replicas and exchange losses. Return the statistics records of each. Collective."""
         parameters = self._passes.weights.parameters
         minibatches = dict(feed.minibatch for feed in self._microbatches.values())
         own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
-        facts = everyone(self._topology.twins, own, str(action))
+        facts = allgather_replicas(self._topology.replica_comm, own, str(action))
         for replica, each in enumerate(facts):
             self.losses.update(each.losses)
             for step, samples in each.minibatches.items():
                 if minibatches.get(step, samples) != samples:
                     raise PipelineError(
-                        f"{action}: replica {replica} works on a mini-batch of {samples} samples, this rank was given "
+                        f"{action}: replica {replica} has a mini-batch of {samples} samples, but this rank has "
                         f"{minibatches[step]}; pass the same x and target on all ranks"
                     )
         there = [each.has_gradients for each in facts]
-        add_gradients(self._topology.twins, parameters, there, self._together(action), str(action))
+        sum_gradients(self._topology.replica_comm, parameters, there, self._gradient_divisor(action), str(action))
         return [each.records for each in facts]
 
-    def _together(self, action: Action) -> int:
+    def _gradient_divisor(self, action: Action) -> int:
         """Return the divisor of the replicas' gradient sum.
 
         In asynchronous schedules each replica has its own mini-batch, so the sum is divided by the number of
@@ -204,6 +212,6 @@ class Executor:
         """
         if action.microbatch is None:
             return 1
-        count = self._topology.twins.size
+        count = self._topology.replica_comm.size
         first = action.microbatch // count * count
         return sum(first + index in self._microbatches for index in range(count))

@@ -53,15 +53,27 @@ class TensorHeader:
     strides: tuple[int, ...] = ()
 
     @staticmethod
-    def of(value: torch.Tensor | None, strided: bool) -> TensorHeader:
-        """Return the header of a tensor, with its strides if ``strided``."""
+    def from_tensor(value: torch.Tensor | None, strided: bool) -> TensorHeader:
+        """Return the header of a tensor, with its strides if ``strided``.
+
+        Parameters
+        ----------
+        value : Tensor or None
+            The tensor.
+        strided : bool
+            True to include the strides. Otherwise the tensor is contiguous.
+
+        Returns
+        -------
+        TensorHeader
+        """
         if value is None:
             return TensorHeader(None)
         return TensorHeader(value.dtype, tuple(value.shape), strides_of(value) if strided else ())
 
 
 @dataclass(frozen=True)
-class Header:
+class MessageHeader:
     """Header of a message.
 
     Attributes
@@ -95,17 +107,17 @@ class Header:
         numbers = [int(payload is Kind.B), microbatch, part, *self.minibatch, loss, self.nbytes, len(self.tensors)]
         for each in self.tensors:
             if each.dtype is not None and each.dtype not in DTYPES:
-                raise PipelineError(f"a tensor of {each.dtype} cannot cross between stages; convert it")
+                raise PipelineError(f"a tensor of {each.dtype} cannot be sent between stages; convert it")
             code = -1 if each.dtype is None else DTYPES.index(each.dtype)
             numbers += [code, len(each.shape), *each.shape, len(each.strides), *each.strides]
         if len(numbers) > HEADER:
             raise PipelineError(
-                f"{len(self.tensors)} tensors cross between two stages: more than a header can describe"
+                f"{len(self.tensors)} tensors are sent between two stages, more than a message header can describe"
             )
         return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64, device="cpu")
 
     @staticmethod
-    def decode(numbers: Sequence[int]) -> Header:
+    def decode(numbers: Sequence[int]) -> MessageHeader:
         """Return the header that :meth:`encode` wrote."""
         backward, microbatch, part, step, samples, loss, nbytes, count = numbers[:8]
         tensors, at = [], 8
@@ -117,7 +129,9 @@ class Header:
             tensors.append(TensorHeader(DTYPES[code] if code >= 0 else None, shape, strides))
             at = after
         message = Message(Kind.B if backward else Kind.F, microbatch, part)
-        return Header(message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
+        return MessageHeader(
+            message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes
+        )
 
 
 def strides_of(value: torch.Tensor) -> tuple[int, ...]:

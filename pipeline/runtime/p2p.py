@@ -21,16 +21,16 @@ from distconv.communication.transport import Exchange
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.pipeline.schedules.actions import Kind, Message
-from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local
+from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local_block
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
-from .message_header import HEADER_BYTES, Header, TensorHeader, strides_of
-from .placement import Place, StagePlacement
+from .message_header import HEADER_BYTES, MessageHeader, TensorHeader, strides_of
+from .placement import StagePlacement, StagePosition
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
 
-STANDING_BYTES = (1 << 30) - HEADER_BYTES
+POSTED_BYTES = (1 << 30) - HEADER_BYTES
 """Most bytes of tensors in a standing receive.
 
 It must be one message. The transport splits messages longer than 1 GiB, and a shorter message would leave some of
@@ -39,34 +39,34 @@ several receives unmatched.
 
 
 @dataclass(eq=False)
-class _Outgoing:
+class _SendStream:
     """Stream to one rank."""
 
     comm: MPI.Intracomm
     peer: int
     capacity: int = 0
-    under_way: list[Exchange] = field(default_factory=list)
+    in_flight: list[Exchange] = field(default_factory=list)
 
-    def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
+    def send(self, header: MessageHeader, payload: torch.Tensor, what: str) -> None:
         """Send ``payload``, which begins with space for the header."""
         # Drop finished sends, which frees their payloads; do not wait for the others.
-        self.under_way = [exchange for exchange in self.under_way if not exchange.is_done()]
+        self.in_flight = [exchange for exchange in self.in_flight if not exchange.is_done()]
         copy_from_host(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
         # The receiver reads nbytes in the header and enlarges its standing receive in the same way: both must agree.
         if header.nbytes > self.capacity:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
-            self.capacity = min(header.nbytes, STANDING_BYTES)
-        self.under_way.append(Exchange(self.comm, [(self.peer, part) for part in parts], [], what))
-        self.under_way[-1].post()
+            self.capacity = min(header.nbytes, POSTED_BYTES)
+        self.in_flight.append(Exchange(self.comm, [(self.peer, part) for part in parts], [], what))
+        self.in_flight[-1].post()
 
     def wait(self) -> None:
-        while self.under_way:
-            self.under_way.pop(0).wait()
+        while self.in_flight:
+            self.in_flight.pop(0).wait()
 
 
 @dataclass(eq=False)
-class _Incoming:
+class _ReceiveStream:
     """Stream from one rank."""
 
     comm: MPI.Intracomm
@@ -74,27 +74,27 @@ class _Incoming:
     device: torch.device
     capacity: int = 0
     buffer: torch.Tensor = field(init=False)
-    standing: Exchange = field(init=False)
+    posted: Exchange = field(init=False)
 
     def __post_init__(self) -> None:
         self._post()
 
     def _post(self) -> None:
         self.buffer = torch.empty(HEADER_BYTES + self.capacity, dtype=torch.uint8, device=self.device)
-        self.standing = Exchange(self.comm, [], [(self.peer, self.buffer)], "a message between stages")
-        self.standing.post()
+        self.posted = Exchange(self.comm, [], [(self.peer, self.buffer)], "a message between stages")
+        self.posted.post()
 
-    def take(self, what: str) -> tuple[Header, torch.Tensor]:
+    def receive(self, what: str) -> tuple[MessageHeader, torch.Tensor]:
         """Return the next header, and the bytes of its tensors."""
-        self.standing.wait(what)
+        self.posted.wait(what)
         # Read the header from the host buffer, without waiting for the copy to the GPU.
-        (received,) = self.standing.received_buffers
-        header = Header.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
+        (received,) = self.posted.received_buffers
+        header = MessageHeader.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
         if header.nbytes > self.capacity:
             payload = torch.empty(header.nbytes, dtype=torch.uint8, device=self.device)
             Exchange(self.comm, [], [(self.peer, payload)], what).wait()
-            self.capacity = min(header.nbytes, STANDING_BYTES)
+            self.capacity = min(header.nbytes, POSTED_BYTES)
         self._post()
         return header, payload
 
@@ -107,7 +107,7 @@ class _Payload:
     end: int = 0
 
     def next(self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-        start = _aligned(self.end)
+        start = _align(self.end)
         tensor = _view(self.memory[start:], dtype, shape, strides)
         self.end = start + tensor.nbytes
         return tensor
@@ -121,7 +121,7 @@ class P2P:
     comm : MPI.Intracomm
         All ranks of the pipeline.
     placement : StagePlacement
-    place : Place
+    place : StagePosition
         Position of this rank.
     grid : ProcessGrid or None
         Grid of this rank's stage; None for one rank.
@@ -133,7 +133,7 @@ class P2P:
         self,
         comm: MPI.Intracomm,
         placement: StagePlacement,
-        place: Place,
+        position: StagePosition,
         grid: ProcessGrid | None,
         device: torch.device,
     ) -> None:
@@ -143,15 +143,23 @@ class P2P:
         for each in self._comms.values():
             device_transport.choose_mpi(each, device)
         self._rank: int = comm.rank
-        self._placement, self._place, self._grid, self._device = placement, place, grid, device
-        self._outgoing: dict[tuple[Kind, int], _Outgoing] = {}
-        self._incoming: dict[tuple[Kind, int], _Incoming] = {}
+        self._placement, self._place, self._grid, self._device = placement, position, grid, device
+        self._outgoing: dict[tuple[Kind, int], _SendStream] = {}
+        self._incoming: dict[tuple[Kind, int], _ReceiveStream] = {}
 
-    def post(self, message: Message, stage: int) -> None:
-        """Post the receive for ``message`` from ``stage``, if it is not posted yet."""
+    def post_receive(self, message: Message, stage: int) -> None:
+        """Post the receive for ``message`` from ``stage``, if it is not posted yet.
+
+        Parameters
+        ----------
+        message : Message
+            The message.
+        stage : int
+            The stage that sends it.
+        """
         for rank in self._placement.ranks(stage, message.microbatch):
             if (message.payload, rank) not in self._incoming:
-                self._incoming[message.payload, rank] = _Incoming(self._comms[message.payload], rank, self._device)
+                self._incoming[message.payload, rank] = _ReceiveStream(self._comms[message.payload], rank, self._device)
 
     def send(
         self,
@@ -179,25 +187,27 @@ class P2P:
             Description for the watchdog.
         """
         strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
-        tensors = tuple(TensorHeader.of(value, strided) for value in values)
+        tensors = tuple(TensorHeader.from_tensor(value, strided) for value in values)
         ways = [
             (value, self._routes(tuple(value.shape), self._place.stage, stage, message.microbatch))
             for value in values
             if value is not None
         ]
         for rank in self._placement.ranks(stage, message.microbatch):
-            stream = self._outgoing.setdefault((message.payload, rank), _Outgoing(self._comms[message.payload], rank))
+            stream = self._outgoing.setdefault((message.payload, rank), _SendStream(self._comms[message.payload], rank))
             pieces = [
-                local(value).detach()[piece.src] for value, routes in ways for piece in _pieces(routes.sends, rank)
+                local_block(value).detach()[piece.src]
+                for value, routes in ways
+                for piece in _boxes_for(routes.sends, rank)
             ]
-            offsets, nbytes = _laid_out([piece.nbytes for piece in pieces])
+            offsets, nbytes = _layout([piece.nbytes for piece in pieces])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
             for piece, offset in zip(pieces, offsets, strict=True):
                 strides = strides_of(piece) if strided else ()
                 _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
-            stream.send(Header(message, minibatch, tensors, loss, nbytes), payload, what)
+            stream.send(MessageHeader(message, minibatch, tensors, loss, nbytes), payload, what)
 
-    def take(
+    def receive(
         self, message: Message, stage: int, minibatch: Minibatch, what: str
     ) -> tuple[list[torch.Tensor | None], float]:
         """Receive boundary tensors from a stage.
@@ -224,20 +234,20 @@ class P2P:
         PipelineError
             If another message arrives, as when ranks do different steps or have other samples.
         """
-        self.post(message, stage)
+        self.post_receive(message, stage)
         headers, payloads = [], {}
         for rank in self._placement.ranks(stage, message.microbatch):
-            header, payload = self._incoming[message.payload, rank].take(what)
+            header, payload = self._incoming[message.payload, rank].receive(what)
             theirs = header.minibatch
             if (header.message, theirs.step) != (message, minibatch.step):
                 raise PipelineError(
                     f"{what} expects it for step {minibatch.step} from rank {rank}, but that sends "
                     f"{header.message.payload} of micro-batch {header.message.microbatch} of step {theirs.step}; all "
-                    "ranks must do the same steps"
+                    "ranks must run the same steps"
                 )
             if theirs.samples != minibatch.samples:
                 raise PipelineError(
-                    f"{what}: rank {rank} works on a mini-batch of {theirs.samples} samples, this rank was given "
+                    f"{what}: rank {rank} has a mini-batch of {theirs.samples} samples, but this rank has "
                     f"{minibatch.samples}; pass the same x and target on all ranks"
                 )
             headers.append(header)
@@ -245,9 +255,9 @@ class P2P:
         first = headers[0]
         if any(header.tensors != first.tensors for header in headers):
             raise PipelineError(f"{what}: the ranks of stage {stage} send different tensors")
-        return [self._assembled(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
+        return [self._assemble(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
 
-    def _assembled(
+    def _assemble(
         self, tensor: TensorHeader, payloads: Mapping[int, _Payload], stage: int, message: Message
     ) -> torch.Tensor | None:
         """Return a boundary tensor from the blocks of each sending rank. A tensor from one rank is not copied."""
@@ -291,27 +301,27 @@ class P2P:
         """Wait until all messages are sent, and cancel the standing receives. Collective: call on every rank."""
         self.flush()
         for stream in self._incoming.values():
-            stream.standing.cancel()
+            stream.posted.cancel()
         self._incoming.clear()
         for comm in self._comms.values():
             comm.Free()
         self._comms.clear()
 
 
-def _pieces(peers: Sequence[Peer], rank: int) -> Sequence[TransferBox]:
+def _boxes_for(peers: Sequence[Peer], rank: int) -> Sequence[TransferBox]:
     """Return the boxes that go to ``rank``."""
     return next((peer.boxes for peer in peers if peer.rank == rank), ())
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return the offsets of tensors of these sizes in a message, and its length."""
     offsets, end = [], 0
     for size in sizes:
-        offsets.append(_aligned(end))
+        offsets.append(_align(end))
         end = offsets[-1] + size
     return offsets, end
 

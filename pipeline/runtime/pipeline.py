@@ -35,15 +35,15 @@ from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Loss, Microbatch, Passes
 from distconv.pipeline.stage.stage_inputs import Minibatch
-from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
+from distconv.pipeline.stage.stage_state import broadcast_stage, check_separate, collect_state, describe_stages
 from distconv.plan import Plan
 from distconv.process import startup, watchdog
 
-from .device_kinds import in_order
+from .device_kinds import reorder_ranks
 from .executor import Executor
 from .pipeline_plan import PipelinePlan
 from .placement import StagePlacement, StagePlan, boundary_grids
-from .schedule_source import chunks_of, course
+from .schedule_source import count_chunks, resolve_schedule
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ class Pipeline:
         self.modules = list(stages)
         arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {plans=}, {options=}"
         check_same_on_all_ranks(comm, "Pipeline's arguments", arguments)
-        check_same_on_all_ranks(comm, "Pipeline's stages", described(self.modules))
+        check_same_on_all_ranks(comm, "Pipeline's stages", describe_stages(self.modules))
         try_on_all_ranks(comm, lambda: _check_kinds(self.modules, schedule, loss, optimizer, batch_norm), ScheduleError)
-        self._chunks = chunks_of(schedule, options)
+        self._chunks = count_chunks(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
             raise ScheduleError(
-                f"{len(self.modules)} stages cannot be {self._chunks} on each rank: "
-                f"cut the model into {self._chunks * comm.size} for {comm.size} ranks"
+                f"pipeline: {len(self.modules)} stages cannot be divided into {self._chunks} chunks on each rank; "
+                f"cut the model into {self._chunks * comm.size} stages for {comm.size} ranks"
             )
         count = len(self.modules) // self._chunks
         if replicas is None:
@@ -142,12 +142,12 @@ class Pipeline:
         grids = None if plans is None else boundary_grids(plans, self.modules, count)
         self._plans = [None] * count if plans is None else list(plans)
         self._placement = StagePlacement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
-        self._source = course(
+        self._source = resolve_schedule(
             schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
         )
         check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
-            check_same_tensors(comm, state_of(self.modules), "Pipeline")
+            check_same_tensors(comm, collect_state(self.modules), "Pipeline")
             seed: int = comm.bcast(torch.initial_seed())
         self._comm = comm.Dup()
         self._executor = self._new_executor(loss, optimizer, batch_norm == "deferred", seed)
@@ -200,13 +200,13 @@ class Pipeline:
             If the model cannot be split there.
         """
         loaded = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
-        loaded.check_for(ranks=comm.size)
+        loaded.check_matches(ranks=comm.size)
         if isinstance(model, nn.Module):
             whole, cuts = model, list(loaded.cuts)
             model = try_on_all_ranks(comm, lambda: split(whole, cuts, example), SplitError)
         if len(model) != len(loaded.cuts) + 1:
             raise PlanError(f"pipeline plan: made for {len(loaded.cuts) + 1} stages, but there are {len(model)}")
-        with in_order(comm, kind, loaded.kinds) as ranks:
+        with reorder_ranks(comm, kind, loaded.kinds) as ranks:
             return cls(
                 model,
                 ranks,
@@ -221,19 +221,19 @@ class Pipeline:
             )
 
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
-        stage = self._placement.places[self._comm.rank].stage
+        stage = self._placement.positions[self._comm.rank].stage
         modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters uses the device of the other stages.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
         device = next((parameter.device for parameter in everything), torch.get_default_device())
-        self._topology = topology = Topology.of(self._comm, self._placement, device)
+        self._topology = topology = Topology.create(self._comm, self._placement, device)
         if topology.grid is not None:
             plan = self._plans[stage]
             for module in modules:
-                parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.group)
+                parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.stage_comm)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         stepper = optimizer(parameters) if optimizer is not None and parameters else None
-        replicated = topology.twins.size > 1
+        replicated = topology.replica_comm.size > 1
         passes = Passes(modules, topology.grid, loss, seed, replicated=replicated, deferred=deferred)
         return Executor(topology, passes, stepper)
 
@@ -246,12 +246,12 @@ class Pipeline:
     @property
     def stage(self) -> int:
         """Stage of this rank."""
-        return self._topology.place.stage
+        return self._topology.position.stage
 
     @property
     def replica(self) -> int:
         """Replica of the stage on this rank."""
-        return self._topology.place.replica
+        return self._topology.position.replica
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -317,14 +317,15 @@ class Pipeline:
                 raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
         if not x.dim() or not target.dim() or not len(x) or len(x) != len(target):
             raise ShapeError(
-                f"step: x {tuple(x.shape)} and target {tuple(target.shape)} need as many samples, one or more"
+                f"step: x {tuple(x.shape)} and target {tuple(target.shape)} must have the same number of samples, "
+                "one or more"
             )
         if self._source.stream is None:
             self._synchronous_step(x, target)
         else:
             number = self._begun - self._origin
-            self._executor.feed(number, Microbatch(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
-            self._executor.perform(self._source.stream.step(self.stage, self.replica, number))
+            self._executor.add_microbatch(number, Microbatch(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
+            self._executor.perform(self._source.stream.step_actions(self.stage, self.replica, number))
             self._begun += 1
             self._report(self._source.stream.completed(number))
         return self.losses[-1][1] if self._reported > self._origin else None
@@ -337,8 +338,8 @@ class Pipeline:
         shares, minibatch = [], Minibatch(self._begun, len(x))
         for number, (piece, its_target) in enumerate(pieces):
             shares.append(len(piece) / len(x))
-            self._executor.feed(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
-        self._executor.perform(order.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
+            self._executor.add_microbatch(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
+        self._executor.perform(order.replica_actions(self.stage, self.replica, self._placement.replicas[self.stage]))
         total = 0.0  # added one by one like a training loop: sum() rounds differently from Python 3.12 on
         for number, share in enumerate(shares):
             total += self._executor.losses[number] * share
@@ -350,7 +351,7 @@ class Pipeline:
         for number in range(self._reported - self._origin, completed):
             self.losses.append((self._origin + number, self._executor.losses[number]))
         self._reported = self._origin + completed
-        self._executor.forget(completed)
+        self._executor.drop_microbatches(completed)
 
     def drain(self) -> None:
         """Finish the mini-batches in flight, so that the next one finds an empty pipeline.
@@ -359,7 +360,7 @@ class Pipeline:
         """
         steps = self._begun - self._origin
         if self._source.stream is not None and steps:
-            self._executor.perform(self._source.stream.rest(self.stage, self.replica, steps))
+            self._executor.perform(self._source.stream.remaining_actions(self.stage, self.replica, steps))
             self._report(steps)
         self._topology.p2p.flush()
         self._restart()
@@ -382,10 +383,12 @@ class Pipeline:
             If the schedule has another number of chunks, or does not fit.
         """
         check_same_on_all_ranks(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
-        if chunks_of(schedule, options) != self._chunks:
+        if count_chunks(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
         replicas = self._placement.replicas
-        source = course(schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options)
+        source = resolve_schedule(
+            schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options
+        )
         self.drain()
         self._source = source
         self._restart()
@@ -405,12 +408,12 @@ class Pipeline:
         self._check_empty("synchronize")
         for index, module in enumerate(self.modules):
             stage = index % len(self._placement.replicas)
-            spread(self._comm, module, self._placement.ranks(stage, 0)[0], owned=stage == self.stage)
+            broadcast_stage(self._comm, module, self._placement.ranks(stage, 0)[0], owned=stage == self.stage)
 
     def _check_empty(self, what: str) -> None:
         if self._source.stream is not None and self._begun > self._origin:
             raise ScheduleError(
-                f"{what}: {self._begun - self._origin} mini-batches may be under way; call drain() first"
+                f"{what}: {self._begun - self._origin} mini-batches may be in flight; call drain() first"
             )
 
     @contextmanager

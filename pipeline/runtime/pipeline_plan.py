@@ -102,8 +102,8 @@ class PipelinePlan:
             raise PlanError(f"pipeline plan: model={self.model!r} must be a name")
         for name in ("batch", "ranks", "microbatches"):
             _check_positive(name, getattr(self, name))
-        _check_texts("cuts", self.cuts, "of a submodule")
-        _check_texts("kinds", self.kinds, "of a kind of device")
+        _check_names("cuts", self.cuts, "of a submodule")
+        _check_names("kinds", self.kinds, "of a kind of device")
         for count in self.replicas:
             _check_positive("replicas", count)
         if self.microbatches > self.batch:
@@ -198,13 +198,13 @@ class PipelinePlan:
 
     def to_json(self) -> str:
         """Return the content of a plan file."""
-        plans = [entry_of(plan) for plan in self.plans]
+        plans = [plan_entry(plan) for plan in self.plans]
         content = {**vars(self), "format": FORMAT, "version": VERSION, "stages": len(plans), "plans": plans}
         return json.dumps(msgspec.to_builtins(msgspec.convert(content, _PipelinePlanFile)), indent=1)
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def check_for(self, **given: object) -> None:
+    def check_matches(self, **given: object) -> None:
         """Check that the plan was made for these values.
 
         Parameters
@@ -226,7 +226,7 @@ class PipelinePlan:
                 )
 
 
-def entry_of(plan: StagePlan) -> dict[str, Any] | None:
+def plan_entry(plan: StagePlan) -> dict[str, Any] | None:
     """Return the distribution of a stage as a plan file has it."""
     if isinstance(plan, Plan):
         return plan.entries()
@@ -234,7 +234,7 @@ def entry_of(plan: StagePlan) -> dict[str, Any] | None:
 
 
 def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
-    """Return the distribution that :func:`entry_of` wrote.
+    """Return the distribution that :func:`plan_entry` wrote.
 
     Parameters
     ----------
@@ -267,7 +267,9 @@ def _size(index: int, plan: StagePlan) -> int:
         return 1
     if isinstance(plan, Plan):
         if plan.ranks is None:
-            raise PlanError(f"pipeline plan: plans[{index}] has layers, but no ranks; say how many ranks it is for")
+            raise PlanError(
+                f"pipeline plan: plans[{index}] has layers, but no ranks; add the number of ranks that it is for"
+            )
         return plan.ranks
     if not isinstance(plan, Mapping):
         raise PlanError(f"pipeline plan: plans[{index}]={plan!r} is neither a Plan, nor a grid, nor None")
@@ -282,7 +284,7 @@ def _check_positive(name: str, value: object) -> None:
         raise PlanError(f"pipeline plan: {name}={value!r} must be a positive whole number")
 
 
-def _check_texts(name: str, values: Sequence[object], of: str) -> None:
+def _check_names(name: str, values: Sequence[object], of: str) -> None:
     for value in values:
         if not isinstance(value, str):
             raise PlanError(f"pipeline plan: {name}: {value!r} must be the name {of}")

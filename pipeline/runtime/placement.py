@@ -17,7 +17,7 @@ StagePlan = Plan | Mapping[str, int] | None
 """Distribution of a stage: a plan of its layers, one grid for all of them (parts by axis), or None for one rank."""
 
 
-class Place(NamedTuple):
+class StagePosition(NamedTuple):
     """Position of a rank: its stage, replica, and rank in that replica's grid."""
 
     stage: int
@@ -61,24 +61,36 @@ class StagePlacement:
             )
 
     @cached_property
-    def places(self) -> list[Place]:
+    def positions(self) -> list[StagePosition]:
         """Position of every rank."""
         return [
-            Place(stage, replica, member)
+            StagePosition(stage, replica, member)
             for stage, (count, grid) in enumerate(zip(self.replicas, self.grids, strict=True))
             for replica in range(count)
             for member in range(grid.size)
         ]
 
     def ranks(self, stage: int, microbatch: int) -> range:
-        """Return the ranks of the replica of ``stage`` that has a micro-batch, in the order of its grid."""
+        """Return the ranks of the replica of ``stage`` that has a micro-batch, in the order of its grid.
+
+        Parameters
+        ----------
+        stage : int
+            The stage.
+        microbatch : int
+            The micro-batch.
+
+        Returns
+        -------
+        range
+        """
         first = self._first[stage, microbatch % self.replicas[stage]]
         return range(first, first + self.grids[stage].size)
 
     @cached_property
     def _first(self) -> dict[tuple[int, int], int]:
         """First rank of every replica."""
-        return {(place.stage, place.replica): rank for rank, place in enumerate(self.places) if place.member == 0}
+        return {(place.stage, place.replica): rank for rank, place in enumerate(self.positions) if place.member == 0}
 
 
 def boundary_grids(

@@ -42,7 +42,7 @@ class ReplicaRecord(NamedTuple):
     minibatches: dict[int, int]
 
 
-def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
+def allgather_replicas(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
     """Return the value of every replica, in order. Collective: call on every rank of ``comm``.
 
     Parameters
@@ -80,8 +80,8 @@ def has_gradients(parameters: Sequence[torch.Tensor]) -> list[bool]:
     return [parameter.grad is not None for parameter in parameters]
 
 
-def add_gradients(
-    comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], there: Sequence[Sequence[bool]], divisor: int, what: str
+def sum_gradients(
+    comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], present: Sequence[Sequence[bool]], divisor: int, what: str
 ) -> None:
     """Replace ``.grad`` on every replica by the sum over all replicas, divided by a number.
 
@@ -100,7 +100,7 @@ def add_gradients(
     what : str
         Description for the watchdog.
     """
-    wanted = [p for p, *has in zip(parameters, *there, strict=True) if any(has)]
+    wanted = [p for p, *has in zip(parameters, *present, strict=True) if any(has)]
     for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
         grads = []
         for parameter in (p for p in wanted if p.dtype is dtype):
@@ -120,7 +120,7 @@ def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Te
     mine = shares[comm.rank]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     theirs = {rank: torch.empty_like(mine) for rank in others}
-    _swap(comm, {rank: shares[rank] for rank in others}, theirs, what)
+    _exchange(comm, {rank: shares[rank] for rank in others}, theirs, what)
     terms = [mine if rank == comm.rank else theirs[rank] for rank in range(comm.size)]
     total = terms[0].clone()
     for term in terms[1:]:
@@ -128,9 +128,11 @@ def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Te
     summed = torch.empty_like(flat)
     parts = list(summed.tensor_split(comm.size))
     parts[comm.rank].copy_(total)
-    _swap(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
+    _exchange(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
     return summed
 
 
-def _swap(comm: MPI.Intracomm, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], what: str) -> None:
+def _exchange(
+    comm: MPI.Intracomm, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], what: str
+) -> None:
     Exchange(comm, list(sends.items()), list(receives.items()), what).wait()

@@ -35,7 +35,7 @@ class ScheduleSource:
     begins: Schedule
 
 
-def course(
+def resolve_schedule(
     given: str | Schedule,
     stages: int,
     replicas: Sequence[int],
@@ -77,7 +77,7 @@ def course(
     if isinstance(given, Schedule):
         _check_given(given, stages, replicas, settings)
         settings = given.options | settings
-    order_of = _maker(given, stages, replicas, settings)
+    order_of = _action_maker(given, stages, replicas, settings)
     first = order_of(given.microbatches if isinstance(given, Schedule) else 1)
     if first.concurrent:
         raise ScheduleError(
@@ -88,7 +88,8 @@ def course(
         return ScheduleSource(count, order_of, None, first)
     if microbatches > 1:
         raise ScheduleError(
-            f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
+            f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass "
+            "microbatches=1 and smaller mini-batches"
         )
     if first.replicas != tuple(replicas):
         raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
@@ -96,7 +97,7 @@ def course(
     return ScheduleSource(1, order_of, stream, stream.schedule)
 
 
-def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:
+def count_chunks(given: str | Schedule, options: Mapping[str, Any]) -> int:
     """Return the number of modules on each rank.
 
     Parameters
@@ -125,7 +126,7 @@ def _with_replicas(name: str, replicas: Sequence[int], options: Mapping[str, Any
     """Return the options of a schedule, with the pipeline's replicas if they are an option of it."""
     family = FAMILIES.get(name)
     if "switch_after" in options:
-        raise ScheduleError(f"{name}: switch_after is for simulations; call switch() when it is time")
+        raise ScheduleError(f"{name}: switch_after applies to simulations only; call switch() instead")
     return {**options, "replicas": tuple(replicas)} if family and "replicas" in family.options else dict(options)
 
 
@@ -138,10 +139,12 @@ def _check_given(given: Schedule, stages: int, replicas: Sequence[int], options:
             f"{given.name}: a schedule for replicas {list(given.replicas)}, but there are {list(replicas)}"
         )
     if options:
-        raise ScheduleError(f"{given.name}: {', '.join(options)} belong to the schedule; make it with them")
+        raise ScheduleError(
+            f"{given.name}: {', '.join(options)} cannot be applied to a Schedule object; pass them to schedule()"
+        )
 
 
-def _maker(
+def _action_maker(
     given: str | Schedule, stages: int, replicas: Sequence[int], options: Mapping[str, Any]
 ) -> Callable[[int], Schedule]:
     name = _name(given)
@@ -151,7 +154,10 @@ def _maker(
         if isinstance(given, str) or by_name(given.microbatches) == given:
             return by_name
     if given.asynchronous:
-        raise ScheduleError(f"{name}: an asynchronous schedule of one's own has an end, training has none; use a name")
+        raise ScheduleError(
+            f"{name}: an asynchronous Schedule object has a fixed number of mini-batches, but training has not; "
+            "pass the schedule's name"
+        )
 
     def as_it_is(microbatches: int) -> Schedule:
         if microbatches != given.microbatches:

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from distconv.grid import ProcessGrid
 
 from .p2p import P2P
-from .placement import Place, StagePlacement
+from .placement import StagePlacement, StagePosition
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Topology:
 
     Attributes
     ----------
-    place : Place
+    place : StagePosition
     group : MPI.Intracomm
         Ranks of one replica.
     twins : MPI.Intracomm
@@ -30,14 +30,14 @@ class Topology:
         Messages to neighbouring stages.
     """
 
-    place: Place
-    group: MPI.Intracomm
-    twins: MPI.Intracomm
+    position: StagePosition
+    stage_comm: MPI.Intracomm
+    replica_comm: MPI.Intracomm
     grid: ProcessGrid | None
     p2p: P2P
 
     @staticmethod
-    def of(comm: MPI.Intracomm, placement: StagePlacement, device: torch.device) -> Topology:
+    def create(comm: MPI.Intracomm, placement: StagePlacement, device: torch.device) -> Topology:
         """Return the topology of this rank. Collective: call on every rank.
 
         Parameters
@@ -52,7 +52,7 @@ class Topology:
         -------
         Topology
         """
-        places = placement.places
+        places = placement.positions
         place = places[comm.rank]
         group = MPI.Intracomm(comm.Split(places.index(place._replace(member=0)), comm.rank))
         twins = MPI.Intracomm(comm.Split(places.index(place._replace(replica=0)), comm.rank))
@@ -66,5 +66,5 @@ class Topology:
         The grid stays, because its model needs it.
         """
         self.p2p.close()
-        self.group.Free()
-        self.twins.Free()
+        self.stage_comm.Free()
+        self.replica_comm.Free()

@@ -57,7 +57,7 @@ def _kind(value: Kind | str) -> Kind:
     try:
         return Kind(value)
     except ValueError:
-        raise ScheduleError(f"there is no kind of action {value!r}; there are {', '.join(map(str, Kind))}") from None
+        raise ScheduleError(f"kind of action {value!r} is not valid; use one of {', '.join(map(str, Kind))}") from None
 
 
 class Weights(str, Enum):
@@ -194,8 +194,22 @@ class Schedule:
             rows.append(f"  stage {stage}: {' '.join(row)}")
         return "\n".join(rows)
 
-    def of_replica(self, stage: int, replica: int, replicas: int) -> list[Action]:
-        """Return the actions of one of ``replicas`` ranks of a stage, which take micro-batches round-robin."""
+    def replica_actions(self, stage: int, replica: int, replicas: int) -> list[Action]:
+        """Return the actions of one of ``replicas`` ranks of a stage, which take micro-batches round-robin.
+
+        Parameters
+        ----------
+        stage : int
+            The stage.
+        replica : int
+            Index of the rank among the replicas of the stage.
+        replicas : int
+            Number of replicas.
+
+        Returns
+        -------
+        list of Action
+        """
         return [a for a in self.stages[stage] if a.microbatch is None or a.microbatch % replicas == replica]
 
     @cached_property
@@ -208,7 +222,7 @@ class Schedule:
         """True if dL/dw is a separate action, W. Otherwise B computes it."""
         return any(action.kind is Kind.W for action in self)
 
-    def needs(self, action: Action) -> Message | None:
+    def input_of(self, action: Action) -> Message | None:
         """Return the input of an F or B; None for an F of the first part, a B of the last, and other actions."""
         if action.kind not in (Kind.F, Kind.B) or action.microbatch is None:
             return None
@@ -216,33 +230,33 @@ class Schedule:
         first = 0 if action.kind is Kind.F else len(self.stages) * self.chunks - 1
         return None if part == first else Message(action.kind, action.microbatch, part)
 
-    def awaits(self, action: Action) -> Message | None:
-        """Return the input of an action as :meth:`needs`, if it comes as a message.
+    def received_input_of(self, action: Action) -> Message | None:
+        """Return the input of an action as :meth:`input_of`, if it comes as a message.
 
         The chunks of a single stage exchange their results without messages.
         """
-        return None if len(self.stages) == 1 else self.needs(action)
+        return None if len(self.stages) == 1 else self.input_of(action)
 
-    def makes(self, action: Action) -> Message | None:
+    def output_of(self, action: Action) -> Message | None:
         """Return the input that an F or B makes for the next or previous part; None where that part does not exist."""
         if action.kind not in (Kind.F, Kind.B) or action.microbatch is None:
             return None
         target = action.chunk * len(self.stages) + action.stage + (1 if action.kind is Kind.F else -1)
         return Message(action.kind, action.microbatch, target) if 0 <= target < len(self.stages) * self.chunks else None
 
-    def carries(self, action: Action) -> Message | None:
+    def message_of(self, action: Action) -> Message | None:
         """Return the message of a send or receive; None for other actions."""
         if action.payload is None:
             return None
         ends = Action(action.payload, action.stage, action.microbatch, action.chunk)
-        return self.makes(ends) if action.kind is Kind.SEND else self.needs(ends)
+        return self.output_of(ends) if action.kind is Kind.SEND else self.input_of(ends)
 
-    def sends(self, message: Message) -> Action:
+    def send_of(self, message: Message) -> Action:
         """Return the action that sends ``message``, on the stage that made it."""
         source = message.part - 1 if message.payload is Kind.F else message.part + 1
         return self._end(Kind.SEND, message, source, message.part)
 
-    def receives(self, message: Message) -> Action:
+    def receive_of(self, message: Message) -> Action:
         """Return the action that receives ``message``, on the stage that needs it."""
         source = message.part - 1 if message.payload is Kind.F else message.part + 1
         return self._end(Kind.RECEIVE, message, message.part, source)

@@ -16,11 +16,11 @@ from typing import Any
 from . import generators
 from .actions import Schedule, ScheduleError, Weights
 from .send_receive import with_transfers
-from .weight_policy import many_updates, one_update
+from .weight_policy import asynchronous_actions, synchronous_actions
 
 
 @dataclass(frozen=True)
-class Family:
+class ScheduleFamily:
     """Properties of the schedules of one name.
 
     Attributes
@@ -46,23 +46,29 @@ class Family:
 
 
 FAMILIES = {
-    "gpipe": Family("all forwards, then all backwards", generators.gpipe),
-    "1f1b-sno": Family("forwards and backwards in turn", generators.one_f_one_b),
-    "1f1b-so": Family("1F1B with doubled warm-up, which hides transfers", generators.doubled_warm_up),
-    "1f1b-as": Family("1F1B that passes results on while computing", generators.one_f_one_b, hidden_transfers=True),
-    "fbp-as": Family(
+    "gpipe": ScheduleFamily("all forwards, then all backwards", generators.gpipe),
+    "1f1b-sno": ScheduleFamily("forwards and backwards in turn", generators.one_f_one_b),
+    "1f1b-so": ScheduleFamily("1F1B with doubled warm-up, which hides transfers", generators.doubled_warm_up),
+    "1f1b-as": ScheduleFamily(
+        "1F1B that passes results on while computing", generators.one_f_one_b, hidden_transfers=True
+    ),
+    "fbp-as": ScheduleFamily(
         "forward and backward at the same time", generators.doubled_warm_up, hidden_transfers=True, concurrent=True
     ),
-    "pipedream": Family(
+    "pipedream": ScheduleFamily(
         "an update after each mini-batch, weights stashed",
         generators.pipedream,
         Weights.STASH,
         ("vertical_sync", "replicas"),
     ),
-    "spectrain": Family("an update after each mini-batch, weights predicted", generators.one_f_one_b, Weights.PREDICT),
-    "stale": Family("an update in each cycle, newest weights", generators.stale, Weights.NEWEST, ("switch_after",)),
-    "interleaved": Family("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
-    "zero-bubble": Family("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
+    "spectrain": ScheduleFamily(
+        "an update after each mini-batch, weights predicted", generators.one_f_one_b, Weights.PREDICT
+    ),
+    "stale": ScheduleFamily(
+        "an update in each cycle, newest weights", generators.stale, Weights.NEWEST, ("switch_after",)
+    ),
+    "interleaved": ScheduleFamily("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
+    "zero-bubble": ScheduleFamily("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
 }
 
 
@@ -118,7 +124,9 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     asynchronous = family.weights is not Weights.SYNCHRONOUS
     passes = Schedule(
         name=name,
-        stages=many_updates(order, weights, replicas, vertical_sync) if asynchronous else one_update(order),
+        stages=asynchronous_actions(order, weights, replicas, vertical_sync)
+        if asynchronous
+        else synchronous_actions(order),
         microbatches=microbatches,
         weights=weights,
         chunks=given.get("chunks", 1),
@@ -130,7 +138,7 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     return with_transfers(passes)
 
 
-def _weights(name: str, family: Family, value: Any) -> Weights:
+def _weights(name: str, family: ScheduleFamily, value: Any) -> Weights:
     """Return the weight policy that ``value`` names, if the family supports it."""
     synchronous = family.weights is Weights.SYNCHRONOUS
     possible = (Weights.RECOMPUTE,) if synchronous else tuple(w for w in Weights if w is not Weights.SYNCHRONOUS)
@@ -143,9 +151,11 @@ def _weights(name: str, family: Family, value: Any) -> Weights:
 
 def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, replicas: tuple[int, ...]) -> None:
     if vertical_sync and weights is not Weights.STASH:
-        raise ScheduleError(f"{name}: vertical_sync needs old versions: weights='stash', not {weights.value!r}")
+        raise ScheduleError(
+            f"{name}: vertical_sync requires weights='stash', which keeps old versions (found {weights.value!r})"
+        )
     if vertical_sync and len(set(replicas)) > 1:
-        raise ScheduleError(f"{name}: vertical_sync needs equal replicas on all stages, not {list(replicas)}")
+        raise ScheduleError(f"{name}: vertical_sync requires equal replicas on all stages (found {list(replicas)})")
 
 
 def check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
@@ -176,33 +186,33 @@ def check_count(name: str, what: str, value: Any, least: int = 1, most: float = 
     raise ScheduleError(f"{name}: {what}={value!r} is not a whole number {limits}")
 
 
-def _chunks(name: str, value: Any, stages: int, microbatches: int) -> int:
+def _parse_chunks(name: str, value: Any, stages: int, microbatches: int) -> int:
     return check_count(name, "chunks", 2 if value is None else value)
 
 
-def _vertical_sync(name: str, value: Any, stages: int, microbatches: int) -> bool:
+def _parse_vertical_sync(name: str, value: Any, stages: int, microbatches: int) -> bool:
     if value not in (None, True, False):
         raise ScheduleError(f"{name}: vertical_sync={value!r} is neither True nor False")
     return bool(value)
 
 
-def _replicas(name: str, value: Any, stages: int, microbatches: int) -> tuple[int, ...]:
+def _parse_replicas(name: str, value: Any, stages: int, microbatches: int) -> tuple[int, ...]:
     return per_stage_replicas(name, 1 if value is None else value, stages)
 
 
-def _switch_after(name: str, value: Any, stages: int, microbatches: int) -> int:
+def _parse_switch_after(name: str, value: Any, stages: int, microbatches: int) -> int:
     return check_count(name, "switch_after", microbatches if value is None else value, 0, microbatches)
 
 
 CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
-    "chunks": _chunks,
-    "vertical_sync": _vertical_sync,
-    "replicas": _replicas,
-    "switch_after": _switch_after,
+    "chunks": _parse_chunks,
+    "vertical_sync": _parse_vertical_sync,
+    "replicas": _parse_replicas,
+    "switch_after": _parse_switch_after,
 }
 
 
-def remade(given: Schedule, **options: Any) -> Schedule:
+def remake(given: Schedule, **options: Any) -> Schedule:
     """Return a schedule again with other options.
 
     Parameters
@@ -224,7 +234,7 @@ def remade(given: Schedule, **options: Any) -> Schedule:
     sizes = len(given.stages), given.microbatches
     if given.name not in FAMILIES or schedule(given.name, *sizes, **given.options) != given:
         asked = ", ".join(f"{name}={value}" for name, value in options.items())
-        raise ScheduleError(f"{given.name}: a schedule of one's own is as it is; make it for {asked}")
+        raise ScheduleError(f"{given.name}: options cannot be applied to a Schedule object; make it with {asked}")
     return schedule(given.name, *sizes, **given.options | options)
 
 

@@ -25,7 +25,7 @@ class Replay(Generic[Rank]):
         self.lists = lists
         self.at = dict.fromkeys(lists, 0)
 
-    def head(self, rank: Rank) -> Action | None:
+    def next_action(self, rank: Rank) -> Action | None:
         """Return the next action of ``rank``; None at the end."""
         done, actions = self.at[rank], self.lists[rank]
         return actions[done] if done < len(actions) else None
@@ -42,6 +42,6 @@ class Replay(Generic[Rank]):
             pass
 
     @property
-    def left(self) -> list[Action]:
+    def remaining(self) -> list[Action]:
         """Next actions of the ranks that are not at their end."""
-        return [action for action in map(self.head, self.lists) if action is not None]
+        return [action for action in map(self.next_action, self.lists) if action is not None]

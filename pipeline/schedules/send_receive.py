@@ -40,19 +40,21 @@ def with_transfers(schedule: Schedule) -> Schedule:
     ScheduleError
         If passes wait for each other in a cycle.
     """
-    placing = _Placing(schedule)
+    placing = _MessagePlacement(schedule)
     while True:
         placing.run(placing.advance)
         stuck = next((stage for stage in placing.stages if stage.sending), None)
         if stuck is None:
             break
         placing.deliver(stuck)
-    if placing.left:
-        raise ScheduleError(f"{schedule.name}: {placing.left[0]} waits for itself; its stages' orders form a circle")
+    if placing.remaining:
+        raise ScheduleError(
+            f"{schedule.name}: {placing.remaining[0]} waits for itself, since the orders of its stages form a cycle"
+        )
     return replace(schedule, stages=[stage.placed for stage in placing.stages])
 
 
-class _Placing(Replay[int]):
+class _MessagePlacement(Replay[int]):
     """Replay of the lists of passes."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -64,26 +66,26 @@ class _Placing(Replay[int]):
         """Do one action of a stage. Return False if it has to wait."""
         stage = self.stages[index]
         if stage.sending:
-            awaited = self._awaited(stage.sending.part % len(self.stages))
-            if awaited is None or self.schedule.receives(awaited).peer != index:
+            awaited = self._awaited_message(stage.sending.part % len(self.stages))
+            if awaited is None or self.schedule.receive_of(awaited).peer != index:
                 return False
             self.deliver(stage)
             return True
-        action = self.head(index)
-        if action is None or self._awaited(index):
+        action = self.next_action(index)
+        if action is None or self._awaited_message(index):
             return False
         stage.placed.append(action)
         self.at[index] += 1
         if len(self.stages) > 1:
-            stage.sending = self.schedule.makes(action)
+            stage.sending = self.schedule.output_of(action)
         return True
 
-    def _awaited(self, index: int) -> Message | None:
+    def _awaited_message(self, index: int) -> Message | None:
         """Return the message for which a stage waits; None if it can continue, or is sending."""
-        stage, action = self.stages[index], self.head(index)
+        stage, action = self.stages[index], self.next_action(index)
         if stage.sending or action is None:
             return None
-        needed = self.schedule.awaits(action)
+        needed = self.schedule.received_input_of(action)
         return None if needed in stage.arrived else needed
 
     def deliver(self, sender: _Stage) -> None:
@@ -91,7 +93,7 @@ class _Placing(Replay[int]):
         message = sender.sending
         assert message is not None
         receiver = self.stages[message.part % len(self.stages)]
-        sender.placed.append(self.schedule.sends(message))
+        sender.placed.append(self.schedule.send_of(message))
         sender.sending = None
-        receiver.placed.append(self.schedule.receives(message))
+        receiver.placed.append(self.schedule.receive_of(message))
         receiver.arrived.add(message)

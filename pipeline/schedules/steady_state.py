@@ -43,35 +43,59 @@ class SteadyStream:
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
         """A finite part of the schedule, long enough to contain every kind of action."""
         ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
-        self._lists = {rank: self.schedule.of_replica(*rank, self.replicas[rank[0]]) for rank in ranks}
+        self._lists = {rank: self.schedule.replica_actions(*rank, self.replicas[rank[0]]) for rank in ranks}
         self._ends = _ends(self.schedule, self._lists, self._filled + self._period)
-        self._completed = [self._updated(end) for end in self._ends]
+        self._completed = [self._count_updated(end) for end in self._ends]
 
-    def step(self, stage: int, replica: int, number: int) -> list[Action]:
-        """Return the actions of one rank in step ``number``."""
-        alike = self._alike(number)
-        start, stop = (self._end(stage, replica, last) for last in (alike - 1, alike))
-        return self._shifted(self._lists[stage, replica][start:stop], number - alike)
+    def step_actions(self, stage: int, replica: int, number: int) -> list[Action]:
+        """Return the actions of one rank in step ``number``.
 
-    def rest(self, stage: int, replica: int, steps: int) -> list[Action]:
-        """Return the actions that one rank still has to do after ``steps`` steps if no mini-batch follows."""
-        alike = self._alike(steps - 1) + 1
-        done = self._lists[stage, replica][: self._end(stage, replica, alike - 1)]
+        Parameters
+        ----------
+        stage, replica : int
+            The rank.
+        number : int
+            The step.
+
+        Returns
+        -------
+        list of Action
+        """
+        equivalent = self._equivalent_step(number)
+        start, stop = (self._end(stage, replica, last) for last in (equivalent - 1, equivalent))
+        return self._shifted(self._lists[stage, replica][start:stop], number - equivalent)
+
+    def remaining_actions(self, stage: int, replica: int, steps: int) -> list[Action]:
+        """Return the actions that one rank still has to do after ``steps`` steps if no mini-batch follows.
+
+        Parameters
+        ----------
+        stage, replica : int
+            The rank.
+        steps : int
+            Number of steps that were done.
+
+        Returns
+        -------
+        list of Action
+        """
+        equivalent = self._equivalent_step(steps - 1) + 1
+        done = self._lists[stage, replica][: self._end(stage, replica, equivalent - 1)]
         left = []
         counts = Counter(map(_identity, done))
-        for action in self._make(alike).of_replica(stage, replica, self.replicas[stage]):
+        for action in self._make(equivalent).replica_actions(stage, replica, self.replicas[stage]):
             if counts[_identity(action)]:
                 counts[_identity(action)] -= 1
             else:
                 left.append(action)
-        return self._shifted(left, steps - alike)
+        return self._shifted(left, steps - equivalent)
 
     def completed(self, number: int) -> int:
         """Return the number of mini-batches that have updated every stage by the end of step ``number``."""
-        alike = self._alike(number)
-        return self._completed[alike] + number - alike
+        equivalent = self._equivalent_step(number)
+        return self._completed[equivalent] + number - equivalent
 
-    def _updated(self, end: dict[tuple[int, int], int]) -> int:
+    def _count_updated(self, end: dict[tuple[int, int], int]) -> int:
         """Return this number if each rank is at ``end`` of its list. Replicas advance equally far."""
         return min(
             count * sum(action.kind is Kind.UPDATE for action in self._lists[stage, 0][: end[stage, 0]])
@@ -82,7 +106,7 @@ class SteadyStream:
         """Return the position of one rank after step ``number`` (-1: before the first)."""
         return self._ends[number][stage, replica] if number >= 0 else 0
 
-    def _alike(self, number: int) -> int:
+    def _equivalent_step(self, number: int) -> int:
         """Return the first step with the same fill of the pipeline, whose mini-batch has the same replicas."""
         return number if number < self._filled else self._filled + (number - self._filled) % self._period
 
@@ -105,22 +129,22 @@ class _ScheduleRun(Replay[tuple[int, int]]):
 
     def advance(self, rank: tuple[int, int], last: int) -> bool:
         """Do one action if it needs no mini-batch after ``last`` and its input is available."""
-        action = self.head(rank)
+        action = self.next_action(rank)
         if action is None:
             return False
         if action.kind in (Kind.F, Kind.PREDICT) and action.microbatch is not None and action.microbatch > last:
             return False
-        if self.schedule.awaits(action) not in self.made:
+        if self.schedule.received_input_of(action) not in self.made:
             return False
         together = [rank]
         if action.kind is Kind.UPDATE:
             together = [other for other in self.lists if other[0] == action.stage]
-            heads = [self.head(other) for other in together]
+            heads = [self.next_action(other) for other in together]
             if any(head is None or (head.kind, head.version) != (action.kind, action.version) for head in heads):
                 return False
         for other in together:
             self.at[other] += 1
-        self.made.add(self.schedule.makes(action))
+        self.made.add(self.schedule.output_of(action))
         return True
 
 

@@ -33,13 +33,13 @@ def validate(schedule: Schedule) -> None:
     for stage, actions in enumerate(schedule.stages):
         for action in actions:
             if action.stage != stage:
-                raise ScheduleError(f"{schedule.name}: {action} stands in the list of stage {stage}")
+                raise ScheduleError(f"{schedule.name}: {action} is in the list of stage {stage}")
         _check_passes(schedule, stage, actions)
         _check_ends(schedule, actions)
         _check_inputs(schedule, actions)
         replicas = schedule.replicas[stage] if schedule.replicas else 1
         for replica in range(replicas):
-            _check_versions(schedule, schedule.of_replica(stage, replica, replicas))
+            _check_versions(schedule, schedule.replica_actions(stage, replica, replicas))
     _check_updates(schedule)
     _check_pairs(schedule)
     _check_rendezvous(schedule)
@@ -62,17 +62,17 @@ def _check_passes(schedule: Schedule, stage: int, actions: list[Action]) -> None
         raise ScheduleError(f"{schedule.name}: {action} {'is missing' if missing else 'is of no micro-batch or chunk'}")
     for (kind, microbatch, chunk), count in done.items():
         if count > 1:
-            raise ScheduleError(f"{schedule.name}: {Action(kind, stage, microbatch, chunk)} is there {count} times")
+            raise ScheduleError(f"{schedule.name}: {Action(kind, stage, microbatch, chunk)} occurs {count} times")
 
 
 def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
     """Check that sends and receives name their message and the stage at the other end."""
     for action in actions:
         if action.kind in (Kind.SEND, Kind.RECEIVE):
-            message = schedule.carries(action)
+            message = schedule.message_of(action)
             if message is None:
-                raise ScheduleError(f"{schedule.name}: {action} carries nothing that is passed on between stages")
-            right = schedule.sends(message) if action.kind is Kind.SEND else schedule.receives(message)
+                raise ScheduleError(f"{schedule.name}: {action} has no message that is sent between stages")
+            right = schedule.send_of(message) if action.kind is Kind.SEND else schedule.receive_of(message)
             if action != right:
                 raise ScheduleError(f"{schedule.name}: {action} should be: {right}")
 
@@ -81,15 +81,15 @@ def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
     """Check that inputs are received before they are needed, and results sent after they are made."""
     received, produced = set(), set()
     for action in actions:
-        message = schedule.carries(action)
-        awaited = schedule.awaits(action)
+        message = schedule.message_of(action)
+        awaited = schedule.received_input_of(action)
         if awaited is not None and awaited not in received:
             raise ScheduleError(f"{schedule.name}: {action} comes before its input is received")
         if action.kind is Kind.SEND and message not in produced:
             raise ScheduleError(f"{schedule.name}: {action} comes before {action.payload} has made it")
         if action.kind is Kind.RECEIVE:
             received.add(message)
-        produced.add(schedule.makes(action))
+        produced.add(schedule.output_of(action))
 
 
 def _check_updates(schedule: Schedule) -> None:
@@ -110,8 +110,8 @@ def _check_pairs(schedule: Schedule) -> None:
             sent = _between(schedule.stages[here], Kind.SEND, there)
             received = _between(schedule.stages[there], Kind.RECEIVE, here)
             for send, receive in zip(sent, received, strict=False):
-                if schedule.carries(send) != schedule.carries(receive):
-                    raise ScheduleError(f"{schedule.name}: {receive} meets another message: {send}")
+                if schedule.message_of(send) != schedule.message_of(receive):
+                    raise ScheduleError(f"{schedule.name}: {receive} is matched with another message: {send}")
             for action in [*sent[len(received) :], *received[len(sent) :]]:
                 raise ScheduleError(f"{schedule.name}: {action} has no counterpart")
 
@@ -125,26 +125,31 @@ def _check_rendezvous(schedule: Schedule) -> None:
     replay = Replay(dict(enumerate(schedule.stages)))
 
     def step(stage: int) -> bool:
-        action = replay.head(stage)
+        action = replay.next_action(stage)
         if action is None or action.kind is Kind.RECEIVE:
             return False
         if action.kind is Kind.SEND:
             assert action.peer is not None
-            other = replay.head(action.peer)
-            if other is None or other.kind is not Kind.RECEIVE or schedule.carries(other) != schedule.carries(action):
+            other = replay.next_action(action.peer)
+            if (
+                other is None
+                or other.kind is not Kind.RECEIVE
+                or schedule.message_of(other) != schedule.message_of(action)
+            ):
                 return False
             replay.at[action.peer] += 1
         replay.at[stage] += 1
         return True
 
     replay.run(step)
-    if replay.left:
+    if replay.remaining:
         raise ScheduleError(
-            f"{schedule.name}: deadlock under synchronous sends: {_listed(replay.left)} wait for each other"
+            f"{schedule.name}: deadlock under synchronous sends: {_format_actions(replay.remaining)} wait for "
+            "each other"
         )
 
 
-def _listed(actions: Iterable[Action]) -> str:
+def _format_actions(actions: Iterable[Action]) -> str:
     return "; ".join(map(str, actions))
 
 
@@ -161,7 +166,9 @@ def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
                 raise ScheduleError(f"{schedule.name}: {action} makes version {action.version}, not {newest}")
         elif action.kind is Kind.STASH:
             if action.version != newest:
-                raise ScheduleError(f"{schedule.name}: {action} keeps version {action.version}; there is {newest}")
+                raise ScheduleError(
+                    f"{schedule.name}: {action} keeps version {action.version}, but the newest is {newest}"
+                )
             stashed[newest] = action.microbatch
         elif action.kind is Kind.PREDICT:
             predicted = action
@@ -171,7 +178,9 @@ def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
                 there = {predicted.version or 0}
             if action.version not in there:
                 versions = ", ".join(map(str, sorted(there)))
-                raise ScheduleError(f"{schedule.name}: {action} uses weights {action.version}; there are {versions}")
+                raise ScheduleError(
+                    f"{schedule.name}: {action} uses weights {action.version}, but the stage has {versions}"
+                )
             _check_policy(schedule, action, newest, forward)
             predicted = None
             if action.kind is (Kind.W if schedule.splits_backward else Kind.B):
@@ -189,6 +198,6 @@ def _check_policy(
     free = action.kind is Kind.F and schedule.weights in (Weights.STASH, Weights.PREDICT)
     if not free and action.version != wanted:
         raise ScheduleError(
-            f"{schedule.name}: {action} uses weights {action.version}; "
-            f"the policy {schedule.weights.value!r} wants {wanted}"
+            f"{schedule.name}: {action} uses weights {action.version}, but the policy {schedule.weights.value!r} "
+            f"requires {wanted}"
         )

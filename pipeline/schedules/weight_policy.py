@@ -12,7 +12,7 @@ from .actions import COMPUTE, Action, Kind, Weights
 from .generators import Orders, SchedulePass
 
 
-def one_update(orders: Orders) -> list[list[Action]]:
+def synchronous_actions(orders: Orders) -> list[list[Action]]:
     """Return the actions of a synchronous schedule: one version for all passes, and an update at the end.
 
     Parameters
@@ -31,7 +31,7 @@ def one_update(orders: Orders) -> list[list[Action]]:
     return actions
 
 
-def many_updates(
+def asynchronous_actions(
     orders: Orders, weights: Weights, replicas: Sequence[int], vertical_sync: bool = False
 ) -> list[list[Action]]:
     """Return the actions of an asynchronous schedule, with updates, stashes and predictions.

@@ -20,7 +20,7 @@ class ScheduleCosts:
     activation: tuple[float, ...]
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         schedule: Schedule,
         forward: Cost,
@@ -32,6 +32,17 @@ class ScheduleCosts:
         activation: Cost,
     ) -> ScheduleCosts:
         """Return the costs of a schedule, where ``backward`` of the result is that of B without W.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            The schedule.
+        forward, backward, weight, transfer, update, activation
+            As in :func:`distconv.pipeline.simulate`.
+
+        Returns
+        -------
+        ScheduleCosts
 
         Raises
         ------
@@ -57,27 +68,54 @@ class ScheduleCosts:
             per_stage("activation", activation, count),
         )
 
-    def of_action(self, action: Action, chunks: int) -> float:
-        """Return how long an action occupies its stage; 0 for all but passes and updates."""
+    def action_time(self, action: Action, chunks: int) -> float:
+        """Return how long an action occupies its stage; 0 for all but passes and updates.
+
+        Parameters
+        ----------
+        action : Action
+            The action.
+        chunks : int
+            Number of chunks of each stage.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         per_pass = {Kind.F: self.forward, Kind.B: self.backward, Kind.W: self.weight}
         if action.kind in per_pass:
             return per_pass[action.kind][action.stage] / chunks
         return self.update[action.stage] if action.kind is Kind.UPDATE else 0.0
 
-    def of_message(self, message: Message) -> float:
+    def transfer_time(self, message: Message) -> float:
         """Return the transfer time of a message. An activation and its gradient cross the same boundary."""
         upper = message.part - 1 if message.payload is Kind.F else message.part
         return self.transfer[upper % len(self.transfer)]
 
-    def streamed(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
+    def streaming_times(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
         """Return how long a pass makes the result that is passed on meanwhile, and how long the link carries it.
 
         A pass makes its message from its beginning to its end. In a concurrent schedule F and B share the stage, and
         each has half of the link: in F + B a message crosses it in each direction. So transfers stay hidden up to F,
         and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I requires.
+
+        Parameters
+        ----------
+        send : Action
+            The send on the stage that makes the message.
+        message : Message
+            The message.
+        schedule : Schedule
+            A schedule with ``hidden_transfers``.
+
+        Returns
+        -------
+        tuple of float
+            Seconds of the pass, and of the link.
         """
-        carrying = self.of_message(message)
+        carrying = self.transfer_time(message)
         if schedule.concurrent:
             return self.forward[send.stage] + self.backward[send.stage], 2 * carrying
         making = Action(message.payload, send.stage, message.microbatch, send.chunk)
-        return self.of_action(making, schedule.chunks), carrying
+        return self.action_time(making, schedule.chunks), carrying

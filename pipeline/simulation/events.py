@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, ScheduleError
 from distconv.pipeline.schedules.per_stage import Cost
-from distconv.pipeline.schedules.registry import per_stage_replicas, remade
+from distconv.pipeline.schedules.registry import per_stage_replicas, remake
 
 from .costs import ScheduleCosts
 from .span import Span
@@ -71,13 +71,13 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
     ScheduleError
         If costs or counts do not fit, or lists wait for each other forever.
     """
-    costs = ScheduleCosts.of(
+    costs = ScheduleCosts.from_arguments(
         schedule, forward, backward, weight=weight, transfer=transfer, update=update, activation=activation
     )
     own = schedule.replicas or 1
     counts = per_stage_replicas(schedule.name, own if replicas is None else replicas, len(costs.forward))
     if schedule.asynchronous and counts != schedule.replicas:
-        schedule = remade(schedule, replicas=counts)
+        schedule = remake(schedule, replicas=counts)
     return _Simulation(schedule, costs, counts).run()
 
 
@@ -85,17 +85,17 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
 class _Track:
     """Actions that run one after the other: all of a rank, or its F and its B separately.
 
-    ``behind[k]``: passes of the other track that must have ended before action k begins.
+    ``required[k]``: passes of the other track that must have ended before action k begins.
     """
 
     actions: list[Action]
-    behind: list[int]
+    required: list[int]
     next: int = 0
     ended: int = 0
     """Passes that have ended."""
 
     @property
-    def head(self) -> Action | None:
+    def next_action(self) -> Action | None:
         """Next action; it stays here while it runs."""
         return self.actions[self.next] if self.next < len(self.actions) else None
 
@@ -107,7 +107,7 @@ class _PassRun:
     action: Action
     start: float
     work: float
-    left: float
+    remaining: float
 
 
 @dataclass
@@ -128,7 +128,7 @@ class _Rank:
         total = sum(run.work for run in self.running.values())
         for run in self.running.values():
             share = run.work / total if total else 1.0
-            run.left = max(0.0, run.left - share * (now - self.changed))
+            run.remaining = max(0.0, run.remaining - share * (now - self.changed))
         self.changed = now
 
 
@@ -171,7 +171,7 @@ class _Simulation:
             elif event.epoch == event.rank.epoch:
                 self._end(event.rank, event.track)
         self._check_finished()
-        work = sum(self.costs.of_action(span.action, self.schedule.chunks) for span in self.spans)
+        work = sum(self.costs.action_time(span.action, self.schedule.chunks) for span in self.spans)
         peaks = [max(rank.peak for rank in ranks) for ranks in self.stages]
         return Timeline(self.schedule, self.spans, self.replicas, work, peaks)
 
@@ -183,43 +183,47 @@ class _Simulation:
     def _begin_rank(self, rank: _Rank) -> bool:
         started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
         if started:
-            self._foresee(rank)
+            self._schedule_next_end(rank)
         return bool(started)
 
     def _begin_track(self, rank: _Rank, index: int) -> bool:
         """Advance until a pass begins (True) or has to wait (False)."""
         track = rank.tracks[index]
-        while index not in rank.running and track.head is not None and self._is_ready(rank, track, track.head):
-            if track.head.kind in OCCUPYING:
+        while (
+            index not in rank.running
+            and track.next_action is not None
+            and self._is_ready(rank, track, track.next_action)
+        ):
+            if track.next_action.kind in OCCUPYING:
                 rank.work_until(self.now)
-                work = self.costs.of_action(track.head, self.schedule.chunks)
-                rank.running[index] = _PassRun(track.head, self.now, work, work)
-                self._hold(rank, track.head)
+                work = self.costs.action_time(track.next_action, self.schedule.chunks)
+                rank.running[index] = _PassRun(track.next_action, self.now, work, work)
+                self._add_activation(rank, track.next_action)
                 return True
-            self._pass_on(track.head)
+            self._send_result(track.next_action)
             track.next += 1
         return False
 
     def _is_ready(self, rank: _Rank, track: _Track, action: Action) -> bool:
-        if sum(other.ended for other in rank.tracks if other is not track) < track.behind[track.next]:
+        if sum(other.ended for other in rank.tracks if other is not track) < track.required[track.next]:
             return False
         if action.kind is Kind.UPDATE:
             # The gradients of all replicas are summed first.
-            heads = [other.tracks[-1].head for other in self.stages[rank.stage]]
+            heads = [other.tracks[-1].next_action for other in self.stages[rank.stage]]
             return all(h is not None and (h.kind, h.version) == (action.kind, action.version) for h in heads)
-        awaited = self.schedule.awaits(action)
+        awaited = self.schedule.received_input_of(action)
         return awaited is None or awaited in self.arrived
 
-    def _pass_on(self, action: Action) -> None:
-        message = self.schedule.carries(action)
+    def _send_result(self, action: Action) -> None:
+        message = self.schedule.message_of(action)
         if action.kind is Kind.SEND and message is not None:
-            self._at(self._arrival(action, message), message)
+            self._add_event(self._arrival(action, message), message)
 
     def _arrival(self, send: Action, message: Message) -> float:
         """Return the time at which a message arrives whose pass ends now."""
         if not self.schedule.hidden_transfers:
-            return self.now + self.costs.of_message(message)
-        making, carrying = self.costs.streamed(send, message, self.schedule)
+            return self.now + self.costs.transfer_time(message)
+        making, carrying = self.costs.streaming_times(send, message, self.schedule)
         link = send.stage, message.part, message.microbatch % self.replicas[send.stage]
         before, late = self.links.get(link, (-math.inf, 0.0))
         # A pass without a partner ends sooner. It must not shorten the time on the link, which is that of a full slot.
@@ -233,43 +237,49 @@ class _Simulation:
         track = rank.tracks[index]
         track.next += 1
         track.ended += run.action.kind in COMPUTE
-        self._release(rank, run.action)
+        self._free_activation(rank, run.action)
         self.spans.append(Span(run.action, rank.replica, run.start, self.now))
-        self._foresee(rank)
+        self._schedule_next_end(rank)
         self._begin(rank.stage)
 
-    def _foresee(self, rank: _Rank) -> None:
+    def _schedule_next_end(self, rank: _Rank) -> None:
         """Schedule the next end on a rank, from the current rates of its passes."""
         rank.epoch += 1
         total = sum(run.work for run in rank.running.values())
         for index, run in rank.running.items():
-            lasts = run.left * (total / run.work) if run.work else 0.0
-            self._at(self.now + lasts, _PassEnd(rank, index, rank.epoch))
+            lasts = run.remaining * (total / run.work) if run.work else 0.0
+            self._add_event(self.now + lasts, _PassEnd(rank, index, rank.epoch))
 
-    def _at(self, time: float, event: _PassEnd | Message) -> None:
+    def _add_event(self, time: float, event: _PassEnd | Message) -> None:
         self.counted += 1
         heapq.heappush(self.events, (time, self.counted, event))
 
-    def _hold(self, rank: _Rank, action: Action) -> None:
+    def _add_activation(self, rank: _Rank, action: Action) -> None:
         if action.kind is Kind.F:
             rank.held += 1
             rank.peak = max(rank.peak, rank.held * self.costs.activation[rank.stage] / self.schedule.chunks)
 
-    def _release(self, rank: _Rank, action: Action) -> None:
+    def _free_activation(self, rank: _Rank, action: Action) -> None:
         if action.kind is (Kind.W if self.schedule.splits_backward else Kind.B):
             rank.held -= 1
 
     def _check_finished(self) -> None:
         waiting = [
-            track.head for ranks in self.stages for rank in ranks for track in rank.tracks if track.head is not None
+            track.next_action
+            for ranks in self.stages
+            for rank in ranks
+            for track in rank.tracks
+            if track.next_action is not None
         ]
         if waiting:
-            raise ScheduleError(f"{self.schedule.name}: these wait for ever: {'; '.join(map(str, waiting))}")
+            raise ScheduleError(
+                f"{self.schedule.name}: these actions never become ready: {'; '.join(map(str, waiting))}"
+            )
 
 
 def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list[_Track]:
     """Return the actions of one replica, as one track or as a forward and a backward one."""
-    own = schedule.of_replica(stage, replica, replicas)
+    own = schedule.replica_actions(stage, replica, replicas)
     if not schedule.concurrent:
         return [_Track(own, [0] * len(own))]
     tracks = [_Track([], []), _Track([], [])]
@@ -278,8 +288,8 @@ def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list
         backward = int(Kind.F not in (action.kind, action.payload))
         # A B runs concurrently with the F directly before it, unless that is its own F; an F waits for every earlier B.
         last = next((a.microbatch for a in reversed(tracks[0].actions) if a.kind is Kind.F), action.microbatch)
-        beside = action.kind is Kind.B and last != action.microbatch
+        concurrent = action.kind is Kind.B and last != action.microbatch
         tracks[backward].actions.append(action)
-        tracks[backward].behind.append(passed[1 - backward] - beside if action.kind in OCCUPYING else 0)
+        tracks[backward].required.append(passed[1 - backward] - concurrent if action.kind in OCCUPYING else 0)
         passed[backward] += action.kind in COMPUTE
     return tracks

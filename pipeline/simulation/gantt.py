@@ -41,7 +41,9 @@ def draw(
         If matplotlib is not installed.
     """
     if os.path.isdir(path) or not os.path.splitext(path)[1]:
-        raise ScheduleError(f"plot: {os.fspath(path)!r} has no ending that says the format; write picture.png")
+        raise ScheduleError(
+            f"plot: {os.fspath(path)!r} has no extension that determines the format; use a name such as figure.png"
+        )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

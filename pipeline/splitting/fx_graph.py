@@ -31,8 +31,8 @@ from .graph_cuts import (
     SplitError,
     computing_positions,
     cut_graph,
+    cut_test,
     is_tensor,
-    possible_cut,
 )
 
 REPLACED = "it replaces a buffer; write into it, with copy_() or add_()"
@@ -52,17 +52,17 @@ class _OneInput(nn.Module):
         return self.model(x)
 
 
-class _StandIn(fx.Proxy):
+class _TensorProxy(fx.Proxy):
     """Proxy that raises if it is asked for its type: it would answer that a value is not a tensor."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        if is_tensor(self.node) and _asks_for_tensors(sys._getframe(1)):
-            raise SplitError("it asks whether a value is a tensor, and a stand-in is none")
-        return _StandIn
+        if is_tensor(self.node) and _may_test_for_tensor(sys._getframe(1)):
+            raise SplitError("it tests if a value is a tensor, which a traced proxy is not")
+        return _TensorProxy
 
 
-def _asks_for_tensors(frame: FrameType | None) -> bool:
+def _may_test_for_tensor(frame: FrameType | None) -> bool:
     """Return True if code outside torch that reads the class of a value may be testing for a tensor."""
     folder = str(Path(torch.__file__).parent)
     if frame is not None and frame.f_code.co_filename.startswith(str(Path(folder, "fx"))):
@@ -81,30 +81,30 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[ModuleCall] = []
-        self.modes = modes()
+        self.modes = autograd_modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_whole(m)
+        return is_called_unchanged(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _StandIn(node, self)
+        return _TensorProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        return a.node if type(a) is _StandIn else super().create_arg(a)
+        return a.node if type(a) is _TensorProxy else super().create_arg(a)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         name = self.path_of_module(m)
-        if is_hooked(m) and not self.is_leaf_module(m, name):
-            raise SplitError("it has hooks, which torch.fx would call now and then never again")
+        if has_hooks(m) and not self.is_leaf_module(m, name):
+            raise SplitError("it has hooks, which torch.fx would call once and then never again")
         name = name.removeprefix("model").removeprefix(".")
         self.calls.append(ModuleCall(name, is_layer(m), len(self.graph.nodes)))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if modes() != self.modes:
-            raise SplitError("it switches autograd or autocast on or off, and torch.fx does not write that down")
+        if autograd_modes() != self.modes:
+            raise SplitError("it switches autograd or autocast on or off, which torch.fx does not record")
         return super().create_node(*args, **kwargs)
 
 
@@ -113,7 +113,7 @@ def is_layer(module: nn.Module) -> bool:
     return is_plannable_layer(module) or isinstance(module, SparseConv)
 
 
-def is_whole(module: nn.Module) -> bool:
+def is_called_unchanged(module: nn.Module) -> bool:
     """Return True if a stage calls ``module`` unchanged: a layer, or a module of torch."""
     # Sites depend on values, which torch.fx does not have. Batch norms stay modules: RunningStatistics hooks them.
     return (
@@ -124,19 +124,19 @@ def is_whole(module: nn.Module) -> bool:
     )
 
 
-def is_hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return True if ``module`` has hooks, which a traced graph would lose."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
 
-def modes() -> tuple[bool | torch.dtype, ...]:
+def autograd_modes() -> tuple[bool | torch.dtype, ...]:
     """Return if autograd is enabled, and for the CPU and CUDA the autocast dtype, or False without autocast."""
     autocast = (torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda"))
     return torch.is_grad_enabled(), *autocast
 
 
-def traced_steps(model: nn.Module) -> ModelSteps:
+def trace_steps(model: nn.Module) -> ModelSteps:
     """Return the steps of a model, traced by ``torch.fx``."""
     tracer, root, graph = _trace(model)
     computing = computing_positions(graph)
@@ -144,7 +144,7 @@ def traced_steps(model: nn.Module) -> ModelSteps:
     def build(locate: Locate) -> list[nn.Module]:
         return [_module(model, root, piece) for piece in cut_graph(graph, locate(tracer.calls, computing))]
 
-    return ModelSteps(tracer.calls, computing, build, possible_cut(graph, root))
+    return ModelSteps(tracer.calls, computing, build, cut_test(graph, root))
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
@@ -155,32 +155,32 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
     traces = []
     buffers = buffer_ids(model)
     for training in (False, True):
-        with _kept_as_it_is(model):
+        with _restore_model(model):
             model.train(training)
             tracer, root = _Tracer(), _OneInput(model)
             try:
-                with mock.patch.object(torch.autograd.Function, "apply", classmethod(_refuse_function)):
+                with mock.patch.object(torch.autograd.Function, "apply", classmethod(_reject_function)):
                     traces.append((tracer, root, tracer.trace(root)))
                 if buffer_ids(model) != buffers:
                     raise SplitError(REPLACED)
             except Exception as error:
-                raise SplitError(refusal(model, error, "torch.fx", __file__, EXAMPLE)) from error
+                raise SplitError(describe_failure(model, error, "torch.fx", __file__, EXAMPLE)) from error
     (_, root, graph), (_, other_root, other) = traces
     for a, b in zip_longest(graph.nodes, other.nodes):
-        if a is None or b is None or a.format_node() != b.format_node() or not _same_constant(a, root, other_root):
+        if a is None or b is None or a.format_node() != b.format_node() or not _is_same_constant(a, root, other_root):
             raise SplitError(
-                f"{type(model).__name__}: forward does not always do the same (in train() and eval(), each time), from "
-                f"'{a or b}' on ({(a or b).format_node()}); {EXAMPLE}, or use modules (nn.Dropout, not F.dropout) that "
-                "know the mode"
+                f"{type(model).__name__}: forward does not run the same operations each time, in train() and "
+                f"eval(), from '{a or b}' on ({(a or b).format_node()}); {EXAMPLE}, or use modules (nn.Dropout, not "
+                "F.dropout) that follow the mode"
             )
     return traces[-1]
 
 
-def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _reject_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     raise SplitError(f"{cls.__name__}.apply is an autograd Function, whose backward would be lost")
 
 
-def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
+def _is_same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
     """Return True if a tensor that forward made without its input is equal in both traces, hence not random."""
     if node.op != "get_attr" or str(node.target).startswith("model."):
         return True
@@ -194,7 +194,7 @@ def buffer_ids(model: nn.Module) -> dict[str, int]:
 
 
 @contextmanager
-def _kept_as_it_is(model: nn.Module) -> Iterator[None]:
+def _restore_model(model: nn.Module) -> Iterator[None]:
     """Restore modes, buffers and attributes of ``model`` when the block ends, so that no proxies remain."""
     modules = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
     kept = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
@@ -208,7 +208,7 @@ def _kept_as_it_is(model: nn.Module) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
-def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:
+def describe_failure(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:
     """Return the message for a model that cannot be traced or recorded.
 
     It quotes the last line of the traceback outside torch and ``file``.

@@ -14,7 +14,7 @@ from distconv.errors import DistconvError
 COMPUTATIONS = ("call_module", "call_function", "call_method")
 EXAMPLE = "pass an example of its input"
 PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
-SEVERAL = frozenset({"chunk", "split", "tensor_split", "unbind"})
+TUPLE_FUNCTIONS = frozenset({"chunk", "split", "tensor_split", "unbind"})
 PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
 
 
@@ -92,10 +92,10 @@ def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
     """
     nodes = list(graph.nodes)
     stage_of = _stages(nodes, positions)
-    boundaries = [_alive(nodes, stage_of, cut) for cut in range(len(positions))]
+    boundaries = [_live_values(nodes, stage_of, cut) for cut in range(len(positions))]
     pieces = [[node for node in nodes if stage_of.get(node) == index] for index in range(len(positions) + 1)]
     given_to = [[node for node in nodes if node.op == "placeholder"], *boundaries]
-    return [_piece(*piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
+    return [_stage_graph(*piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
 
 
 def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
@@ -105,7 +105,7 @@ def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
     return stages | {node: len(positions) for node in nodes if node.op == "output"}
 
 
-def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
+def cut_test(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
     """Return a function that returns True if a graph can be split at a position.
 
     Parameters
@@ -134,7 +134,7 @@ def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
 
     def possible(position: int) -> bool:
         try:
-            _alive(nodes, _stages(nodes, [position]), 0)
+            _live_values(nodes, _stages(nodes, [position]), 0)
         except SplitError:
             return False
         return not any(first < position <= last for first, last in ranges)
@@ -142,7 +142,7 @@ def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
     return possible
 
 
-def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
+def _live_values(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
     """Return the values that are made before a split point and needed after it, the latest first."""
     alive = [
         node
@@ -152,14 +152,14 @@ def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list
     for node in alive:
         if not is_tensor(node):
             raise SplitError(
-                f"'{node}' ({node.format_node()}) is no tensor, but would have to go from stage {cut} to {cut + 1}; "
-                f"{EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
+                f"'{node}' ({node.format_node()}) is not a tensor, but would have to be sent from stage {cut} to "
+                f"{cut + 1}; {EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
             )
     _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
     return alive[::-1]
 
 
-def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None:
+def _check_memory(alive: list[fx.Node], after: list[fx.Node], cut: int) -> None:
     """Check that memory shared by values across a split point is not written later, where sharing is known.
 
     After the split they no longer share memory.
@@ -167,9 +167,9 @@ def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None
     first: dict[int, fx.Node] = {}
     for node in (node for node in alive if "memory" in node.meta):
         other = first.setdefault(node.meta["memory"], node)
-        if other is not node and any(node.meta["memory"] in later.meta.get("written", ()) for later in behind):
+        if other is not node and any(node.meta["memory"] in later.meta.get("written", ()) for later in after):
             raise SplitError(
-                f"'{other}' and '{node}' share memory that is written behind the cut from stage {cut} to {cut + 1}; "
+                f"'{other}' and '{node}' share memory that is written after the cut from stage {cut} to {cut + 1}; "
                 "cut elsewhere"
             )
 
@@ -180,21 +180,21 @@ def is_tensor(node: fx.Node) -> bool:
         return True
     if node.op in ("placeholder", "call_module", "get_attr"):
         return True
-    if _is_several(node) or node.target is len or (node.op == "call_method" and node.target in PLAIN_METHODS):
+    if _is_tuple(node) or node.target is len or (node.op == "call_method" and node.target in PLAIN_METHODS):
         return False
     if node.target is getattr:
         return node.args[1] not in PLAIN_ATTRIBUTES
     if node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "builtins", "math"):
-        return any(is_tensor(argument) or _is_several(argument) for argument in node.all_input_nodes)
+        return any(is_tensor(argument) or _is_tuple(argument) for argument in node.all_input_nodes)
     return True
 
 
-def _is_several(node: fx.Node) -> bool:
+def _is_tuple(node: fx.Node) -> bool:
     """Return True if a value is a tuple of tensors."""
-    return getattr(node.target, "__name__", node.target) in SEVERAL
+    return getattr(node.target, "__name__", node.target) in TUPLE_FUNCTIONS
 
 
-def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
+def _stage_graph(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
     """Return the graph that takes ``given`` and returns ``returned`` (None: the model's result)."""
     graph = fx.Graph()
     here: dict[fx.Node, fx.Node] = {}

@@ -16,9 +16,9 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
 
-from .fx_graph import modes
-from .graph_cuts import Locate, ModelSteps, SplitError, computing_positions, cut_graph, possible_cut
-from .recording import Blueprint, ForwardRecording, Like, containers
+from .fx_graph import autograd_modes
+from .graph_cuts import Locate, ModelSteps, SplitError, computing_positions, cut_graph, cut_test
+from .recording import FakeModel, ForwardRecording, TensorExample, containers
 
 
 def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
@@ -39,8 +39,8 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
     SplitError
         If its forward cannot be recorded, or differs from run to run.
     """
-    blueprint, like = Blueprint(model), Like.of(example)
-    whole = _Whole(model)
+    blueprint, like = FakeModel(model), TensorExample.from_tensor(example)
+    whole = _FullModel(model)
     training, evaluation = ((mode,) * len(whole.containers) for mode in (True, False))
     now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
@@ -49,66 +49,95 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
         recorded.append((evaluation, blueprint.record(like, evaluation)))
 
     def build(locate: Locate) -> list[nn.Module]:
-        programs = Programs(blueprint, like, locate)
+        programs = StageProgramCache(blueprint, like, locate)
         examples = [programs.add(*recorded[0])]
         with suppress(SplitError):
             examples += [programs.add(*each) for each in recorded[1:]]
         pieces = zip(*examples, strict=True)
         return [RecordedStage(whole, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
 
-    return ModelSteps(now.calls, computing_positions(now.graph), build, possible_cut(now.graph, model))
+    return ModelSteps(now.calls, computing_positions(now.graph), build, cut_test(now.graph, model))
 
 
-class Programs:
+class StageProgramCache:
     """Steps of each stage, for all shapes and modes in use."""
 
-    def __init__(self, blueprint: Blueprint, example: Like, locate: Locate) -> None:
+    def __init__(self, blueprint: FakeModel, example: TensorExample, locate: Locate) -> None:
         self._blueprint, self._example, self._locate = blueprint, example, locate
         self._known: dict[Any, list[StageProgram]] = {}
 
-    def __deepcopy__(self, memo: object) -> Programs:
+    def __deepcopy__(self, memo: object) -> StageProgramCache:
         return self
 
     def add(
         self, training: tuple[bool, ...], recording: ForwardRecording, samples: int | None = None
     ) -> list[StageProgram]:
-        """Return the steps of the stages from a recording, and store them for ``samples`` (None: the example's)."""
+        """Return the steps of the stages from a recording, and store them for ``samples`` (None: the example's).
+
+        Parameters
+        ----------
+        training : tuple of bool
+            Modes of the modules whose forward is recorded.
+        recording : ForwardRecording
+            Steps of the full model.
+        samples : int, optional
+            Number of samples. Default: that of the example.
+
+        Returns
+        -------
+        list of StageProgram
+            One for each stage.
+        """
         graph, calls = recording
-        pieces = cut_graph(graph, self._locate(calls, computing_positions(graph)))
-        key = samples or self._example.shape[0], training, modes()
-        self._known[key] = [StageProgram(piece) for piece in pieces]
+        stage_graphs = cut_graph(graph, self._locate(calls, computing_positions(graph)))
+        key = samples or self._example.shape[0], training, autograd_modes()
+        self._known[key] = [StageProgram(stage_graph) for stage_graph in stage_graphs]
         return self._known[key]
 
     def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> StageProgram:
         """Return the steps of a stage for its inputs.
+
+        Parameters
+        ----------
+        index : int
+            The stage.
+        given : sequence of Tensor
+            Its inputs.
+        training : tuple of bool
+            Modes of the modules whose forward is recorded.
+
+        Returns
+        -------
+        StageProgram
 
         Raises
         ------
         SplitError
             If no number of samples of the example's shape leads to these inputs.
         """
-        likes = [Like.of(tensor) for tensor in given]
+        likes = [TensorExample.from_tensor(tensor) for tensor in given]
         for samples in self._numbers_of_samples(index, likes, training):
-            program = self._of(samples, training)[index]
+            program = self._programs_of(samples, training)[index]
             if program.given == likes:
                 return program
         raise SplitError(
-            f"stage {index} was given {_listed(likes)}; with samples like the example's {_listed([self._example])} it "
-            f"gets {_listed(self._of(self._example.shape[0], training)[index].given)}, or another number of samples; "
-            "split the model with an example of the shape, type and device that it is trained with"
+            f"stage {index} received {_format_specs(likes)}; with samples like the example's "
+            f"{_format_specs([self._example])} it receives "
+            f"{_format_specs(self._programs_of(self._example.shape[0], training)[index].given)}, or another number of "
+            "samples; split the model with an example of the shape, type and device that it is trained with"
         )
 
-    def _of(self, samples: int, training: tuple[bool, ...]) -> list[StageProgram]:
-        programs = self._known.get((samples, training, modes()))
+    def _programs_of(self, samples: int, training: tuple[bool, ...]) -> list[StageProgram]:
+        programs = self._known.get((samples, training, autograd_modes()))
         if programs is not None:
             return programs
         like = self._example._replace(shape=(samples, *self._example.shape[1:]))
         return self.add(training, self._blueprint.record(like, training), samples)
 
-    def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
+    def _numbers_of_samples(self, index: int, likes: list[TensorExample], training: tuple[bool, ...]) -> Iterator[int]:
         """Yield the possible numbers of samples, from dimensions that are multiples of the example's."""
         samples, numbers = self._example.shape[0], dict[int, None]()
-        for recorded, like in zip(self._of(samples, training)[index].given, likes, strict=False):
+        for recorded, like in zip(self._programs_of(samples, training)[index].given, likes, strict=False):
             for example, extent in zip(recorded.shape, like.shape, strict=False):
                 if example and example % samples == 0 and extent % (example // samples) == 0:
                     numbers.setdefault(extent // (example // samples))
@@ -120,7 +149,7 @@ class StageProgram:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
-        self.given: list[Like] = [node.meta["like"] for node in self.nodes if node.op == "placeholder"]
+        self.given: list[TensorExample] = [node.meta["like"] for node in self.nodes if node.op == "placeholder"]
         self.inside: set[str] = {node.meta["inside"] for node in self.nodes if "inside" in node.meta}
         last = {used: node for node in self.nodes for used in (node, *node.all_input_nodes)}
         self._done: dict[fx.Node, list[fx.Node]] = {}
@@ -132,7 +161,20 @@ class StageProgram:
         return [str(node.target) for node in self.nodes if node.op in ("call_module", "get_attr")]
 
     def run(self, stage: nn.Module, given: Sequence[torch.Tensor]) -> Any:
-        """Return the result of a stage for its inputs."""
+        """Return the result of a stage for its inputs.
+
+        Parameters
+        ----------
+        stage : nn.Module
+            Owner of the modules, parameters and buffers.
+        given : sequence of Tensor
+            Inputs of the stage.
+
+        Returns
+        -------
+        object
+            A tensor, or a tuple of tensors.
+        """
         values: dict[fx.Node, Any] = {}
         inputs = iter(given)
         *steps, output = self.nodes
@@ -152,7 +194,7 @@ class StageProgram:
         return tree_unflatten(result, output.meta["form"]) if "form" in output.meta else result
 
 
-class _Whole:
+class _FullModel:
     """A model, its modules, and the names of its saved state."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -163,7 +205,9 @@ class _Whole:
 class RecordedStage(nn.Module):
     """Stage that runs recorded steps, with the modules and weights that they use."""
 
-    def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[StageProgram]) -> None:
+    def __init__(
+        self, whole: _FullModel, programs: StageProgramCache, index: int, examples: Sequence[StageProgram]
+    ) -> None:
         super().__init__()
         self.training = whole.model.training
         self._programs, self._index = programs, index
@@ -171,7 +215,7 @@ class RecordedStage(nn.Module):
         inside = dict.fromkeys(name for program in examples for name in program.inside)
         self._own = [whole.modules[name] for name in inside]
         for name in dict.fromkeys(name for program in examples for name in program.names()):
-            _place(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
+            _assign(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
 
     def forward(self, *given: torch.Tensor) -> Any:
         """Run the steps of the model between two split points."""
@@ -186,7 +230,7 @@ class RecordedStage(nn.Module):
         return self
 
 
-def _place(stage: nn.Module, name: str, value: Any, saved: bool) -> None:
+def _assign(stage: nn.Module, name: str, value: Any, saved: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if part not in stage._modules:
@@ -204,18 +248,22 @@ def _attribute(stage: nn.Module, node: fx.Node) -> Any:
 
 def _check_same(model: nn.Module, graph: fx.Graph, again: fx.Graph) -> None:
     for a, b in zip_longest(graph.nodes, again.nodes):
-        if a is None or b is None or not _same((a.op, a.target, a.args, a.kwargs), (b.op, b.target, b.args, b.kwargs)):
+        if (
+            a is None
+            or b is None
+            or not _is_same((a.op, a.target, a.args, a.kwargs), (b.op, b.target, b.args, b.kwargs))
+        ):
             raise SplitError(
-                f"{type(model).__name__}: forward does not always do the same, from '{a or b}' on; draw random numbers "
-                "with torch, and keep nothing from one call to the next but in buffers"
+                f"{type(model).__name__}: forward does not run the same operations each time, from '{a or b}' on; "
+                "draw random numbers with torch, and keep state between calls in buffers only"
             )
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_is_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_is_same(a[key], b[key]) for key in a)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.equal(a, b)
     if callable(a) and callable(b):
@@ -223,5 +271,5 @@ def _same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)  # by name for nodes; NaN equals itself
 
 
-def _listed(likes: Sequence[Like]) -> str:
+def _format_specs(likes: Sequence[TensorExample]) -> str:
     return ", ".join(f"{like.shape} {like.dtype} on {like.device}" for like in likes)

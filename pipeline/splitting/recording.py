@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from .fx_graph import REPLACED, buffer_ids, is_hooked, is_layer, is_whole, modes, refusal
+from .fx_graph import REPLACED, autograd_modes, buffer_ids, describe_failure, has_hooks, is_called_unchanged, is_layer
 from .graph_cuts import ModuleCall, SplitError
 
 
-class Like(NamedTuple):
+class TensorExample(NamedTuple):
     """Shape, dtype and device type of a tensor."""
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Like(NamedTuple):
     device: str
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Like:
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorExample:
         """Return those of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
@@ -45,7 +45,7 @@ class ForwardRecording(NamedTuple):
     calls: list[ModuleCall]
 
 
-class Blueprint:
+class FakeModel:
     """Copy of a model with fake parameters and buffers, whose ``forward`` is recorded.
 
     Later changes of the model's own tensors (sharding, other values) do not reach it.
@@ -70,19 +70,19 @@ class Blueprint:
         try:
             self.model: nn.Module = copy.deepcopy(model, copies)
         except Exception as error:
-            raise SplitError(f"{type(model).__name__} cannot be copied, to try it out: {error}") from error
+            raise SplitError(f"{type(model).__name__} cannot be copied for a trial run: {error}") from error
         self.modules |= {id(module): name for name, module in self.model.named_modules()}
         self._buffers = buffer_ids(self.model)
 
-    def __deepcopy__(self, memo: object) -> Blueprint:
+    def __deepcopy__(self, memo: object) -> FakeModel:
         return self
 
-    def record(self, example: Like, training: Sequence[bool]) -> ForwardRecording:
+    def record(self, example: TensorExample, training: Sequence[bool]) -> ForwardRecording:
         """Record ``forward`` with an input like ``example``.
 
         Parameters
         ----------
-        example : Like
+        example : TensorExample
         training : sequence of bool
             Mode of each of :func:`containers`.
 
@@ -107,13 +107,13 @@ class Blueprint:
             if buffer_ids(self.model) != self._buffers:
                 raise SplitError(REPLACED)
         except Exception as error:
-            raise SplitError(refusal(self.model, error, "its run with the example", __file__)) from error
+            raise SplitError(describe_failure(self.model, error, "its run with the example", __file__)) from error
         return ForwardRecording(recorder.graph, recorder.calls)
 
 
 def containers(model: nn.Module) -> list[nn.Module]:
     """Return the modules that stages do not call: their forward is recorded, in their present mode."""
-    return [module for module in model.modules() if module is model or not is_whole(module)]
+    return [module for module in model.modules() if module is model or not is_called_unchanged(module)]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -129,17 +129,17 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 class _ForwardRecorder(TorchFunctionMode):
     """Records each call of a torch function, of a module that stages call, and of an autograd Function."""
 
-    def __init__(self, blueprint: Blueprint, x: torch.Tensor) -> None:
+    def __init__(self, blueprint: FakeModel, x: torch.Tensor) -> None:
         super().__init__()
         self.blueprint = blueprint
         self.graph = fx.Graph()
         self.calls: list[ModuleCall] = []
         self._inside = [""]
         self._paused = False
-        self._modes = modes()
+        self._modes = autograd_modes()
         self._kept: list[Any] = [x]  # so that no id is used twice
         self._nodes: dict[int, fx.Node] = {}
-        self._note(self.graph.placeholder("x"), x)
+        self._bind_result(self.graph.placeholder("x"), x)
 
     def run(self, x: torch.Tensor) -> None:
         """Record the model's forward with ``x``."""
@@ -163,15 +163,15 @@ class _ForwardRecorder(TorchFunctionMode):
         if self._paused or name is None:
             return call(module, *args, **kwargs)
         self.calls.append(ModuleCall(name, is_layer(module), len(self.graph.nodes)))
-        if name and is_whole(module):
+        if name and is_called_unchanged(module):
             return self._record("call_module", name, lambda *a, **k: call(module, *a, **k), args, kwargs)
-        if is_hooked(module):
-            raise SplitError("it has hooks, which would be called now and then never again")
-        with self._entered(name):
+        if has_hooks(module):
+            raise SplitError("it has hooks, which would be called once and then never again")
+        with self._enter_module(name):
             return call(module, *args, **kwargs)
 
     @contextmanager
-    def _entered(self, name: str) -> Iterator[None]:
+    def _enter_module(self, name: str) -> Iterator[None]:
         self._inside.append(name)
         yield
         self._inside.pop()
@@ -192,26 +192,26 @@ class _ForwardRecorder(TorchFunctionMode):
             result = function(*args, **kwargs)
             if _computes(target, result, given):
                 written = {_memory(t) for t, version in zip(given, versions, strict=True) if t._version != version}
-                self._note(self._write_down(op, target, (tuple(args), dict(kwargs)), written), result)
+                self._bind_result(self._append_node(op, target, (tuple(args), dict(kwargs)), written), result)
             return result
         finally:
             self._paused = False
 
-    def _write_down(self, op: str, target: Any, arguments: Any, written: set[int]) -> fx.Node:
-        current = modes()
+    def _append_node(self, op: str, target: Any, arguments: Any, written: set[int]) -> fx.Node:
+        current = autograd_modes()
         if current[1:] != self._modes[1:]:
-            raise SplitError("it switches autocast on or off, and the stages would not")
+            raise SplitError("it switches autocast on or off, which the stages would not repeat")
         args, kwargs = fx.node.map_aggregate(arguments, self._argument)
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta |= {"grad": current[0], "inside": self._inside[-1], "written": written}
         return node
 
-    def _note(self, node: fx.Node, result: Any) -> None:
+    def _bind_result(self, node: fx.Node, result: Any) -> None:
         """Store that ``node`` makes ``result``, or the tensors in it."""
         self._kept.append(result)
         if isinstance(result, torch.Tensor):
             self._nodes[id(result)] = node
-            node.meta |= {"like": Like.of(result), "memory": _memory(result)}
+            node.meta |= {"like": TensorExample.from_tensor(result), "memory": _memory(result)}
             return
         if not isinstance(result, (dict, list, tuple)):
             return
@@ -219,16 +219,16 @@ class _ForwardRecorder(TorchFunctionMode):
             if _has_tensors(item):
                 part = self.graph.create_node("call_function", operator.getitem, (node, key))
                 part.meta |= {"grad": True, "inside": self._inside[-1]}
-                self._note(part, item)
+                self._bind_result(part, item)
 
     def _argument(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in self._nodes:
             if id(value) in self.blueprint.names:
-                self._note(self.graph.create_node("get_attr", self.blueprint.names[id(value)]), value)
+                self._bind_result(self.graph.create_node("get_attr", self.blueprint.names[id(value)]), value)
             elif isinstance(value, FakeTensor):
-                raise SplitError("it uses a tensor of an earlier call, or one that torch does not say the origin of")
+                raise SplitError("it uses a tensor from an earlier call, or one whose origin torch does not report")
             else:
                 return value
         return self._nodes[id(value)]

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from .fx_graph import is_hooked, is_layer, traced_steps
+from .fx_graph import has_hooks, is_layer, trace_steps
 from .graph_cuts import Locate, ModelSteps, ModuleCall, SplitError
 from .recorded_stages import recorded_steps
 
@@ -80,7 +80,7 @@ def split(
     if _sliceable(model, cuts):
         return _stages(model, cuts, _children(model))
     try:
-        return _stages(model, cuts, traced_steps(model))
+        return _stages(model, cuts, trace_steps(model))
     except SplitError:
         if example is None:
             raise
@@ -115,7 +115,7 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     ['1.0', '1.1']
     """
     try:
-        steps = traced_steps(model)
+        steps = trace_steps(model)
     except SplitError:
         if example is None:
             raise
@@ -143,7 +143,7 @@ def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], com
 
 
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
-    if type(model).forward is not nn.Sequential.forward or is_hooked(model):
+    if type(model).forward is not nn.Sequential.forward or has_hooks(model):
         return False
     children = model._modules  # named_children omits a child that occurs a second time
     if all(isinstance(cut, str) for cut in cuts):
@@ -182,17 +182,17 @@ def _position(cut: str | int, calls: list[ModuleCall]) -> int:
     if not 1 <= cut < len(layers):
         numbered = [f"{number} {call.name}" for number, call in enumerate(layers, 1)]
         raise SplitError(
-            f"cut {cut}: a register comes behind one of the layers 1 to {len(layers) - 1} of {len(layers)} "
-            f"({_shortened(numbered)})"
+            f"cut {cut}: a register must come after one of the layers 1 to {len(layers) - 1} of {len(layers)} "
+            f"({_shorten_names(numbered)})"
         )
     return layers[cut].begin
 
 
 def _names(calls: list[ModuleCall]) -> str:
-    return _shortened(list(dict.fromkeys(call.name for call in calls if call.name)))
+    return _shorten_names(list(dict.fromkeys(call.name for call in calls if call.name)))
 
 
-def _shortened(names: list[str]) -> str:
+def _shorten_names(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])
 
 

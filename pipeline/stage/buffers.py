@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from torch import nn
 
 from distconv.errors import PipelineError
-from distconv.pipeline.stage.resharding import local
+from distconv.pipeline.stage.resharding import local_block
 
 
-class Buffers:
+class BufferSnapshot:
     """Snapshot of the buffers of some modules."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -20,7 +20,7 @@ class Buffers:
         self._values = [(owner, name, buffer.clone()) for owner, name, buffer in buffers if buffer is not None]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def rerun(self) -> Iterator[None]:
         """Run a forward pass inside the block with the stored values, and drop the values that it writes."""
         now = [owner._buffers[name] for owner, name, _ in self._values]
         for owner, name, value in self._values:
@@ -33,7 +33,7 @@ class Buffers:
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
+def check_unchanged(module: nn.Module) -> Iterator[None]:
     """Check that no buffer of a module changes inside the block. Replicas see other samples and would diverge.
 
     Raises
@@ -41,15 +41,15 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     PipelineError
         If one changes.
     """
-    before = _marks(module)
+    before = _buffer_versions(module)
     yield
-    changed = [name for name, mark in _marks(module).items() if before.get(name) != mark]
+    changed = [name for name, mark in _buffer_versions(module).items() if before.get(name) != mark]
     if changed:
         raise PipelineError(
             f"{type(module).__name__}: the forward pass changes the buffer {changed[0]!r}; replicas of the stage would "
-            "differ in it (batch norm's statistics alone are brought together); give the stage one replica"
+            "differ in it (only the statistics of batch norm are synchronized); give the stage one replica"
         )
 
 
-def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
-    return {name: (id(buffer), local(buffer)._version) for name, buffer in module.named_buffers()}
+def _buffer_versions(module: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(buffer), local_block(buffer)._version) for name, buffer in module.named_buffers()}

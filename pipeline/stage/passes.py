@@ -17,15 +17,15 @@ from distconv.distribution import default_axes
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.pipeline.schedules.actions import Action, Schedule, Weights
-from distconv.pipeline.stage.resharding import local, to_boundary
+from distconv.pipeline.stage.resharding import local_block, to_boundary
 from distconv.placement import scatter
 from distconv.tensor import DistTensor
 
-from .buffers import Buffers, unchanged
-from .rng import seeded
+from .buffers import BufferSnapshot, check_unchanged
+from .rng import seed_generators
 from .running_statistics import RunningStatistics
-from .split_backward import WeightHalf, backward_of_inputs
-from .stage_inputs import Minibatch, StageInput, separate, tensors_of
+from .split_backward import WeightBackward, backward_of_inputs
+from .stage_inputs import Minibatch, StageInput, as_list, detach_version
 from .weight_versions import WeightVersions
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -62,8 +62,8 @@ class _Pass:
 
     inputs: list[StageInput]
     outputs: list[torch.Tensor] = field(default_factory=list)
-    half: WeightHalf | None = None
-    buffers: Buffers | None = None
+    half: WeightBackward | None = None
+    buffers: BufferSnapshot | None = None
 
 
 class Passes:
@@ -98,7 +98,7 @@ class Passes:
         self.statistics = RunningStatistics(modules)
         self._grid, self._loss, self._seed = grid, loss, seed
         self._replicated, self._deferred = replicated, deferred
-        self._leaves = [local(p) for module in modules for p in module.parameters()]
+        self._leaves = [local_block(p) for module in modules for p in module.parameters()]
 
     def begin(self, schedule: Schedule) -> None:
         """Start with nothing in flight; the next passes are those of ``schedule`` or a longer one of its kind."""
@@ -109,12 +109,12 @@ class Passes:
         self._kept: dict[tuple[int | None, int], _Pass] = {}
 
     @property
-    def collects(self) -> bool:
+    def defers_statistics(self) -> bool:
         """True if running statistics are updated with the weights. Otherwise by each pass."""
-        return self.merges or self._replicated
+        return self.merges_statistics or self._replicated
 
     @property
-    def merges(self) -> bool:
+    def merges_statistics(self) -> bool:
         """True if the statistics of several micro-batches are merged. Otherwise they are used one by one."""
         return self._deferred and not self.schedule.asynchronous
 
@@ -151,11 +151,11 @@ class Passes:
         return outputs
 
     def _run_without_graph(self, action: Action, feed: Microbatch, kept: _Pass) -> list[torch.Tensor]:
-        kept.buffers = Buffers([self.modules[action.chunk]])
-        versions = [local(entry.value)._version for entry in kept.inputs]
+        kept.buffers = BufferSnapshot([self.modules[action.chunk]])
+        versions = [local_block(entry.value)._version for entry in kept.inputs]
         with torch.no_grad():
             outputs = self._run(action, feed, kept.inputs)
-        if versions != [local(entry.value)._version for entry in kept.inputs]:
+        if versions != [local_block(entry.value)._version for entry in kept.inputs]:
             raise PipelineError(
                 f"{action}: weights='recompute' needs the stage's input once more, but the stage changes it in place"
             )
@@ -165,23 +165,23 @@ class Passes:
         self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], again: bool = False
     ) -> list[torch.Tensor]:
         part = action.chunk * len(self.schedule.stages) + action.stage
-        devices = {local(entry.value).device for entry in inputs if entry.value.is_cuda}
+        devices = {local_block(entry.value).device for entry in inputs if entry.value.is_cuda}
         with ExitStack() as stack:
-            stack.enter_context(self.weights.bound(action.version))
-            stack.enter_context(seeded(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
+            stack.enter_context(self.weights.bind(action.version))
+            stack.enter_context(seed_generators(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
             if self.schedule.asynchronous:
-                stack.enter_context(self.weights.noted())
+                stack.enter_context(self.weights.save_notes())
             if self._replicated and not again:
-                stack.enter_context(unchanged(self.modules[action.chunk]))
-            if self.collects and not again:
+                stack.enter_context(check_unchanged(self.modules[action.chunk]))
+            if self.defers_statistics and not again:
                 assert action.microbatch is not None
-                stack.enter_context(self.statistics.taken(action.microbatch))
+                stack.enter_context(self.statistics.record_statistics(action.microbatch))
             values = self.modules[action.chunk](*(entry.enter() for entry in inputs))
             if part == len(self.schedule.stages) * self.schedule.chunks - 1:
-                return [self._scored(values, feed.target)]
-            return [to_boundary(value, self._grid) for value in tensors_of(values)]
+                return [self._compute_loss(values, feed.target)]
+            return [to_boundary(value, self._grid) for value in as_list(values)]
 
-    def _scored(self, values: Any, target: torch.Tensor) -> torch.Tensor:
+    def _compute_loss(self, values: Any, target: torch.Tensor) -> torch.Tensor:
         if self._grid is not None:
             # The last layer may be on another grid than the first.
             grid = values.grid if isinstance(values, DistTensor) else self._grid
@@ -189,7 +189,7 @@ class Passes:
         elif self.schedule.weights is Weights.RECOMPUTE:
             target = target.clone()  # the loss is computed twice, and may change the target in place
         else:
-            target = separate(target)
+            target = detach_version(target)
         loss = self._loss(values, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             described = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -224,22 +224,22 @@ class Passes:
         """
         kept = self._kept[action.microbatch, action.chunk]
         if kept.buffers is not None:
-            with kept.buffers.again():
+            with kept.buffers.rerun():
                 kept.outputs = self._run(action, feed, kept.inputs, again=True)
         if arrived is None:
-            if not local(kept.outputs[0]).requires_grad:
+            if not local_block(kept.outputs[0]).requires_grad:
                 raise PipelineError(
                     f"{action}: the loss does not require a gradient, so nothing would be trained. Compute it from the "
                     "output of the last stage by differentiable functions, outside of no_grad, and leave parameters "
                     "trainable"
                 )
-            arrived = [torch.full_like(local(kept.outputs[0]), feed.share)]
+            arrived = [torch.full_like(local_block(kept.outputs[0]), feed.share)]
         pairs = [
-            (local(output), local(gradient))
+            (local_block(output), local_block(gradient))
             for output, gradient in zip(kept.outputs, arrived, strict=True)
-            if gradient is not None and local(output).requires_grad
+            if gradient is not None and local_block(output).requires_grad
         ]
-        with self.weights.bound(action.version):
+        with self.weights.bind(action.version):
             self._differentiate(kept, pairs, whole)
         kept.outputs = []
         if not self.schedule.splits_backward:

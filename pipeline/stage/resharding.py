@@ -89,6 +89,6 @@ def from_boundary(local: torch.Tensor, shape: tuple[int, ...], grid: ProcessGrid
     return local if grid is None else DistTensor(local, Distribution(grid, default_axes(None, len(shape))), shape)
 
 
-def local(value: torch.Tensor) -> torch.Tensor:
+def local_block(value: torch.Tensor) -> torch.Tensor:
     """Return this rank's block of a boundary tensor, on which autograd operates."""
     return value.local if isinstance(value, DistTensor) else value

@@ -10,7 +10,7 @@ import torch
 
 
 @contextmanager
-def seeded(
+def seed_generators(
     seed: int, minibatch: int, microbatch: int, stage: int, devices: Sequence[torch.device] = ()
 ) -> Iterator[None]:
     """Seed torch's generators for one forward pass, and restore them when the block ends.
@@ -33,9 +33,9 @@ def seeded(
 
     Examples
     --------
-    >>> with seeded(0, 5, 1, 2):
+    >>> with seed_generators(0, 5, 1, 2):
     ...     first = torch.rand(3)
-    >>> with seeded(0, 5, 1, 2):
+    >>> with seed_generators(0, 5, 1, 2):
     ...     print(torch.equal(torch.rand(3), first))
     True
     """

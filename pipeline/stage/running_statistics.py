@@ -51,7 +51,7 @@ class RunningStatistics:
         self.records: list[StatisticsRecord] = []
 
     @contextmanager
-    def taken(self, microbatch: int) -> Iterator[None]:
+    def record_statistics(self, microbatch: int) -> Iterator[None]:
         """Record the statistics of forward passes inside the block, and leave the layers' own unchanged."""
         hooks = []
         for number, layer in enumerate(self.layers):
@@ -98,7 +98,7 @@ class RunningStatistics:
         """
         for number, layer in enumerate(self.layers):
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
-            for mean, variance in [_merged(of_layer)] if deferred and of_layer else _each(of_layer):
+            for mean, variance in [_merge_statistics(of_layer)] if deferred and of_layer else _each(of_layer):
                 _update(layer, mean, variance)
         self.records.clear()
 
@@ -107,7 +107,7 @@ def _each(records: Sequence[StatisticsRecord]) -> list[tuple[torch.Tensor, torch
     return [(record.mean, record.variance) for record in records]
 
 
-def _merged(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:
+def _merge_statistics(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and unbiased variance of all batches as one (Chan et al. 1983, Eq. 2.1)."""
     first = records[0]
     count, mean, squares = first.count, first.mean.double(), first.variance.double() * (first.count - 1)

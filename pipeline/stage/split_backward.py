@@ -26,7 +26,7 @@ class _Use(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightHalf:
+class WeightBackward:
     """Second half of a backward pass; holds the graph until it runs."""
 
     weights: list[list[torch.Tensor]]
@@ -45,7 +45,7 @@ def backward_of_inputs(
     gradients: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     parameters: Sequence[torch.Tensor],
-) -> WeightHalf:
+) -> WeightBackward:
     """Run the first half of a backward pass.
 
     It sets ``.grad`` of the inputs, and adds to that of parameters which cannot wait.
@@ -61,7 +61,7 @@ def backward_of_inputs(
 
     Returns
     -------
-    WeightHalf
+    WeightBackward
         The remaining work.
     """
     apart: dict[Node, list[torch.Tensor]] = {}
@@ -77,7 +77,7 @@ def backward_of_inputs(
         for leaf, gradient in zip(now, results[: len(now)], strict=True):
             if gradient is not None:
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-    return WeightHalf(list(apart.values()), edges, list(results[len(now) :]))
+    return WeightBackward(list(apart.values()), edges, list(results[len(now) :]))
 
 
 def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:

@@ -27,7 +27,7 @@ class StageInput:
     """
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
-        self.value = separate(value) if first else value.detach()
+        self.value = detach_version(value) if first else value.detach()
         if not first:  # samples need no gradient
             self.value.requires_grad_(value.is_floating_point() or value.is_complex())
         self._found: torch.Tensor | None = None
@@ -56,7 +56,7 @@ class StageInput:
         return DistTensor(self._found, self.value.dist, self.value.shape)
 
 
-def separate(value: torch.Tensor) -> torch.Tensor:
+def detach_version(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the same memory, outside of autograd, with its own version counter.
 
     Micro-batches are views of one mini-batch, and views share a version counter. A stage or loss that changes one of
@@ -78,7 +78,7 @@ class _EnterStage(torch.autograd.Function):
         return None, None
 
 
-def tensors_of(outputs: Any) -> list[torch.Tensor]:
+def as_list(outputs: Any) -> list[torch.Tensor]:
     """Return the result of a stage as a list.
 
     Raises

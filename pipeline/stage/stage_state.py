@@ -16,7 +16,7 @@ from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 
-def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+def collect_state(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return parameters and buffers of all stages, by the number of the stage and their name."""
     return {
         f"{index}.{name}": tensor
@@ -25,10 +25,10 @@ def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     }
 
 
-def described(modules: Sequence[Any]) -> str:
+def describe_stages(modules: Sequence[Any]) -> str:
     """Return a description of the stages that ranks compare first; elements may be other objects than modules."""
     stateful = [module for module in modules if isinstance(module, nn.Module)]
-    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state_of(stateful).items())
+    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in collect_state(stateful).items())
     return f"{', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 
@@ -48,10 +48,10 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
         If a check fails.
     """
     homes: dict[int, tuple[int, str]] = {}
-    for name, tensor in state_of(modules).items():
+    for name, tensor in collect_state(modules).items():
         index = int(name.partition(".")[0])
         if isinstance(tensor, DistTensor):
-            raise ScheduleError(f"stage {index}: {name} is distributed already; pass plain modules, and plans=")
+            raise ScheduleError(f"stage {index}: {name} is already distributed; pass plain modules and use plans=")
         home, first = homes.setdefault(id(tensor), (index % count, name))
         if home != index % count:
             raise ScheduleError(
@@ -60,7 +60,7 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
             )
 
 
-def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> None:
+def broadcast_stage(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> None:
     """Copy the state of a stage to all ranks that do not own it. Collective: call on every rank.
 
     Parameters
@@ -73,7 +73,7 @@ def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> No
     owned : bool
         True if this rank owns the stage or a block of it. Otherwise its tensors are overwritten.
     """
-    for tensor in state_of([module]).values():
+    for tensor in collect_state([module]).values():
         # If the stage is split over a grid, all of its ranks own a block and gather the full tensor.
         value = gather(tensor.detach()) if owned else tensor
         with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):

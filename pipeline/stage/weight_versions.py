@@ -19,7 +19,7 @@ from distconv.pipeline.schedules.actions import ScheduleError
 
 
 @dataclass(frozen=True)
-class _Note:
+class _WeightNote:
     """View of parameter ``index`` that autograd saved."""
 
     index: int
@@ -31,13 +31,13 @@ class _Note:
     negative: bool
 
     @staticmethod
-    def of(view: torch.Tensor, index: int, weights: torch.Tensor) -> _Note:
+    def from_view(view: torch.Tensor, index: int, weights: torch.Tensor) -> _WeightNote:
         """Return the note of a ``view`` of ``weights``, which are parameter ``index``.
 
         The view may be real if the parameter is complex.
         """
         offset = _start(view) - _start(weights)
-        return _Note(index, view.dtype, view.size(), view.stride(), offset, view.is_conj(), view.is_neg())
+        return _WeightNote(index, view.dtype, view.size(), view.stride(), offset, view.is_conj(), view.is_neg())
 
     def view(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the same view of the present ``weights``."""
@@ -98,7 +98,15 @@ class WeightVersions:
     # -- actions of the schedule ------------------------------------------------------------------------------------
 
     def stash(self, version: int, microbatch: int | None) -> None:
-        """Keep a copy of the newest weights, which are ``version``, until :meth:`release` of ``microbatch``."""
+        """Keep a copy of the newest weights, which are ``version``, until :meth:`release` of ``microbatch``.
+
+        Parameters
+        ----------
+        version : int
+            Number of the newest version.
+        microbatch : int or None
+            The last micro-batch that uses the copy.
+        """
         self._copies[version] = self._snapshot()
         self._last_use[version] = microbatch
 
@@ -122,7 +130,7 @@ class WeightVersions:
                 torch.add(new, new - old, alpha=ahead) for new, old in zip(self.parameters, before, strict=True)
             ]
 
-    def updating(self, predicts: bool) -> None:
+    def prepare_update(self, predicts: bool) -> None:
         """Prepare for an update of the parameters, which makes the next version."""
         self._before = self._snapshot() if predicts else None
         self.newest += 1
@@ -133,7 +141,7 @@ class WeightVersions:
     # -- passes -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def bound(self, version: int | None) -> Iterator[None]:
+    def bind(self, version: int | None) -> Iterator[None]:
         """Bind the parameters to ``version`` (or to the predicted weights) inside the block.
 
         Backward passes inside the block read this version as well.
@@ -153,21 +161,21 @@ class WeightVersions:
                     tensor.data = value
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def save_notes(self) -> Iterator[None]:
         """Save notes instead of weights in forward passes inside the block."""
         self._places = {tensor.untyped_storage().data_ptr(): i for i, tensor in enumerate(self.parameters)}
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: torch.Tensor) -> _Note | _SavedActivation:
+    def _pack(self, tensor: torch.Tensor) -> _WeightNote | _SavedActivation:
         index = self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
         if index is None or not tensor.numel():
             # Not the tensor itself: an output that its own node saves would form a reference cycle and never be freed.
             return _SavedActivation(tensor.detach(), tensor._version)
-        return _Note.of(tensor, index, self.parameters[index])
+        return _WeightNote.from_view(tensor, index, self.parameters[index])
 
-    def _unpack(self, saved: _Note | _SavedActivation) -> torch.Tensor:
-        if isinstance(saved, _Note):
+    def _unpack(self, saved: _WeightNote | _SavedActivation) -> torch.Tensor:
+        if isinstance(saved, _WeightNote):
             return saved.view(self.parameters[saved.index].detach())
         if saved.tensor._version != saved.version:
             raise RuntimeError(

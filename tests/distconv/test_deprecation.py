@@ -14,6 +14,7 @@ FORMER = {
     "distconv.data.Portable": "PicklableSource",
     "distconv.data.reading_processes.Portable": "PicklableSource",
     "distconv.data.source.Source": "SampleSource",
+    "distconv.kernels.scan.Prediction": "ScanPrediction",
     "distconv.process.stop_requests.StopRequests": "PreemptionHandler",
     "distconv.tracing.trace.Traced": "TraceResult",
 }

@@ -273,7 +273,9 @@ def test_where_the_kernel_does_not_run_boxes_are_packed_by_torch(kernel, reason,
     with late_gpu("late") as gpu:
         monkeypatch.setattr(LateCupy, "RawKernel", raw_kernel)
         x, plan = gpu.tensor(counting(4, 3)), Packing([[Region(0, (0, 1), (4, 1))]])
-        with pytest.warns(UserWarning, match=f"float64 are packed box by box, .* does not run on cuda:0: {reason}"):
+        with pytest.warns(
+            UserWarning, match=f"float64 are packed one box at a time, .* does not run on cuda:0: {reason}"
+        ):
             (message,) = plan.pack([x])
         assert message.cpu().tolist() == counting(4, 3)[:, 1].tolist()
         (again,) = plan.pack([x])  # tried, and told, once

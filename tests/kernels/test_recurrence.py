@@ -25,7 +25,7 @@ def by_jacobians(carry, sources, factors, direct, weight):
 @pytest.mark.parametrize(("gates", "past"), [(1, False), (3, True)])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_sweep_is_the_product_of_jacobians(monkeypatch, hidden, gates, past, compiled):
-    monkeypatch.setattr(recurrence, "WIDEST_COMPILED", 96 if compiled else 0)
+    monkeypatch.setattr(recurrence, "MAX_COMPILED_SIZE", 96 if compiled else 0)
     assert recurrence.is_compiled(torch.device("cpu"), torch.float64, hidden) == compiled
     direct = normal(9, 2, hidden, seed=4) if past else None
     given = (

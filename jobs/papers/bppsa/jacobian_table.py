@@ -32,7 +32,7 @@ def table(columns: int, size: int = 32, channels: int = 64) -> Rows:
     image, weight = torch.randn(1, 3, size, size), torch.randn(channels, 3, 3, 3)
     maps = torch.randn(1, channels, size, size)
     _, indices = F.max_pool2d(maps, 2, return_indices=True)
-    padded, pooled = Windows.of((size, size), 3, 1, 1, 1), Windows.of((size, size), 2, 2, 0, 1)
+    padded, pooled = Windows.build((size, size), 3, 1, 1, 1), Windows.build((size, size), 2, 2, 0, 1)
     print(f"Table 1, VGG-11 on {size}x{size}, float32, int64 indices; times with {torch.get_num_threads()} threads")
     print(f"{'operator':<12}{'rows x columns':>16}{'non-zeros':>11}{'sparsity':>10}{'paper':>9}", end="")
     print(f"{'dense MB':>10}{'values MB':>11}{'+ indices':>11}{'first ms':>10}{'again ms':>10}", end="")

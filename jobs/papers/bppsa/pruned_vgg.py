@@ -123,12 +123,12 @@ def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[
 def _without_zeros(jacobian: SparseJacobian) -> SparseJacobian:
     pattern, values = jacobian.pattern, jacobian.values[0]
     there = values != 0
-    kept, order = Pattern.of(pattern.rows[there], pattern.col[there], pattern.shape)
+    kept, order = Pattern.from_positions(pattern.rows[there], pattern.col[there], pattern.shape)
     return SparseJacobian(kept, values[there][order][None])
 
 
 def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
-    return Windows.of(tuple(x.shape[2:]), layer.kernel_size, layer.stride, cast(Two, layer.padding), layer.dilation)
+    return Windows.build(tuple(x.shape[2:]), layer.kernel_size, layer.stride, cast(Two, layer.padding), layer.dilation)
 
 
 def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:

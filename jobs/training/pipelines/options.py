@@ -16,7 +16,7 @@ from distconv.errors import PlanError
 from distconv.jobs.training.options import device_for, positive
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
-from distconv.pipeline.runtime.device_kinds import Kinds, kind_here, kinds_of
+from distconv.pipeline.runtime.device_kinds import Kinds, kind_of_rank, parse_kinds
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
 from distconv.pipeline.runtime.placement import StagePlacement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
@@ -189,7 +189,7 @@ def device_kinds(text: str) -> Kinds:
         If the string is not a valid value.
     """
     try:
-        return kinds_of(text)
+        return parse_kinds(text)
     except PlanError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -277,10 +277,10 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
     if options.pipeline_plan is None:
         return None
     plan = PipelinePlan.load(options.pipeline_plan, comm)
-    plan.check_for(model=options.model, batch=options.batch, ranks=comm.size)
+    plan.check_matches(model=options.model, batch=options.batch, ranks=comm.size)
     kind = None
     if plan.kinds and options.devices is not None:
-        kind = kind_here(options.devices, comm, torch.device(device_for(options.device, comm)))
+        kind = kind_of_rank(options.devices, comm, torch.device(device_for(options.device, comm)))
     return Pipelining(
         schedule=plan.schedule,
         replicas=plan.replicas,

@@ -26,8 +26,8 @@ from distconv.jobs.training import training
 from distconv.jobs.training.model_factory import ModelError
 from distconv.jobs.training.training import T
 from distconv.pipeline import Pipeline, SplitError, split
-from distconv.pipeline.runtime.device_kinds import in_order
-from distconv.pipeline.runtime.pipeline_plan import entry_of
+from distconv.pipeline.runtime.device_kinds import reorder_ranks
+from distconv.pipeline.runtime.pipeline_plan import plan_entry
 from distconv.placement import gather
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
@@ -99,7 +99,7 @@ class PipelineTrainer(training.Training):
             self.cuts = try_on_all_ranks(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
         self.stages = try_on_all_ranks(comm, lambda: split(trained, self.cuts, example), SplitError)
-        with in_order(comm, pipelining.kind, pipelining.kinds) as ranks:
+        with reorder_ranks(comm, pipelining.kind, pipelining.kinds) as ranks:
             self.pipe = Pipeline(
                 staged(self.stages),
                 ranks,
@@ -140,7 +140,7 @@ class PipelineTrainer(training.Training):
 
     @property
     def _plans(self) -> list[dict[str, Any] | None]:
-        return [entry_of(plan) for plan in self.pipelining.plans or ()]
+        return [plan_entry(plan) for plan in self.pipelining.plans or ()]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_plans_are_timed_in_turns_against_the_first(comm: Any, shared_tmp_path: 
 @pytest.mark.parametrize(
     ("names", "more", "text"),
     [
-        (["first"], [], "say which kind of device each rank has (--devices)"),
+        (["first"], [], "specify the kind of device of each rank (--devices)"),
         (["first"], ["--devices", "old:2"], "made for old:1,new:1, found old:2"),
         (["first", "other"], ["--devices", "old:1,new:1"], "compare those of one model and mini-batch"),
     ],

@@ -273,7 +273,7 @@ def test_what_is_chosen_for_kinds_is_printed_beside_other_methods(tmp_path: Path
     ("kinds", "more", "text"),
     [
         ("gpu", [], "--devices gpu: say how many there are of each kind"),
-        ("old:1,new:1", [], "there is no kind of device 'old'; its devices are all alike"),
+        ("old:1,new:1", [], "there is no kind of device 'old'; all of its devices are of one kind"),
         ("old:1,new:1", ["--profiles", "/nowhere"], "there is no old.json"),
         ("old:1,new:1", ["--schedules", "dp"], "--schedules does not go with --devices"),
         ("old:1,new:1", ["--machine", "here"], "--machine here does not go with --devices"),

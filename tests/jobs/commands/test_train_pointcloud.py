@@ -190,7 +190,7 @@ def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
     ("arguments", "message"),
     [
         (["--ppv", "3"], "--ppv needs --pipeline SCHEDULE"),
-        (["--pipeline", "gpipe", "--ppv", "99"], "a register comes behind one of the layers 1 to"),
+        (["--pipeline", "gpipe", "--ppv", "99"], "a register must come after one of the layers 1 to"),
         (["--pipeline-plan", "PLAN"], "its stages have plans, and those of a sparse network take none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -38,14 +38,14 @@ def test_a_convolutions_jacobian_is_autograds(seed):
 def test_pruned_weights_are_no_places_of_the_pattern(seed):
     weight, shape, (stride, padding, dilation, groups) = random_case(seed)
     weight[normal(*weight.shape, seed=9) < 0.4] = 0
-    windows = Windows.of(shape[1:], tuple(weight.shape[2:]), stride, padding, dilation)
+    windows = Windows.build(shape[1:], tuple(weight.shape[2:]), stride, padding, dilation)
     found = batched_conv2d(weight, shape[0], windows, groups, pruned=True)
     assert (found.values != 0).all()
     close(found.to_dense()[0], conv2d(weight, shape, stride, padding, dilation, groups).to_dense())
 
 
 def test_the_pattern_is_made_once_and_new_weights_change_the_values_alone():
-    windows = Windows.of((6, 6), 3, 1, 1, 1)
+    windows = Windows.build((6, 6), 3, 1, 1, 1)
     first, second = (batched_conv2d(normal(4, 3, 3, 3, seed=seed), 3, windows) for seed in (1, 2))
     assert first.pattern is second.pattern and not torch.equal(first.values, second.values)
 

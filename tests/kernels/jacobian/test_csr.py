@@ -13,7 +13,7 @@ def random_jacobian(rows, cols, batch=1, seed=0, kept=0.4):
     generator = torch.Generator().manual_seed(seed)
     places = (torch.rand(rows, cols, generator=generator) < kept).nonzero()
     places = places[torch.randperm(len(places), generator=generator)]
-    pattern, order = Pattern.of(places[:, 0], places[:, 1], (rows, cols))
+    pattern, order = Pattern.from_positions(places[:, 0], places[:, 1], (rows, cols))
     assert torch.equal(places[order], places[order][pattern.transposed[1].argsort()][pattern.transposed[1]])
     return SparseJacobian(pattern, normal(batch, pattern.nnz, seed=seed))
 

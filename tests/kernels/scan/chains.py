@@ -22,7 +22,7 @@ def stack(n, samples=2, width=4, seed=0):
 def csr(dense, batch=1):
     """The same matrix (N_in, N_out) as a SparseJacobian; with ``batch`` samples, the s-th s + 1 times as large."""
     rows, cols = dense.nonzero(as_tuple=True)
-    pattern, order = Pattern.of(rows, cols, tuple(dense.shape))
+    pattern, order = Pattern.from_positions(rows, cols, tuple(dense.shape))
     factors = torch.arange(1, batch + 1, dtype=dense.dtype)[:, None]
     return SparseJacobian(pattern, factors * dense[rows, cols][order])
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from distconv.kernels.scan import backpropagate, recorded, sweep_levels
-from distconv.kernels.scan.algorithm import Tree
-from distconv.kernels.scan.elements import Chain, Stack, level_of
+from distconv.kernels.scan.algorithm import UpSweep
+from distconv.kernels.scan.elements import Chain, Stack, make_level
 from tests.kernels.scan.chains import CLOSE, close, mixed, normal, one_after_another, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("truncated", 2), ("truncated", 3)]
@@ -97,9 +97,9 @@ def test_levels_are_as_many_as_the_paper_draws():
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 7, 8])
 def test_a_tree_gives_its_product_and_then_what_it_makes_of_any_vector(n, depth):
     gradient, sources = normal(2, 4, seed=1), normal(n, 2, 4, seed=2)
-    for level in (Stack(stack(n), sources), level_of(list(stack(n)), list(sources))):
+    for level in (Stack(stack(n), sources), make_level(list(stack(n)), list(sources))):
         assert isinstance(level, (Stack, Chain))
-        tree = Tree.over(level, depth)
+        tree = UpSweep.build(level, depth)
         expected = one_after_another(gradient, stack(n), sources)
-        torch.testing.assert_close(tree.total()(gradient), expected[-1], **CLOSE)
-        close(tree.vectors(gradient), expected)
+        torch.testing.assert_close(tree.product()(gradient), expected[-1], **CLOSE)
+        close(tree.down_sweep(gradient), expected)

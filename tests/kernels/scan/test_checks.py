@@ -12,19 +12,19 @@ from tests.kernels.scan.chains import block, normal, stack
 WRONG = {
     "columns": (
         lambda: (normal(2, 4), [normal(5, 4), normal(3, 6)]),
-        r"jacobians\[1\] \(=3 x 6\) takes gradients of 6 values, jacobians\[0\] gives 5; pass transposed",
+        r"jacobians\[1\] \(=3 x 6\) has 6 columns, but jacobians\[0\] results in 5 values. Pass transposed",
     ),
     "gradient's width": (
         lambda: (normal(2, 3), stack(2)),
-        r"jacobians\[0\] \(=4 x 4\) takes gradients of 4 values, the gradient \(2, 3\) gives 3",
+        r"jacobians\[0\] \(=4 x 4\) has 4 columns, but the gradient \(2, 3\) results in 3 values",
     ),
     "behind an identity": (
         lambda: (normal(2, 4), [normal(5, 4), Identity(), normal(3, 4)]),
-        r"jacobians\[2\] \(=3 x 4\) takes gradients of 4 values, jacobians\[0\] gives 5",
+        r"jacobians\[2\] \(=3 x 4\) has 4 columns, but jacobians\[0\] results in 5 values",
     ),
     "empty": (lambda: (normal(2, 4), []), "no Jacobians on any of 1 ranks; pass at least one"),
     "an empty stack": (lambda: (normal(2, 4), stack(0)), "no Jacobians"),
-    "samples": (lambda: (normal(2, 4), stack(3, 5)), r"is of 5 samples, the gradient of 2; pass as many, or 1"),
+    "samples": (lambda: (normal(2, 4), stack(3, 5)), r"has 5 samples, but the gradient has 2. Pass as many, or 1"),
     "dtype": (
         lambda: (normal(2, 4), stack(3).float()),
         "are torch.float32 on cpu and torch.float64 on cpu",
@@ -35,10 +35,10 @@ WRONG = {
     "gradient's shape": (lambda: (normal(4), stack(3)), r"gradient \(4,\) is not \(B, N\)"),
     "no samples": (lambda: (normal(0, 4), stack(3)), r"gradient \(0, 4\) is not \(B, N\) with at least one value"),
     "a stack of rectangles": (lambda: (normal(2, 4), normal(3, 2, 5, 4)), r"\(3, 2, 5, 4\) are not \(n, B, N, N\)"),
-    "no matrix": (lambda: (normal(2, 4), [normal(4)]), r"jacobians\[0\] \(=\(4,\)\) is no matrix"),
-    "nothing": (lambda: (normal(2, 4), None), "Jacobians in a NoneType with sources in a NoneType; pass tensors"),
+    "no matrix": (lambda: (normal(2, 4), [normal(4)]), r"jacobians\[0\] \(=\(4,\)\) is not a matrix"),
+    "nothing": (lambda: (normal(2, 4), None), "Jacobians in a NoneType with sources in a NoneType; pass two tensors"),
     "a list as gradient": (lambda: ([1.0], stack(3)), r"gradient is a list; pass a tensor \(B, N\)"),
-    "no tensor": (lambda: (normal(2, 4), ["J"]), r"jacobians\[0\] \(=str\) is no matrix"),
+    "no tensor": (lambda: (normal(2, 4), ["J"]), r"jacobians\[0\] \(=str\) is not a matrix"),
     "COO": (lambda: (normal(2, 4), [normal(4, 4).to_sparse()]), r"jacobians\[0\] has layout torch.sparse_coo"),
 }
 
@@ -55,7 +55,7 @@ def test_sources_that_do_not_fit_are_refused():
     gradient, jacobians = normal(2, 4), stack(3)
     for sources, text in [
         (normal(2, 2, 4), r"sources \(2, 2, 4\) are not \(n, B, N\) = \(3, B, 4\)"),
-        (normal(3, 5, 4), r"sources are of \(5,\) samples, the gradient of 2"),
+        (normal(3, 5, 4), r"sources have \(5,\) samples, but the gradient has 2"),
     ]:
         with pytest.raises(ScanError, match=text):
             backpropagate(gradient, jacobians, sources=sources)
@@ -65,7 +65,7 @@ def test_sources_that_do_not_fit_are_refused():
         backpropagate(gradient, list(jacobians), sources=[None])
     with pytest.raises(ScanError, match=r"sources\[1\] \(2, 5\) does not fit jacobians\[1\], \(2, 4, 4\)"):
         backpropagate(gradient, list(jacobians), sources=[None, normal(2, 5), None])
-    with pytest.raises(ScanError, match="an identity, which takes none"):
+    with pytest.raises(ScanError, match="an identity, which has no source"):
         backpropagate(gradient, [Identity()], sources=[normal(2, 4)])
 
 
@@ -89,7 +89,7 @@ def test_ranks_that_do_not_fit_each_other_all_raise_the_same(comm):
     mine = stack(n)[block(n, comm)]
     last = comm.rank == comm.size - 1
     wrong = {
-        rf"is no matrix.* \(on rank {comm.size - 1}\)": ["J"],
+        rf"is not a matrix.* \(on rank {comm.size - 1}\)": ["J"],
     }
     for text, theirs in wrong.items():
         with pytest.raises(ScanError, match=text) as raised:

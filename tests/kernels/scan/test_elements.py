@@ -43,7 +43,7 @@ def test_affine_maps_are_composed_in_order(shifts):
         Affine(normal(SAMPLES, 4, 4, seed=i), normal(SAMPLES, 4, seed=i + 5) if shifts[i] else None) for i in (0, 1)
     )
     vector = normal(SAMPLES, 4, seed=9)
-    torch.testing.assert_close(second.after(first)(vector), second(first(vector)), **CLOSE)
+    torch.testing.assert_close(second.compose_after(first)(vector), second(first(vector)), **CLOSE)
 
 
 @pytest.mark.parametrize("m", range(6))
@@ -53,7 +53,7 @@ def test_a_stack_and_a_list_of_the_same_elements_agree(m, samples):
     above = normal(m // 2, SAMPLES, 4, seed=4)
     stacked = Stack(matrices, shifts)
     listed = Chain([Affine(matrix, shift) for matrix, shift in zip(matrices, shifts, strict=True)])
-    close(stacked.linear(vector), listed.linear(vector))
-    close(stacked.down(vector, above), listed.down(vector, list(above)))
-    close(stacked.pairs().linear(vector), listed.pairs().linear(vector))
-    close(stacked[1:].linear(vector), listed[1:].linear(vector))
+    close(stacked.apply_in_order(vector), listed.apply_in_order(vector))
+    close(stacked.down_sweep(vector, above), listed.down_sweep(vector, list(above)))
+    close(stacked.combine_pairs().apply_in_order(vector), listed.combine_pairs().apply_in_order(vector))
+    close(stacked[1:].apply_in_order(vector), listed[1:].apply_in_order(vector))

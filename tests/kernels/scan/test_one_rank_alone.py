@@ -33,7 +33,7 @@ SCANS: dict[str, Case] = {
     "scan: unknown method": (scan("other"), "backpropagate"),
     "scan: depth": (scan(depth=1), "method of backpropagate: ranks disagree"),
     "scan: dtype": (scan(dtype=torch.float64), "values on rank"),
-    "scan: width": (scan(width=4), "takes gradients of 4"),
+    "scan: width": (scan(width=4), "has 4 columns"),
     "scan: no Jacobians": (scan(jacobians=None), r"NoneType.*\(on rank"),
 }
 

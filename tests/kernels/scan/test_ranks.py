@@ -73,15 +73,15 @@ def test_a_rank_sends_one_product_and_one_vector_and_multiplies_no_matrices_down
 @pytest.mark.ranks(at_least=2)
 def test_a_map_arrives_as_it_was_with_its_shift(comm):
     problem = Problem((2, 4), "torch.float64 on cpu", ((Size(4, 4),),) * comm.size, stacked=False)
-    seat, shift = ScanRank(comm, problem, problem.empty_tensor()), normal(2, 4, seed=2)
+    scan_rank, shift = ScanRank(comm, problem, problem.empty_tensor()), normal(2, 4, seed=2)
     dense = normal(2, 4, 4, seed=1)
     for matrix in (dense, dense.transpose(1, 2), dense[:1], csr(dense[0]), csr(dense[1], 2), Identity()):
         # The identity has no rows to say how long a shift is; it takes none.
         for given in (None, *([] if isinstance(matrix, Identity) else [shift, shift.t().contiguous().t()])):
             if comm.rank == 0:
-                seat.send_map(1, Affine(matrix, given))
+                scan_rank.send_map(1, Affine(matrix, given))
             elif comm.rank == 1:
-                found = seat.receive_map(0)
+                found = scan_rank.receive_map(0)
                 assert type(found.matrix) is type(matrix)
                 assert isinstance(matrix, Identity) or torch.equal(dense_of(found.matrix), dense_of(matrix))
                 assert (found.shift is None) == (given is None)

@@ -26,7 +26,7 @@ def test_a_scan_is_chosen_on_many_more_ranks_than_a_state_has_values():
 
 
 def test_without_a_compiled_loop_a_scan_is_chosen_for_few_samples(monkeypatch):
-    monkeypatch.setattr(recurrence, "WIDEST_COMPILED", 0)
+    monkeypatch.setattr(recurrence, "MAX_COMPILED_SIZE", 0)
     assert fastest_method(SMALL) is Method.BLELLOCH
     assert fastest_method(replace(SMALL, batch=64)) is Method.SEQUENTIAL
     assert fastest_method(replace(SMALL, width=200)) is Method.SEQUENTIAL

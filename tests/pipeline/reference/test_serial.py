@@ -14,7 +14,7 @@ from distconv.layers.models import MODELS
 from distconv.pipeline import ScheduleError
 from distconv.pipeline.reference.serial import SYNCHRONOUS, WEIGHTS, SerialPipeline
 from distconv.pipeline.splitting.split import split
-from distconv.pipeline.stage.rng import seeded
+from distconv.pipeline.stage.rng import seed_generators
 from tests.pipeline.reference.definition import MOMENTUM, RATE, WIDTH, Definition, in_flight
 
 SGD = partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
@@ -306,7 +306,7 @@ def test_a_second_forward_drops_out_the_same():
 def test_seeds_differ_in_each_of_their_numbers():
     drawn = set()
     for numbers in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)):
-        with seeded(*numbers):
+        with seed_generators(*numbers):
             drawn.add(torch.rand(1).item())
     assert len(drawn) == 5
 
@@ -317,7 +317,7 @@ def test_seeds_differ_in_each_of_their_numbers():
         ({"schedule": "gpip"}, "schedule='gpip': choose from gpipe, .*stale"),
         ({"weights": "old"}, "weights='old': choose from newest, stash, recompute, predict"),
         ({"schedule": "gpipe", "weights": "stash"}, "weights='stash': gpipe has one version"),
-        ({"vertical_sync": True}, r"vertical_sync needs weights='stash'.*'newest'"),
+        ({"vertical_sync": True}, r"vertical_sync requires weights='stash'.*'newest'"),
         ({"microbatches": 2}, "microbatches=2: stale takes 1: it updates after every mini-batch"),
         ({"schedule": "gpipe", "microbatches": 0}, "microbatches=0: gpipe takes 1 or more"),
     ],
@@ -359,6 +359,6 @@ def test_each_forward_draws_the_numbers_of_its_mini_batch_micro_batch_and_stage(
     for stage, module in enumerate(stages):
         expected = []
         for minibatch, microbatch in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)):
-            with seeded(torch.initial_seed(), minibatch, microbatch, stage):
+            with seed_generators(torch.initial_seed(), minibatch, microbatch, stage):
                 expected.append(torch.rand(1).item())
         assert module[0].drawn == expected

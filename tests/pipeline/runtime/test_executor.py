@@ -82,7 +82,7 @@ def test_replicas_that_were_given_other_samples_are_an_error_that_names_both(com
     torch.manual_seed(0)
     pipe = Pipeline([nn.Linear(2, 2).double()], comm, "gpipe", F.mse_loss, comm.size, replicas=comm.size)
     x = normal(own, 2)
-    words = f"update: replica . works on a mini-batch of {other} samples, this rank was given {own}"
+    words = f"update: replica . has a mini-batch of {other} samples, but this rank has {own}"
     with pytest.raises(PipelineError, match=words):
         pipe.step(x, x)
 

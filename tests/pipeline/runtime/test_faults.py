@@ -34,7 +34,7 @@ REFUSED = {
         3,
         {"schedule": "interleaved"},
         ScheduleError,
-        "3 stages cannot be 2 on each rank: cut the model into",
+        "3 stages cannot be divided into 2 chunks on each rank; cut the model into",
     ),
     "no chunks": (2, {"schedule": "interleaved", "chunks": 0}, ScheduleError, "chunks=0"),
     "chunks for others": (2, {"chunks": 2}, ScheduleError, "'chunks' does not apply"),
@@ -89,7 +89,7 @@ def test_samples_and_targets_must_be_as_many_and_not_none(comm):
     pipe = Pipeline(linear(comm.size), comm, "gpipe", F.mse_loss, 2, optimizer=SGD)
     x = torch.ones(3, 2)
     for one, two in ((x, x[:2]), (x[:0], x[:0]), (x[0, 0], x), (x, x[0, 0])):
-        raises_everywhere(comm, ShapeError, "as many samples", lambda one=one, two=two: pipe.step(one, two))
+        raises_everywhere(comm, ShapeError, "the same number of samples", lambda one=one, two=two: pipe.step(one, two))
     assert pipe.step(x, x) is not None
     pipe.close()
 
@@ -136,7 +136,7 @@ class Behind(nn.Module):
     def forward(self, x):
         return FailsBehind.apply(x)
 
-def fail_in_send(self, header, payload, what, send=p2p._Outgoing.send):
+def fail_in_send(self, header, payload, what, send=p2p._SendStream.send):
     send(self, header, payload, what)
     fail()
 
@@ -145,7 +145,7 @@ def fail():
 
 width = 4
 if place == "send" and comm.rank == 0:
-    p2p._Outgoing.send = fail_in_send
+    p2p._SendStream.send = fail_in_send
 if place == "send":
     width = 1 << 17  # 4 MB: MPI sends them while the receiver takes them
 middle = {{"forward": Fails, "backward": Behind}}.get(place, nn.Identity)()

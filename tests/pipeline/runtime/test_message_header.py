@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header
-from distconv.pipeline.runtime.message_header import DTYPES, Header, TensorHeader, strides_of
+from distconv.pipeline.runtime.message_header import DTYPES, MessageHeader, TensorHeader, strides_of
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
 
@@ -25,33 +25,35 @@ def test_a_header_says_again_what_was_written(dtype):
         TensorHeader(torch.int64, (0, 2)),
     )
     for loss in (0.1, -math.inf, 1e-310):
-        header = Header(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
-        assert Header.decode(header.encode().tolist()) == header
+        header = MessageHeader(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
+        assert MessageHeader.decode(header.encode().tolist()) == header
 
 
 def test_a_header_keeps_a_loss_that_is_no_number():
-    found = Header.decode(Header(Message(Kind.F, 0, 1), Minibatch(0, 4), ()).encode().tolist())
+    found = MessageHeader.decode(MessageHeader(Message(Kind.F, 0, 1), Minibatch(0, 4), ()).encode().tolist())
     assert math.isnan(found.loss)
 
 
 @pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
 def test_more_tensors_than_a_header_holds_are_refused(shape):
     fits = (message_header.HEADER - 8) // (3 + len(shape))
-    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * fits).encode()
-    with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * (fits + 1)).encode()
+    MessageHeader(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * fits).encode()
+    with pytest.raises(PipelineError, match=f"{fits + 1} tensors are sent between two stages"):
+        MessageHeader(
+            Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * (fits + 1)
+        ).encode()
 
 
 def test_a_dtype_that_cannot_be_sent_is_named():
-    with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot cross"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float8_e5m2, (2,)),)).encode()
+    with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot be sent"):
+        MessageHeader(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float8_e5m2, (2,)),)).encode()
 
 
 EXTENTS = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
 DESCRIBED = st.builds(TensorHeader, st.none() | st.sampled_from(DTYPES), EXTENTS, EXTENTS)
 NUMBERS = st.integers(0, 2**62)
 HEADERS = st.builds(
-    Header,
+    MessageHeader,
     st.builds(Message, st.sampled_from([Kind.F, Kind.B]), NUMBERS, NUMBERS),
     st.builds(Minibatch, NUMBERS, NUMBERS),
     st.lists(DESCRIBED, max_size=20).map(tuple),
@@ -65,7 +67,7 @@ HEADERS = st.builds(
 def test_any_header_says_again_what_was_written(header):
     numbers = header.encode()
     assert numbers.dtype is torch.int64 and numbers.shape == (message_header.HEADER,)
-    found = Header.decode(numbers.tolist())
+    found = MessageHeader.decode(numbers.tolist())
     assert found == header
     assert math.copysign(1, found.loss) == math.copysign(1, header.loss)
 
@@ -73,10 +75,10 @@ def test_any_header_says_again_what_was_written(header):
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_tensor_is_described_by_what_a_receiver_must_allocate(strided):
     x = torch.zeros(2, 3, 4, 5, dtype=torch.float64).to(memory_format=torch.channels_last)
-    assert TensorHeader.of(x, strided=strided) == TensorHeader(
+    assert TensorHeader.from_tensor(x, strided=strided) == TensorHeader(
         torch.float64, (2, 3, 4, 5), x.stride() if strided else ()
     )
-    assert TensorHeader.of(None, strided=strided) == TensorHeader(None)
+    assert TensorHeader.from_tensor(None, strided=strided) == TensorHeader(None)
 
 
 def test_strides_are_those_of_a_clone():

@@ -22,7 +22,7 @@ SHAPES = ((), (0,), (1,), (3, 4), (2, 3, 5), (100, 100), (0, 3, 2), (7,), (300, 
 
 def messages(comm, device=None):
     placement = StagePlacement(comm.size, (1,) * comm.size)
-    return P2P(comm, placement, placement.places[comm.rank], None, device or torch.empty(0).device)
+    return P2P(comm, placement, placement.positions[comm.rank], None, device or torch.empty(0).device)
 
 
 def same(found, expected):
@@ -37,7 +37,7 @@ def pass_on(comm, box, step, values, loss=0.5):
         )
     if comm.rank == 0:
         return None
-    return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
+    return box.receive(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
 
 
 @pytest.mark.ranks(2, 3)
@@ -45,7 +45,7 @@ def pass_on(comm, box, step, values, loss=0.5):
 def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
     if limit is not None:  # as if messages were longer than MPI takes, and than a receive may stand
         monkeypatch.setattr(transport, "_CHUNK_BYTES", message_header.HEADER_BYTES + limit)
-        monkeypatch.setattr(p2p, "STANDING_BYTES", limit)
+        monkeypatch.setattr(p2p, "POSTED_BYTES", limit)
     box = messages(comm)
     for step, shape in enumerate(SHAPES * 2):
         values = [normal(*shape, seed=step), None, torch.full((2, 2), step)]
@@ -61,7 +61,7 @@ def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
 
 def test_a_standing_receive_is_one_message():
     # Of two receives a shorter message would fill only the first.
-    assert message_header.HEADER_BYTES + p2p.STANDING_BYTES <= transport._CHUNK_BYTES
+    assert message_header.HEADER_BYTES + p2p.POSTED_BYTES <= transport._CHUNK_BYTES
 
 
 @pytest.mark.ranks(2)
@@ -99,7 +99,7 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
     comm.Barrier()
     if comm.rank == 1:
         for step in range(20):
-            ((found,), _) = box.take(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
+            ((found,), _) = box.receive(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
             assert same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
     box.close()
 
@@ -124,7 +124,7 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
             )
     comm.Barrier()
     payload = Kind.B if comm.rank == 0 else Kind.F
-    ((found,), _) = box.take(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
+    ((found,), _) = box.receive(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
     assert found.tolist() == [other]
     box.close()
 
@@ -136,7 +136,7 @@ def test_a_message_of_another_step_is_an_error_that_names_both(comm):
         box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], loss=0.0, what="a test")
     else:
         with pytest.raises(PipelineError, match=r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"):
-            box.take(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
+            box.receive(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
     box.close()
 
 
@@ -146,8 +146,8 @@ def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
     if comm.rank == 0:
         box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], loss=0.0, what="a test")
     else:
-        with pytest.raises(PipelineError, match="rank 0 works on a mini-batch of 6 samples, this rank was given 5"):
-            box.take(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
+        with pytest.raises(PipelineError, match="rank 0 has a mini-batch of 6 samples, but this rank has 5"):
+            box.receive(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
     box.close()
 
 

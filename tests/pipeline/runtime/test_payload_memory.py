@@ -24,13 +24,13 @@ def bytes_alive(least: int) -> int:
 @pytest.mark.ranks(2)
 def test_payloads_between_stages_are_let_go_of_when_they_have_arrived(comm: Any) -> None:
     placement = StagePlacement(2, (1, 1))
-    box = P2P(comm, placement, placement.places[comm.rank], None, torch.device("cpu"))
+    box = P2P(comm, placement, placement.positions[comm.rank], None, torch.device("cpu"))
     for step in range(4):
         message, batch = Message(Kind.F, step, 1), Minibatch(step, 4)
         if comm.rank == 0:
             box.send(message, 1, batch, [normal(100, 100)], loss=0.0, what="a test")
         else:
-            found, _ = box.take(message, 0, batch, "a test")
+            found, _ = box.receive(message, 0, batch, "a test")
             del found
         comm.Barrier()
     assert bytes_alive(50_000) <= 2 * 81_000 + 4096

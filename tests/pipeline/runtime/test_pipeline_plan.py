@@ -104,9 +104,9 @@ def test_each_micro_batch_has_a_sample():
 
 def test_a_plan_for_something_else_names_both():
     with pytest.raises(PlanError, match="made for model='segmentation', found model='resnet20'"):
-        PLAN.check_for(model="resnet20", ranks=6)
+        PLAN.check_matches(model="resnet20", ranks=6)
     with pytest.raises(PlanError, match="made for batch=4, found batch=8"):
-        PLAN.check_for(batch=8)
+        PLAN.check_matches(batch=8)
 
 
 @pytest.mark.ranks(2, 6)

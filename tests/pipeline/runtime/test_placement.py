@@ -6,15 +6,15 @@ import pytest
 from torch import nn
 
 from distconv.errors import GridError, PlanError
-from distconv.pipeline.runtime.placement import Place, StagePlacement, boundary_grids
+from distconv.pipeline.runtime.placement import StagePlacement, StagePosition, boundary_grids
 from distconv.plan import Plan
 
 
 def test_ranks_go_stage_by_stage_and_replica_by_replica():
     placement = StagePlacement(7, (2, 1), [{"h": 2}, {"n": 3}])
-    assert placement.places == [
-        *(Place(0, replica, member) for replica in range(2) for member in range(2)),
-        *(Place(1, 0, member) for member in range(3)),
+    assert placement.positions == [
+        *(StagePosition(0, replica, member) for replica in range(2) for member in range(2)),
+        *(StagePosition(1, 0, member) for member in range(3)),
     ]
 
 
@@ -25,7 +25,9 @@ def test_micro_batches_go_to_replicas_in_turn():
 
 
 def test_a_stage_without_a_grid_has_one_rank():
-    assert StagePlacement(3, (1, 1, 1), [None, {}, {"h": 1}]).places == [Place(stage, 0, 0) for stage in range(3)]
+    assert StagePlacement(3, (1, 1, 1), [None, {}, {"h": 1}]).positions == [
+        StagePosition(stage, 0, 0) for stage in range(3)
+    ]
 
 
 @pytest.mark.parametrize(

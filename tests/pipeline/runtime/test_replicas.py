@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.pipeline import Pipeline, schedule
-from distconv.pipeline.runtime.replicas import add_gradients, everyone, has_gradients
+from distconv.pipeline.runtime.replicas import allgather_replicas, has_gradients, sum_gradients
 from distconv.pipeline.schedules.actions import Kind
 from tests.pipeline.training import SGD, Chain, assert_close, batches, convolutions, copies, states, train_plainly
 
@@ -169,8 +169,8 @@ def test_a_gradient_that_some_replicas_lack_counts_as_zero(comm):
     if comm.rank == comm.size - 1:
         parameters[0].grad = torch.full((3, 2), 6.0)
     parameters[1].grad = torch.full((5,), float(comm.rank), dtype=torch.float64)
-    there = everyone(comm, has_gradients(parameters), "a test")
-    add_gradients(comm, parameters, there, comm.size, "a test")
+    there = allgather_replicas(comm, has_gradients(parameters), "a test")
+    sum_gradients(comm, parameters, there, comm.size, "a test")
     assert torch.equal(parameters[0].grad, torch.full((3, 2), 6.0) / comm.size)
     assert torch.equal(parameters[1].grad, torch.full((5,), sum(range(comm.size)) / comm.size).double())
     assert parameters[2].grad is None

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from distconv.pipeline import ScheduleError, schedule
-from distconv.pipeline.runtime.schedule_source import chunks_of, course
+from distconv.pipeline.runtime.schedule_source import count_chunks, resolve_schedule
 
 
 def asked(given, stages=2, replicas=None, microbatches=1, weights=None, **options):
-    return course(
+    return resolve_schedule(
         given=given,
         stages=stages,
         replicas=(1,) * stages if replicas is None else replicas,
@@ -43,7 +43,7 @@ def test_an_asynchronous_schedule_goes_on_without_an_end(name, replicas, options
     assert found.begins == found.stream.schedule and found.begins.replicas == replicas
     more = {"replicas": replicas} if name == "pipedream" else {}
     assert found.begins == schedule(name, 2, found.begins.microbatches, **options, **more)
-    assert found.stream.step(0, 0, 0)
+    assert found.stream.step_actions(0, 0, 0)
 
 
 def test_of_a_schedule_that_has_a_name_that_and_its_options_count():
@@ -71,7 +71,7 @@ REFUSED = {
     "forward beside backward": ("fbp-as", {}, "fbp-as: forward and backward at the same time"),
     "asynchronous micro-batches": ("stale", {"microbatches": 2}, "stale: microbatches=2, but it updates after every"),
     "replicas without": ("stale", {"replicas": (1, 2)}, "stale has no replicas; give every stage one rank"),
-    "a switch to come": ("stale", {"switch_after": 2}, r"switch_after is for simulations; call switch\(\)"),
+    "a switch to come": ("stale", {"switch_after": 2}, r"switch_after applies to simulations only; call switch\(\)"),
     "an unknown name": ("none such", {}, "there is no schedule 'none such'"),
     "other stages": (schedule("gpipe", 3, 2), {}, "a schedule of 3 stages, but there are 2"),
     "other replicas": (
@@ -79,9 +79,13 @@ REFUSED = {
         {"replicas": (1, 2)},
         r"a schedule for replicas \[2, 1\], but there are \[1, 2\]",
     ),
-    "options beside a schedule": (schedule("gpipe", 2, 2), {"weights": "recompute"}, "weights belong to the schedule"),
+    "options beside a schedule": (
+        schedule("gpipe", 2, 2),
+        {"weights": "recompute"},
+        r"weights cannot be applied to a Schedule object",
+    ),
     "what cannot run": (replace(schedule("gpipe", 2, 2), stages=[[], []]), {}, "is missing"),
-    "an asynchronous one of one's own": (OWN, {}, "mine: an asynchronous schedule of one's own has an end"),
+    "an asynchronous one of one's own": (OWN, {}, "mine: an asynchronous Schedule object has a fixed number"),
 }
 
 
@@ -103,4 +107,4 @@ def test_it_refuses(name):
     ],
 )
 def test_each_rank_has_the_chunks_of_the_schedule(given, options, chunks):
-    assert chunks_of(given, options) == chunks
+    assert count_chunks(given, options) == chunks

@@ -19,7 +19,7 @@ def test_kinds_may_be_text_and_a_message_to_a_later_stage_is_an_activation():
 
 @pytest.mark.parametrize("kind", ["X", None, 3])
 def test_a_kind_that_does_not_exist_is_refused(kind):
-    with pytest.raises(ScheduleError, match=f"no kind of action {kind!r}; there are F, B, W, send"):
+    with pytest.raises(ScheduleError, match=f"kind of action {kind!r} is not valid; use one of F, B, W, send"):
         Action(kind, 0, 0)
 
 
@@ -29,12 +29,12 @@ def test_a_part_of_a_chunk_comes_behind_all_stages_of_the_chunk_before():
     passes = {
         (stage, chunk, kind): Action(kind, stage, 1, chunk) for stage in (0, 1) for chunk in (0, 1) for kind in "FB"
     }
-    needed = {at: found.needs(action) for at, action in passes.items()}
+    needed = {at: found.input_of(action) for at, action in passes.items()}
     assert {at: message and (message.payload, message.part) for at, message in needed.items()} == {
         (0, 0, "F"): None, (1, 0, "F"): ("F", 1), (0, 1, "F"): ("F", 2), (1, 1, "F"): ("F", 3),
         (1, 1, "B"): None, (0, 1, "B"): ("B", 2), (1, 0, "B"): ("B", 1), (0, 0, "B"): ("B", 0),
     }  # fmt: skip
-    made = {at: found.makes(action) for at, action in passes.items()}
+    made = {at: found.output_of(action) for at, action in passes.items()}
     assert {at: message and (message.payload, message.part) for at, message in made.items()} == {
         (0, 0, "F"): ("F", 1), (1, 0, "F"): ("F", 2), (0, 1, "F"): ("F", 3), (1, 1, "F"): None,
         (1, 1, "B"): ("B", 2), (0, 1, "B"): ("B", 1), (1, 0, "B"): ("B", 0), (0, 0, "B"): None,

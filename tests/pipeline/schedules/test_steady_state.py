@@ -32,10 +32,10 @@ def test_steps_and_what_is_left_are_the_schedule_of_that_many_mini_batches(case)
     stream, whole = SteadyStream(name, stages, **options), schedule(name, stages, count, **options)
     for stage, replicas in enumerate(stream.replicas):
         for replica in range(replicas):
-            steps = [action for number in range(count) for action in stream.step(stage, replica, number)]
-            found = steps + stream.rest(stage, replica, count)
-            assert _passes(found) == _passes(whole.of_replica(stage, replica, replicas))
-            assert _messages(found, count) == _messages(whole.of_replica(stage, replica, replicas), count)
+            steps = [action for number in range(count) for action in stream.step_actions(stage, replica, number)]
+            found = steps + stream.remaining_actions(stage, replica, count)
+            assert _passes(found) == _passes(whole.replica_actions(stage, replica, replicas))
+            assert _messages(found, count) == _messages(whole.replica_actions(stage, replica, replicas), count)
 
 
 def _passes(actions):
@@ -57,7 +57,7 @@ def test_every_step_runs_to_its_end_without_the_next_one(case):
     made = set()
     for number in range(count):
         waiting = {
-            (stage, replica): list(stream.step(stage, replica, number))
+            (stage, replica): list(stream.step_actions(stage, replica, number))
             for stage, replicas in enumerate(stream.replicas)
             for replica in range(replicas)
         }
@@ -73,7 +73,7 @@ def _run(stream, waiting, made):
             heads = [waiting[other][0] for other in waiting if other[0] == rank[0] and waiting[other]]
             alike = [head for head in heads if (head.kind, head.version) == (Kind.UPDATE, action.version)]
             return len(alike) + updated.get((rank[0], action.version), 0) == stream.replicas[rank[0]]
-        needed = stream.schedule.needs(action)
+        needed = stream.schedule.input_of(action)
         return needed is None or needed in made or stages == 1
 
     stages, updated, moved = len(stream.replicas), {}, True
@@ -82,7 +82,7 @@ def _run(stream, waiting, made):
         for rank, actions in waiting.items():
             while actions and ready(rank, actions[0]):
                 action = actions.pop(0)
-                made.add(stream.schedule.makes(action))
+                made.add(stream.schedule.output_of(action))
                 if action.kind is Kind.UPDATE:
                     key = rank[0], action.version
                     updated[key] = updated.get(key, 0) + 1
@@ -109,7 +109,7 @@ def test_far_on_each_replica_has_its_mini_batches_and_versions_of_its_own_update
         entered = []
         for number in range(60, 72):
             for replica in range(count):
-                for action in stream.step(stage, replica, number):
+                for action in stream.step_actions(stage, replica, number):
                     assert action.microbatch is None or action.microbatch % count == replica
                     if action.kind is Kind.UPDATE:
                         assert action.version == action.microbatch // count + 1

@@ -65,13 +65,13 @@ def refused(name, change, message):
         ("gpipe", move(1, Kind.B, 2, 0), "stage 1: B of micro-batch 2 comes before its F"),
         ("zero-bubble", move(0, Kind.W, 1, 0), "stage 0: W of micro-batch 1 comes before its B"),
         ("gpipe", remove(0, Kind.B, 1), "stage 0: B of micro-batch 1 is missing"),
-        ("gpipe", lambda lists: lists[0].insert(0, lists[0][0]), "stage 0: F of micro-batch 0 is there 2 times"),
+        ("gpipe", lambda lists: lists[0].insert(0, lists[0][0]), "stage 0: F of micro-batch 0 occurs 2 times"),
         (
             "gpipe",
             lambda lists: lists[0].extend([Action(Kind.F, 0, 7, version=0), Action(Kind.B, 0, 7, version=0)]),
             "stage 0: B of micro-batch 7 is of no micro-batch or chunk",
         ),
-        ("gpipe", lambda lists: lists.reverse(), "stands in the list of stage 0"),
+        ("gpipe", lambda lists: lists.reverse(), "is in the list of stage 0"),
     ],
 )
 def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch(name, change, message):
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch
         (
             "gpipe",
             lambda lists: lists[1].append(Action(Kind.SEND, 1, 0, peer=0, payload=Kind.F)),
-            "stage 1: send F of micro-batch 0 to stage 0 carries nothing that is passed on",
+            "stage 1: send F of micro-batch 0 to stage 0 has no message that is sent",
         ),
         ("gpipe", remove(1, Kind.RECEIVE, 1, Kind.F), "stage 1: F of micro-batch 1 comes before its input is received"),
         (
@@ -97,9 +97,13 @@ def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch
             move(0, Kind.SEND, 1, 0, Kind.F),
             "stage 0: send F of micro-batch 1 to stage 1 comes before F has made it",
         ),
-        ("gpipe", remove(0, Kind.SEND, 1, Kind.F), "receive F of micro-batch 1 from stage 0 meets another message"),
+        (
+            "gpipe",
+            remove(0, Kind.SEND, 1, Kind.F),
+            "receive F of micro-batch 1 from stage 0 is matched with another message",
+        ),
         ("gpipe", remove(0, Kind.SEND, 2, Kind.F), "receive F of micro-batch 2 from stage 0 has no counterpart"),
-        ("gpipe", swapped_sends, "meets another message: stage 0: send F of micro-batch 1 to stage 1"),
+        ("gpipe", swapped_sends, "is matched with another message: stage 0: send F of micro-batch 1 to stage 1"),
     ],
 )
 def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_batch(name, change, message):
@@ -112,13 +116,17 @@ def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_bat
         (
             "pipedream",
             with_version(0, Kind.B, 1, 1),
-            "stage 0: B of micro-batch 1 uses weights 1; the policy 'stash' wants 0",
+            "stage 0: B of micro-batch 1 uses weights 1, but the policy 'stash' requires 0",
         ),
-        ("pipedream", remove(0, Kind.STASH, 1), "stage 0: B of micro-batch 1 uses weights 0; there are 1"),
+        ("pipedream", remove(0, Kind.STASH, 1), "stage 0: B of micro-batch 1 uses weights 0, but the stage has 1"),
         ("pipedream", with_version(0, Kind.UPDATE, 0, 2), "stage 0: update of micro-batch 0 makes version 2, not 1"),
-        ("pipedream", with_version(0, Kind.STASH, 1, 1), "stage 0: stash of micro-batch 1 keeps version 1; there is 0"),
-        ("stale", with_version(0, Kind.F, 1, 1), "stage 0: F of micro-batch 1 uses weights 1; there are 0"),
-        ("spectrain", remove(0, Kind.PREDICT, 1), "stage 0: F of micro-batch 1 uses weights 1; there are 0"),
+        (
+            "pipedream",
+            with_version(0, Kind.STASH, 1, 1),
+            "stage 0: stash of micro-batch 1 keeps version 1, but the newest is 0",
+        ),
+        ("stale", with_version(0, Kind.F, 1, 1), "stage 0: F of micro-batch 1 uses weights 1, but the stage has 0"),
+        ("spectrain", remove(0, Kind.PREDICT, 1), "stage 0: F of micro-batch 1 uses weights 1, but the stage has 0"),
     ],
 )
 def test_what_is_wrong_with_weights_is_named_with_stage_operation_and_micro_batch(name, change, message):
@@ -137,7 +145,7 @@ def test_neighbours_that_send_to_each_other_at_once_are_a_deadlock():
 
 
 def test_a_receive_of_a_message_that_never_comes_ends_the_simulation():
-    with pytest.raises(ScheduleError, match=r"these wait for ever: .*stage 1: F of micro-batch 1"):
+    with pytest.raises(ScheduleError, match=r"these actions never become ready: .*stage 1: F of micro-batch 1"):
         simulate(changed("gpipe", remove(0, Kind.SEND, 1, Kind.F)), 1, 2)
 
 
@@ -175,5 +183,5 @@ def test_replicas_that_do_not_divide_the_mini_batches_are_valid_and_one_update_l
 
 
 def test_newest_weights_are_wanted_where_a_backward_runs_the_forward_again():
-    with pytest.raises(ScheduleError, match="B of micro-batch 1 uses weights 0; there are 1"):
+    with pytest.raises(ScheduleError, match="B of micro-batch 1 uses weights 0, but the stage has 1"):
         validate(changed("stale", with_version(0, Kind.B, 1, 0), weights="recompute"))

@@ -136,7 +136,7 @@ def test_an_asynchronous_schedule_is_made_again_for_the_replicas_it_is_simulated
 def test_replicas_that_a_schedule_cannot_have_are_refused():
     with pytest.raises(ScheduleError, match="stale: option 'replicas' does not apply"):
         simulate(schedule("stale", 2, 4), 1, 2, replicas=[2, 1])
-    with pytest.raises(ScheduleError, match="of one's own is as it is"):
+    with pytest.raises(ScheduleError, match="options cannot be applied to a Schedule object"):
         simulate(replace(schedule("pipedream", 2, 4), name="mine"), 1, 2, replicas=[2, 1])
 
 

@@ -20,7 +20,7 @@ def test_every_schedule_can_be_drawn(name, tmp_path):
 
 @pytest.mark.parametrize("path", ["", "picture"])
 def test_a_picture_needs_an_ending(path, tmp_path):
-    with pytest.raises(ScheduleError, match="has no ending that says the format"):
+    with pytest.raises(ScheduleError, match="has no extension that determines the format"):
         simulate(schedule("gpipe", 2, 2), 1, 2).plot(tmp_path / path)
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.layers.models import MODELS
-from distconv.pipeline.splitting.fx_graph import traced_steps
+from distconv.pipeline.splitting.fx_graph import trace_steps
 from distconv.pipeline.splitting.graph_cuts import COMPUTATIONS, SplitError
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
@@ -75,7 +75,7 @@ def _asks_for_its_class(self, x):
             "'a.weight' is used by stages 0 and 1; cut where one stage has all its uses",
             **linears("a", "b"),
         ),
-        refused("number", _size_kept, ["b"], r"'size' .* is no tensor, .* from stage 0 to 1", **linears("a", "b")),
+        refused("number", _size_kept, ["b"], r"'size' .* is not a tensor, .* from stage 0 to 1", **linears("a", "b")),
         refused(
             "branch",
             lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
@@ -91,7 +91,7 @@ def _asks_for_its_class(self, x):
             count=torch.ones(()),
             **linears("a", "b"),
         ),
-        refused("class", _asks_for_its_class, ["b"], "asks whether a value is a tensor", **linears("a", "b")),
+        refused("class", _asks_for_its_class, ["b"], "tests if a value is a tensor", **linears("a", "b")),
         refused(
             "function", lambda self, x: self.b(_Same.apply(self.a(x))), ["b"], "_Same.apply is", **linears("a", "b")
         ),
@@ -107,7 +107,7 @@ def _asks_for_its_class(self, x):
             "random_constant",
             lambda self, x: self.b(self.a(x) + torch.rand(3)),
             ["b"],
-            "does not always do the same",
+            "does not run the same operations",
             **linears("a", "b"),
         ),
     ],
@@ -126,7 +126,7 @@ def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
 
 def test_calls_say_what_is_a_layer_and_where_they_begin():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)), nn.Flatten())
-    steps = traced_steps(model)
+    steps = trace_steps(model)
     assert [(call.name, call.layer) for call in steps.calls] == [
         ("", False),
         ("0", True),

@@ -46,7 +46,7 @@ def test_a_recorded_stage_computes_in_the_mode_that_it_is_called_in(
     def refusing(model: nn.Module) -> None:
         raise SplitError("not by torch.fx")
 
-    monkeypatch.setattr(split_module, "traced_steps", refusing)
+    monkeypatch.setattr(split_module, "trace_steps", refusing)
     torch.manual_seed(0)
     model, x = Recorded(), torch.randn(3, 1, 9, 9)
     stages = split(model, ["c"], x)

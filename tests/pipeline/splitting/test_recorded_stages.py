@@ -28,7 +28,7 @@ def float64():
 
 @pytest.fixture(autouse=True)
 def never_by_fx(monkeypatch):
-    monkeypatch.setattr(split_module, "traced_steps", refusing)
+    monkeypatch.setattr(split_module, "trace_steps", refusing)
 
 
 def refusing(model):
@@ -183,9 +183,9 @@ def test_stages_refuse_what_is_not_like_the_example():
     model, cuts = idiom("heads")
     stages = split(model, cuts, torch.zeros(2, *SHAPE))
     for x in (torch.zeros(2, 4, 6, 7), torch.zeros(2, *SHAPE, dtype=torch.float32)):
-        with pytest.raises(SplitError, match=r"stage 0 was given \(2, 4, 6, .*; with samples like the example's \(2,"):
+        with pytest.raises(SplitError, match=r"stage 0 received \(2, 4, 6, .*; with samples like the example's \(2,"):
             stages[0](x)
-    with pytest.raises(SplitError, match="stage 1 was given"):
+    with pytest.raises(SplitError, match="stage 1 received"):
         stages[1](torch.zeros(2, 4, 5, 6))
 
 
@@ -213,7 +213,7 @@ def _written_behind(self, x):
 def test_memory_that_two_stages_would_share_is_refused_where_it_is_written():
     model = model_of(_written_behind, **convolutions())
     example = torch.zeros(2, *SHAPE)
-    with pytest.raises(SplitError, match="share memory that is written behind the cut from stage 0 to 1"):
+    with pytest.raises(SplitError, match="share memory that is written after the cut from stage 0 to 1"):
         split(model, ["b"], example)
     stages = split(model, ["c"], example)
     x = torch.randn(3, *SHAPE)

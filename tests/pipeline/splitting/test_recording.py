@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distconv.pipeline.splitting.graph_cuts import SplitError
-from distconv.pipeline.splitting.recording import Blueprint, Like, containers
+from distconv.pipeline.splitting.recording import FakeModel, TensorExample, containers
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
 
@@ -51,8 +51,11 @@ def counted(self, x):
     [
         (by_value, r"its run with the example cannot follow test_recording.py:\d+: return .* if x.sum\(\) > 0 else x"),
         (counted, r"cannot follow test_recording.py:\d+: return self.b\(x\[x > 0\]"),
-        (by_chance, "forward does not always do the same, from 'mul.*' on; draw random numbers with torch"),
-        (kept, "it uses a tensor of an earlier call"),
+        (
+            by_chance,
+            "forward does not run the same operations each time, from 'mul.*' on; draw random numbers with torch",
+        ),
+        (kept, "it uses a tensor from an earlier call"),
         (replaced, r"it replaces a buffer; write into it, with copy_\(\) or add_\(\)"),
         (autocast, "it switches autocast on or off"),
     ],
@@ -81,13 +84,13 @@ def test_a_hook_of_a_container_is_refused_and_that_of_a_layer_is_called_by_the_s
 def test_a_model_that_cannot_be_copied_is_refused():
     model = model_of(lambda self, x: self.b(self.a(x)) * len(x.shape), **linears("a", "b"))
     model.rows = (row for row in range(3))
-    with pytest.raises(SplitError, match="cannot be copied, to try it out: cannot pickle 'generator' object"):
+    with pytest.raises(SplitError, match="cannot be copied for a trial run: cannot pickle 'generator' object"):
         split(model, ["b"], torch.zeros(2, 3))
 
 
 def test_calls_and_steps_are_those_of_the_forward_pass():
     model = nn.Sequential(nn.Linear(3, 3), model_of(lambda self, x: self.a(x).view(x.shape[0], -1) + 1, **linears("a")))
-    recording = Blueprint(model).record(Like((5, 3), torch.float32, "cpu"), [True] * len(containers(model)))
+    recording = FakeModel(model).record(TensorExample((5, 3), torch.float32, "cpu"), [True] * len(containers(model)))
     assert [(call.name, call.layer) for call in recording.calls] == [
         ("", False),
         ("0", True),

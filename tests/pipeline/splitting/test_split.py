@@ -221,7 +221,7 @@ def test_parts_of_a_tensor_may_live_across_a_cut():
         ([2, 2], r"cuts \[2, 2\] leave stage 1 of 3 empty"),
         (["first"], r"leave stage 0 of 2 empty"),
         ([0], r"cut 0: .* layers 1 to 3 of 4 \(1 first, 2 second, 3 third, 4 last\)"),
-        ([4], "cut 4: a register comes behind one of the layers 1 to 3 of 4"),
+        ([4], "cut 4: a register must come after one of the layers 1 to 3 of 4"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(cuts, message):

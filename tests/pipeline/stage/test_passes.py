@@ -143,7 +143,7 @@ def test_a_forward_pass_has_the_weights_of_the_version_that_its_action_names():
     passes = Passes([layer], None, F.mse_loss, 0, replicated=False, deferred=False)
     passes.begin(schedule("pipedream", 2, 4))
     passes.weights.stash(0, 3)
-    passes.weights.updating(predicts=False)
+    passes.weights.prepare_update(predicts=False)
     nn.init.constant_(layer.weight, 5.0)
     feed = Microbatch(torch.ones(1, 1), torch.ones(1, 1), 1.0, Minibatch(0, 1), 0)
     found = [passes.forward(Action("F", 0, 2 + version, version=version), feed, None) for version in (1, 0, 1)]

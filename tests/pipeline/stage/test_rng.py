@@ -6,11 +6,11 @@ import itertools
 
 import torch
 
-from distconv.pipeline.stage.rng import seeded
+from distconv.pipeline.stage.rng import seed_generators
 
 
 def drawn(*numbers):
-    with seeded(*numbers):
+    with seed_generators(*numbers):
         return tuple(torch.rand(4).tolist())
 
 

@@ -93,7 +93,7 @@ def test_layers_that_do_not_update_statistics_are_left_alone():
     for layer in (layer_in(False), layer_in(True, track_running_stats=False)):
         before = copies(layer.state_dict())
         statistics = RunningStatistics([layer])
-        with statistics.taken(0):
+        with statistics.record_statistics(0):
             layer(x)
         assert statistics.records == []
         statistics.commit([], deferred=True)
@@ -106,7 +106,7 @@ def test_a_layer_that_is_called_twice_counts_both_calls(deferred):
     x, y = torch.randn(4, 2).double(), torch.randn(3, 2).double()
     layer, expected = layer_in(True), layer_in(True)
     statistics = RunningStatistics([layer])
-    with statistics.taken(0):
+    with statistics.record_statistics(0):
         assert torch.equal(layer(x), expected(x))
         layer(y)
     statistics.commit(statistics.records, deferred)
@@ -123,7 +123,7 @@ def test_micro_batches_count_in_their_order_whichever_rank_comes_first():
     layer, expected = layer_in(True), layer_in(True)
     statistics = RunningStatistics([layer])
     for number, batch in enumerate((x, y)):
-        with statistics.taken(number):
+        with statistics.record_statistics(number):
             layer(batch)
         expected(batch)
     statistics.commit(statistics.records[::-1], deferred=False)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.pipeline import Pipeline
-from distconv.pipeline.stage.stage_inputs import StageInput, tensors_of
+from distconv.pipeline.stage.stage_inputs import StageInput, as_list
 from tests.distconv.layouts import grid_over, normal
 from tests.pipeline.training import SGD, batches, convolutions
 
@@ -87,8 +87,8 @@ def test_over_a_grid_the_gradient_is_distributed_as_what_entered(comm):
 def test_what_a_stage_returns_is_a_list_of_tensors_or_an_error():
     x, y = torch.ones(1), torch.zeros(2)
     for outputs in ((x, y), [x, y]):
-        assert all(one is other for one, other in zip(tensors_of(outputs), (x, y), strict=True))
-    assert len(tensors_of(x)) == 1 and tensors_of(x)[0] is x
+        assert all(one is other for one, other in zip(as_list(outputs), (x, y), strict=True))
+    assert len(as_list(x)) == 1 and as_list(x)[0] is x
     for outputs, name in (({"x": x}, "dict"), (None, "NoneType"), ((x, 1.0), "float")):
         with pytest.raises(TypeError, match=f"a stage must return tensors, not {name}"):
-            tensors_of(outputs)
+            as_list(outputs)

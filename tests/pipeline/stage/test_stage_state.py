@@ -11,7 +11,7 @@ import distconv as dc
 from distconv.errors import MismatchError
 from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import ScheduleError
-from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
+from distconv.pipeline.stage.stage_state import broadcast_stage, check_separate, collect_state, describe_stages
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.pipeline.training import SGD, batches, convolutions, states
 
@@ -70,18 +70,18 @@ def test_after_synchronizing_all_ranks_have_the_same_model(comm):
 
 def test_state_is_parameters_and_buffers_of_all_stages_by_name():
     stages = [nn.Linear(2, 3), nn.Sequential(nn.Tanh(), nn.BatchNorm1d(3))]
-    found = state_of(stages)
+    found = collect_state(stages)
     assert found.keys() == states(stages).keys()
     assert found["0.weight"] is stages[0].weight and found["1.1.running_var"] is stages[1][1].running_var
 
 
 def test_ranks_compare_kinds_of_stages_shapes_and_dtypes_but_no_values():
     def of(extent, dtype=torch.float32):
-        return described([nn.Linear(2, extent, bias=False).to(dtype), nn.Tanh()])
+        return describe_stages([nn.Linear(2, extent, bias=False).to(dtype), nn.Tanh()])
 
     assert of(3) == of(3) == "Linear, Tanh; 0.weight (3, 2) torch.float32"
-    assert len({of(3), of(4), of(3, torch.float64), described([nn.Linear(2, 3, bias=False)])}) == 4
-    assert described([nn.Tanh(), torch.tanh]) == "Tanh, builtin_function_or_method; "
+    assert len({of(3), of(4), of(3, torch.float64), describe_stages([nn.Linear(2, 3, bias=False)])}) == 4
+    assert describe_stages([nn.Tanh(), torch.tanh]) == "Tanh, builtin_function_or_method; "
 
 
 def test_chunks_of_one_rank_may_share_a_parameter_and_other_stages_not():
@@ -95,7 +95,9 @@ def test_chunks_of_one_rank_may_share_a_parameter_and_other_stages_not():
 def test_what_is_distributed_already_is_refused(comm):
     stages = [nn.Tanh(), nn.Tanh()]
     stages[1].register_buffer("table", dc.scatter(torch.ones(4, 2), grid_over(comm, n=comm.size)))
-    raises_everywhere(comm, ScheduleError, "stage 1: 1.table is distributed", lambda: check_separate(stages, count=2))
+    raises_everywhere(
+        comm, ScheduleError, "stage 1: 1.table is already distributed", lambda: check_separate(stages, count=2)
+    )
 
 
 @pytest.mark.ranks(2, 3)
@@ -105,6 +107,6 @@ def test_the_state_of_its_owner_comes_to_all_ranks(comm):
     module(normal(4, 2, seed=comm.rank))  # statistics differ, too
     before = comm.allgather({name: value.clone() for name, value in module.state_dict().items()})
     assert not torch.equal(before[0]["0.weight"], before[1]["0.weight"])
-    spread(comm, module, root=1, owned=comm.rank == 1)
+    broadcast_stage(comm, module, root=1, owned=comm.rank == 1)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[1][name]), name

@@ -295,7 +295,7 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
         (["--pipeline", "gpipe", "--ppv", "1,2", "--stages", "2"], "--ppv 1,2 cuts the model into 3 parts, which are"),
         (["--pipeline", "interleaved", "--ppv", "1,2"], "--ppv 1,2 cuts the model into 3 parts, which are not whole"),
         (["--pipeline", "interleaved", "--switch-after", "1"], "--switch-after: interleaved has 2 chunks on each rank"),
-        (["--pipeline", "stale", "--ppv", "9"], "cut 9: a register comes behind one of the layers 1 to 4 of 5"),
+        (["--pipeline", "stale", "--ppv", "9"], "cut 9: a register must come after one of the layers 1 to 4 of 5"),
         (["--pipeline", "stale", "--ppv", "0"], "argument --ppv: '0' is not a whole number above zero"),
         (["--pipeline", "stale", "--grid", "n=2"], "argument --grid: not allowed with argument --pipeline"),
         (["--pipeline", "stale", "--model", "vgg11"], "--model vgg11 fails on images of (1, 28, 28): RuntimeError: "),
