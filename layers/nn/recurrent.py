@@ -1,7 +1,7 @@
 """Recurrent layers and cells, split over samples; RNN and GRU also over time.
 
-If time is split, ranks along its axis pass the hidden state on; see ``distconv.layers.recurrent``. ``nn.LSTM`` gathers
-the time.
+If time is split, each rank sends the hidden state to the next one; see ``distconv.layers.recurrent``. ``nn.LSTM``
+gathers the time.
 """
 
 from __future__ import annotations
