@@ -48,6 +48,16 @@ for _cell in CELLS.values():
 def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute ``torch.lstm`` of sequences of one length, split over samples.
 
+    Parameters
+    ----------
+    *args
+        As in ``torch.lstm``, by position.
+
+    Returns
+    -------
+    tuple of DistTensor
+        All states, and the last hidden and cell states.
+
     Raises
     ------
     NoRule
