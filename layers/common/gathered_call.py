@@ -45,52 +45,6 @@ _ELEMENT_BY_ELEMENT = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2
 """Functions that change tensors without increasing autograd's version counter."""
 
 
-class _GatheredArgument:
-    """A gathered argument, and the state from before the call to find in-place changes.
-
-    ``gathered`` is the argument with ``dims`` gathered (None: all dimensions), and ``full`` its local tensor, which is
-    passed to the call. With ``compares_values``, changes are found by comparing values instead of version counters.
-    """
-
-    def __init__(self, tensor: DistTensor, dims: Sequence[int] | None = None, *, compares_values: bool = False) -> None:
-        self.tensor = tensor
-        self.gathered = tensor.replicated() if dims is None else all_to_all_transpose(tensor, dims)
-        self.full = self.gathered.local
-        # Inference tensors have no version counter.
-        self._compares_values = compares_values or self.full.is_inference()
-        self._before = self._state()
-
-    def _state(self) -> Any:
-        return self.full.detach().clone() if self._compares_values else self.full._version
-
-    def has_changed(self) -> bool:
-        """Return True if the call has changed the values."""
-        now = self._state()
-        if not isinstance(now, torch.Tensor):
-            return bool(now != self._before)
-        with recording.paused():  # A replay does not compare again; it repeats the recorded decision.
-            return not torch.equal(now, self._before)
-
-    def write_back(self) -> None:
-        """Write the values after the call to the blocks of the argument. Collective."""
-        x, full = self.tensor, self.full
-        if full is not x.local and full.shape != x.shape:
-            raise UnsupportedOperation(
-                f"a DistTensor of shape {tuple(x.shape)} cannot become one of {tuple(full.shape)} in place. Assign "
-                "the result instead."
-            )
-        if full is not x.local:
-            x.local.copy_(as_distributed(full, x.grid).redistribute(x.dist).local)
-        elif full.shape != x.shape:
-            x._set_layout(as_distributed(full, x.grid).dist, full.shape, x._strides)
-        record_inplace_change(x)
-
-    def shares_memory(self, result: torch.Tensor) -> bool:
-        """Return True if ``result`` is a view of the gathered tensor's memory."""
-        memory = self.full.untyped_storage().data_ptr()
-        return memory != 0 and result.untyped_storage().data_ptr() == memory
-
-
 @register_fallback
 def gathered_call(
     error: NoRule | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -143,14 +97,6 @@ def gathered_call(
     return map_leaves(lambda y: y if id(y) in plain else _to_dist_tensor(name, y, list(gathered.values())), result)
 
 
-def _may_bypass_version_counter(function: Callable[..., Any]) -> bool:
-    """Return True if ``function`` may change tensors without increasing autograd's version counter.
-
-    A user's ``autograd.Function`` may do so by ``.data``.
-    """
-    return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
-
-
 def call_along_dims(
     function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any
 ) -> Any:
@@ -198,6 +144,66 @@ def _as_sentence(error: NoRule) -> str:
     return f"{error}".removesuffix(".") + "."
 
 
+def _may_bypass_version_counter(function: Callable[..., Any]) -> bool:
+    """Return True if ``function`` may change tensors without increasing autograd's version counter.
+
+    A user's ``autograd.Function`` may do so by ``.data``.
+    """
+    return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+class _GatheredArgument:
+    """A gathered argument, and the state from before the call to find in-place changes.
+
+    ``gathered`` is the argument with ``dims`` gathered (None: all dimensions), and ``full`` its local tensor, which is
+    passed to the call. With ``compares_values``, changes are found by comparing values instead of version counters.
+    """
+
+    def __init__(self, tensor: DistTensor, dims: Sequence[int] | None = None, *, compares_values: bool = False) -> None:
+        self.tensor = tensor
+        self.gathered = tensor.replicated() if dims is None else all_to_all_transpose(tensor, dims)
+        self.full = self.gathered.local
+        # Inference tensors have no version counter.
+        self._compares_values = compares_values or self.full.is_inference()
+        self._before = self._state()
+
+    def _state(self) -> Any:
+        return self.full.detach().clone() if self._compares_values else self.full._version
+
+    def has_changed(self) -> bool:
+        """Return True if the call has changed the values."""
+        now = self._state()
+        if not isinstance(now, torch.Tensor):
+            return bool(now != self._before)
+        with recording.paused():  # A replay does not compare again; it repeats the recorded decision.
+            return not torch.equal(now, self._before)
+
+    def write_back(self) -> None:
+        """Write the values after the call to the blocks of the argument. Collective."""
+        x, full = self.tensor, self.full
+        if full is not x.local and full.shape != x.shape:
+            raise UnsupportedOperation(
+                f"a DistTensor of shape {tuple(x.shape)} cannot become one of {tuple(full.shape)} in place. Assign "
+                "the result instead."
+            )
+        if full is not x.local:
+            x.local.copy_(as_distributed(full, x.grid).redistribute(x.dist).local)
+        elif full.shape != x.shape:
+            x._set_layout(as_distributed(full, x.grid).dist, full.shape, x._strides)
+        record_inplace_change(x)
+
+    def shares_memory(self, result: torch.Tensor) -> bool:
+        """Return True if ``result`` is a view of the gathered tensor's memory."""
+        memory = self.full.untyped_storage().data_ptr()
+        return memory != 0 and result.untyped_storage().data_ptr() == memory
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
 def _to_dist_tensor(
     name: str, result: Any, arguments: Sequence[_GatheredArgument], dims: Sequence[int] | None = None
 ) -> Any:
@@ -223,6 +229,29 @@ def _to_dist_tensor(
                 return record_shared_view(y, argument.tensor, retake)
             return record_copied_view(y, argument.tensor, retake, write_back)
     return y
+
+
+def _distribute_result(
+    result: torch.Tensor, arguments: Sequence[_GatheredArgument], dims: Sequence[int] | None
+) -> DistTensor:
+    """Return ``result`` split as an argument of its shape is; if only ``dims`` were gathered, as the input is."""
+    first = arguments[0].gathered
+    if dims is None or not first.dist.split_axes:
+        y = as_distributed(result, first.grid)
+    elif result.dim() == first.dim():
+        shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
+        y = DistTensor(result, first.dist, shape)
+        if shape != arguments[0].tensor.shape:
+            return y.redistribute(arguments[0].tensor.dist.balanced())
+    else:
+        left = [d for d in range(first.dim()) if d not in dims]
+        axes = [first.dist.axes[d] for d in left]
+        y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
+    candidates = [argument.tensor.dist for argument in arguments if argument.tensor.shape == y.shape]
+    if dims is None and not candidates:
+        matching = (matching_distribution(argument.tensor, y.shape) for argument in arguments)
+        candidates = [dist for dist in matching if dist.split_axes]
+    return y.redistribute(candidates[0] if candidates else y.dist)
 
 
 def _view_functions(
@@ -260,26 +289,3 @@ def _raise_on_retake(name: str) -> TakeView:
         )
 
     return raise_unsupported
-
-
-def _distribute_result(
-    result: torch.Tensor, arguments: Sequence[_GatheredArgument], dims: Sequence[int] | None
-) -> DistTensor:
-    """Return ``result`` split as an argument of its shape is; if only ``dims`` were gathered, as the input is."""
-    first = arguments[0].gathered
-    if dims is None or not first.dist.split_axes:
-        y = as_distributed(result, first.grid)
-    elif result.dim() == first.dim():
-        shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
-        y = DistTensor(result, first.dist, shape)
-        if shape != arguments[0].tensor.shape:
-            return y.redistribute(arguments[0].tensor.dist.balanced())
-    else:
-        left = [d for d in range(first.dim()) if d not in dims]
-        axes = [first.dist.axes[d] for d in left]
-        y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
-    candidates = [argument.tensor.dist for argument in arguments if argument.tensor.shape == y.shape]
-    if dims is None and not candidates:
-        matching = (matching_distribution(argument.tensor, y.shape) for argument in arguments)
-        candidates = [dist for dist in matching if dist.split_axes]
-    return y.redistribute(candidates[0] if candidates else y.dist)

@@ -25,88 +25,7 @@ from distconv.layers.common.block_edges import boundaries_and_cyclic, distributi
 from distconv.layers.math.reductions import Fold, sum_over_ranks
 from distconv.tensor import DistTensor
 
-
-@dataclass(frozen=True)
-class _Operand:
-    """Shape, labels and distribution of an operand; ``dist`` is None for a plain tensor."""
-
-    shape: torch.Size
-    labels: tuple[str, ...]
-    dist: Distribution | None
-    """Distribution; None for a plain tensor."""
-    axes: tuple[str | None, ...]
-    """Axes of ``dist``, including axes of one rank, which ``dist.split`` omits; empty for a plain tensor."""
-
-
-@dataclass(frozen=True)
-class _ContractionPlan:
-    """The grid axis that splits each label, with the boundaries of its blocks."""
-
-    grid: ProcessGrid
-    extents: dict[str, int]
-    """Global size of each label."""
-    axis: dict[str, str]
-    """The grid axis that splits each label, for labels that are split."""
-    boundaries: dict[str, Any]
-    """Boundaries of axes with blocks that are not balanced."""
-    cyclic: dict[str, int]
-    """Block sizes of block-cyclic axes."""
-
-    def add_axes(self, operand: _Operand, axes: Sequence[str | None], unsplit: Collection[str]) -> None:
-        """Split labels by those of ``axes`` that are not used yet."""
-        assert operand.dist is not None
-        for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
-            if axis is None or label in unsplit or label in self.axis or axis in self.axis.values():
-                continue
-            if self._can_split(operand.labels, label, n):
-                self.axis[label] = axis
-                if operand.dist.grid == self.grid:
-                    boundaries, cyclic = boundaries_and_cyclic(operand.dist, (axis,))
-                    self.boundaries.update(boundaries)
-                    self.cyclic.update(cyclic)
-
-    def _can_split(self, labels: Sequence[str], label: str, n: int) -> bool:
-        """Return True if a dimension can be split by its label: it neither broadcasts nor is on a diagonal."""
-        return n == self.extents[label] and labels.count(label) == 1
-
-    def distribution(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
-        """Return the distribution of a tensor with these labels."""
-        pairs = zip(labels, shape, strict=True)
-        axes = [self.axis.get(label) if self._can_split(labels, label, n) else None for label, n in pairs]
-        return distribution_from_edges(self.grid, axes, self.boundaries, self.cyclic)
-
-
-@cached_on_grid
-def _plan_contraction(
-    first: Distribution,
-    operands: tuple[_Operand, ...],
-    out: tuple[str, ...],
-    shape: torch.Size,
-    unsplit: frozenset[str],
-) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
-    """Plan a contraction.
-
-    For each operand, return its distribution and the axes that split the work but not the operand. Also return the
-    reduction of the result.
-    """
-    distributed = [o for o in operands if o.dist is not None]
-    extents: dict[str, int] = {}
-    for operand in operands:
-        for label, n in zip(operand.labels, operand.shape, strict=True):
-            extents[label] = n if extents.get(label, 1) == 1 else extents[label]
-    plan = _ContractionPlan(first.grid, extents, {}, {}, {})
-    # Axes that split a dimension come first. An axis of one rank does not split anything.
-    for operand in distributed:
-        assert operand.dist is not None
-        plan.add_axes(operand, operand.dist.split, unsplit)
-    for operand in distributed:
-        plan.add_axes(operand, operand.axes, unsplit)
-    layouts = []
-    for operand in operands:
-        dist = plan.distribution(operand.labels, operand.shape)
-        layouts.append((dist, plan.grid.split_axes(a for a in plan.axis.values() if a not in dist.axes)))
-    reduced = plan.grid.split_axes(a for label, a in plan.axis.items() if label not in out)
-    return layouts, Fold((), False, plan.grid, reduced, plan.distribution(out, shape), shape)
+# -- contraction of operands with labelled dimensions -----------------------------------------------------------------
 
 
 def contract(
@@ -169,6 +88,92 @@ def batch_labels(tensor: torch.Tensor, core_dims: int) -> list[str]:
     list of str
     """
     return [f"batch {i}" for i in range(tensor.dim() - core_dims, 0, -1)]
+
+
+@cached_on_grid
+def _plan_contraction(
+    first: Distribution,
+    operands: tuple[_Operand, ...],
+    out: tuple[str, ...],
+    shape: torch.Size,
+    unsplit: frozenset[str],
+) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
+    """Plan a contraction.
+
+    For each operand, return its distribution and the axes that split the work but not the operand. Also return the
+    reduction of the result.
+    """
+    distributed = [o for o in operands if o.dist is not None]
+    extents: dict[str, int] = {}
+    for operand in operands:
+        for label, n in zip(operand.labels, operand.shape, strict=True):
+            extents[label] = n if extents.get(label, 1) == 1 else extents[label]
+    plan = _ContractionPlan(first.grid, extents, {}, {}, {})
+    # Axes that split a dimension come first. An axis of one rank does not split anything.
+    for operand in distributed:
+        assert operand.dist is not None
+        plan.add_axes(operand, operand.dist.split, unsplit)
+    for operand in distributed:
+        plan.add_axes(operand, operand.axes, unsplit)
+    layouts = []
+    for operand in operands:
+        dist = plan.distribution(operand.labels, operand.shape)
+        layouts.append((dist, plan.grid.split_axes(a for a in plan.axis.values() if a not in dist.axes)))
+    reduced = plan.grid.split_axes(a for label, a in plan.axis.items() if label not in out)
+    return layouts, Fold((), False, plan.grid, reduced, plan.distribution(out, shape), shape)
+
+
+@dataclass(frozen=True)
+class _ContractionPlan:
+    """The grid axis that splits each label, with the boundaries of its blocks."""
+
+    grid: ProcessGrid
+    extents: dict[str, int]
+    """Global size of each label."""
+    axis: dict[str, str]
+    """The grid axis that splits each label, for labels that are split."""
+    boundaries: dict[str, Any]
+    """Boundaries of axes with blocks that are not balanced."""
+    cyclic: dict[str, int]
+    """Block sizes of block-cyclic axes."""
+
+    def add_axes(self, operand: _Operand, axes: Sequence[str | None], unsplit: Collection[str]) -> None:
+        """Split labels by those of ``axes`` that are not used yet."""
+        assert operand.dist is not None
+        for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
+            if axis is None or label in unsplit or label in self.axis or axis in self.axis.values():
+                continue
+            if self._can_split(operand.labels, label, n):
+                self.axis[label] = axis
+                if operand.dist.grid == self.grid:
+                    boundaries, cyclic = boundaries_and_cyclic(operand.dist, (axis,))
+                    self.boundaries.update(boundaries)
+                    self.cyclic.update(cyclic)
+
+    def _can_split(self, labels: Sequence[str], label: str, n: int) -> bool:
+        """Return True if a dimension can be split by its label: it neither broadcasts nor is on a diagonal."""
+        return n == self.extents[label] and labels.count(label) == 1
+
+    def distribution(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
+        """Return the distribution of a tensor with these labels."""
+        pairs = zip(labels, shape, strict=True)
+        axes = [self.axis.get(label) if self._can_split(labels, label, n) else None for label, n in pairs]
+        return distribution_from_edges(self.grid, axes, self.boundaries, self.cyclic)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Shape, labels and distribution of an operand; ``dist`` is None for a plain tensor."""
+
+    shape: torch.Size
+    labels: tuple[str, ...]
+    dist: Distribution | None
+    """Distribution; None for a plain tensor."""
+    axes: tuple[str | None, ...]
+    """Axes of ``dist``, including axes of one rank, which ``dist.split`` omits; empty for a plain tensor."""
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
 
 
 @implements(

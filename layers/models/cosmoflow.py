@@ -17,8 +17,8 @@ FILTERS = (1, 2, 4, 8, 16, 16, 16)
 """Filters of each convolution, as multiples of ``width``."""
 SLOPE = 0.3
 """Slope of the activations for negative numbers."""
-LAST = 2
-"""Size at which the features are no longer halved, and enter the linear layers."""
+FINAL_SIZE = 2
+"""Size at which the features are no longer halved: that of the input of the linear layers."""
 
 
 class CosmoFlow(nn.Module):
@@ -46,7 +46,7 @@ class CosmoFlow(nn.Module):
             for before, after in zip([in_channels, *widths], widths, strict=False)
         )
         self.regressor = nn.Sequential(
-            nn.Linear(LAST**3 * widths[-1], 128 * width),
+            nn.Linear(FINAL_SIZE**3 * widths[-1], 128 * width),
             nn.LeakyReLU(SLOPE),
             nn.Dropout(dropout),
             nn.Linear(128 * width, 16 * width),
@@ -59,9 +59,9 @@ class CosmoFlow(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for convolution in self.convolutions:
             x = F.leaky_relu(convolution(x), SLOPE)
-            if min(x.shape[2:]) > LAST:
+            if min(x.shape[2:]) > FINAL_SIZE:
                 x = F.avg_pool3d(x, 3, stride=2, padding=1)
-        values: torch.Tensor = self.regressor(torch.flatten(F.adaptive_avg_pool3d(x, LAST), 1))
+        values: torch.Tensor = self.regressor(torch.flatten(F.adaptive_avg_pool3d(x, FINAL_SIZE), 1))
         return values
 
 

@@ -2,7 +2,7 @@
 
 Source: LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document recognition", Proc. IEEE 86, 1998,
 II-B. This model has 61,706 parameters instead of 60,000. It lacks the 44 parameters of trainable subsampling. It has
-900 more in C3, where each map sees all maps of S2, and 850 more in the output layer, which is trained.
+900 more in C3, where each map is connected to all maps of S2, and 850 more in the output layer, which is trained.
 """
 
 from __future__ import annotations

@@ -47,139 +47,7 @@ _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
 """Dimensions of x over which statistics are computed, if they are split, for each scope."""
 
 
-@dataclass(frozen=True)
-class _StatisticsDomain:
-    """The values over which statistics are computed: ``count`` per channel, on the ranks along ``axes``."""
-
-    count: int
-    grid: ProcessGrid
-    axes: tuple[str, ...]
-    channels: slice
-    """The channels of this rank."""
-    all_channels: int
-    """Number of all channels."""
-    channel_axis: str | None
-    """The axis that splits the channels."""
-    running_comm: MPI.Intracomm | None
-    """The ranks that share running statistics; None if all ranks have the same statistics."""
-    fraction: float
-    """This rank's fraction of all values of a channel."""
-
-
-class _BatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        running: tuple[torch.Tensor | None, torch.Tensor | None, float],
-        eps: float,
-        domain: _StatisticsDomain,
-    ) -> torch.Tensor:
-        mean, var = _compute_moments(x, running, domain)
-        _update_running(running, mean, var, domain)
-        # Never in half precision, which would lose almost all digits of a small variance.
-        dtype = accumulation_dtype(x.dtype if weight is None else weight.dtype)
-        if x.shape[1] < domain.all_channels:
-            mean, var = mean[domain.channels], var[domain.channels]
-        mean, var = mean.to(dtype), var.to(dtype)
-        ctx.save_for_backward(x, weight, mean, var)
-        ctx.eps, ctx.domain = eps, domain
-        # The statistics are given, so torch's fused kernel for evaluation normalizes.
-        weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, var = ctx.saved_tensors
-        needed, domain = ctx.needs_input_grad, ctx.domain
-        if torch.is_grad_enabled():
-            bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
-            gradients = differentiable_gradients(
-                partial(_differentiable_forward, domain, ctx.eps), (x, weight, bias), needed[:3], grad
-            )
-            return *gradients, None, None, None
-        gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
-        allreduce(domain.grid.comm(domain.axes), gradient.sums, "batch norm backward")
-        dx = gradient.input_gradient(domain.count) if needed[0] else None
-        dw = gradient.sums[0] if weight is not None and needed[1] else None
-        return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
-
-
-def _differentiable_forward(
-    domain: _StatisticsDomain, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Compute batch normalization by operators that have derivatives of any order. Collective."""
-    dims = [d for d in range(x.dim()) if d != 1]
-    shape = (-1, *(1,) * (x.dim() - 2))
-
-    def mean(values: torch.Tensor) -> torch.Tensor:
-        total = allreduce_sum(values.sum(dims), domain.grid, domain.axes)
-        return with_grad_allreduce(total / domain.count, domain.grid, domain.axes).view(shape)
-
-    weight, bias = (
-        None if t is None else with_grad_allreduce(t, domain.grid, domain.axes).view(shape) for t in (weight, bias)
-    )
-    return normalize_differentiably(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
-
-
-def _compute_moments(
-    x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], domain: _StatisticsDomain
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and biased variance per channel over all blocks of the domain, in float64. Collective.
-
-    Sums are taken about the running mean, which is identical on these ranks and usually near the mean. For channels
-    that this rank does not have, the result is valid only if there are running statistics, because every rank stores
-    all of these.
-    """
-    own_channels = x.shape[1]
-    count = x.numel() // max(1, own_channels)
-    if count:
-        wide = x.to(accumulation_dtype(x.dtype))
-        # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
-        mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
-    else:
-        mean = var = x.new_zeros(own_channels)
-    shift = running[0]
-    origin = torch.zeros(domain.all_channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
-    updates_all_channels = domain.running_comm is None and any(statistic is not None for statistic in running[:2])
-    comm = domain.grid.comm(
-        {*domain.axes, *([domain.channel_axis] if domain.channel_axis and updates_all_channels else [])}
-    )
-
-    def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        sums = torch.stack([mean, var]).double()
-        offset, squares = sums.unbind()
-        offset.sub_(origin if own_channels == domain.all_channels else origin[domain.channels])
-        squares.addcmul_(offset, offset)
-        sums.mul_(count)
-        if own_channels < domain.all_channels:
-            sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
-        offset, squares = allreduce(comm, sums, "batch norm forward").div_(domain.count).unbind()
-        squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
-        return offset.add_(origin), squares
-
-    return refine_moments(moments_about, origin, x.dtype)
-
-
-def _update_running(
-    running: tuple[torch.Tensor | None, torch.Tensor | None, float],
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    domain: _StatisticsDomain,
-) -> None:
-    """Update the running statistics, or register an update that the scope applies later."""
-    if running[0] is None and running[1] is None:
-        return
-    unbiased = var * (domain.count / (domain.count - 1))
-    if domain.running_comm is None:
-        for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
-            batch_norm_scope.update_running_statistic(statistic, value, running[2])
-        return
-    contributions = mean.new_zeros((2, domain.all_channels))
-    contributions[:, domain.channels] = domain.fraction * torch.stack([mean, unbiased])[:, domain.channels]
-    batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(domain.running_comm, contributions, *running))
+# -- operators --------------------------------------------------------------------------------------------------------
 
 
 @implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
@@ -253,47 +121,6 @@ def batch_norm(
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, domain), dist, x.shape)
 
 
-def _normalize_1d(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
-    """Compute the norm of x of one dimension, which torch accepts if it has no elements."""
-    full = x.replicated()
-    return DistTensor(norm(full.local), full.dist, x.shape).redistribute(x.dist)
-
-
-def _plan_statistics(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _StatisticsDomain:
-    """Return the values over which statistics are computed on the ranks along ``axes``. Collective at its first use."""
-    dist, channel_axis = x.dist, x.dist.split[1]
-    differs = bool({*dist.split_axes} - {*axes, channel_axis})
-    running_comm = x.grid.comm(dist.split_axes) if differs else None
-    local_values, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
-    return _StatisticsDomain(
-        _values_per_channel(x, axes),
-        x.grid,
-        axes,
-        channels,
-        x.shape[1],
-        channel_axis,
-        running_comm,
-        local_values / values,
-    )
-
-
-def _call_with_full_statistics(
-    running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
-) -> DistTensor:
-    """Call ``function`` with gathered running statistics, and write them back to their blocks. Collective.
-
-    The blocks of running statistics may differ from the channel blocks of x.
-    """
-    full: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
-    y = function(*full)
-    batch_norm_scope.apply_updates()
-    with torch.no_grad():
-        for statistic, values in zip(running, full, strict=True):
-            if isinstance(statistic, DistTensor):
-                statistic.copy_(values)
-    return y
-
-
 @implements(torch.batch_norm, tensors="input weight bias running_mean running_var", passes=2)
 def torch_batch_norm(
     input: DistTensor,
@@ -320,6 +147,46 @@ def torch_batch_norm(
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _StatisticsDomain:
+    """The values over which statistics are computed: ``count`` per channel, on the ranks along ``axes``."""
+
+    count: int
+    grid: ProcessGrid
+    axes: tuple[str, ...]
+    channels: slice
+    """The channels of this rank."""
+    all_channels: int
+    """Number of all channels."""
+    channel_axis: str | None
+    """The axis that splits the channels."""
+    running_comm: MPI.Intracomm | None
+    """The ranks that share running statistics; None if all ranks have the same statistics."""
+    fraction: float
+    """This rank's fraction of all values of a channel."""
+
+
+def _plan_statistics(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _StatisticsDomain:
+    """Return the values over which statistics are computed on the ranks along ``axes``. Collective at its first use."""
+    dist, channel_axis = x.dist, x.dist.split[1]
+    differs = bool({*dist.split_axes} - {*axes, channel_axis})
+    running_comm = x.grid.comm(dist.split_axes) if differs else None
+    local_values, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
+    return _StatisticsDomain(
+        _values_per_channel(x, axes),
+        x.grid,
+        axes,
+        channels,
+        x.shape[1],
+        channel_axis,
+        running_comm,
+        local_values / values,
+    )
+
+
 def _values_per_channel(x: DistTensor, axes: tuple[str, ...]) -> int:
     """Return the number of values per channel over which statistics along ``axes`` are computed on this rank."""
     shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
@@ -336,6 +203,151 @@ def _values_per_channel(x: DistTensor, axes: tuple[str, ...]) -> int:
             f"channel of {tuple(x.shape)} over {x.dist}. Use global statistics or fewer ranks."
         )
     return counts[x.grid.rank]
+
+
+def _compute_moments(
+    x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], domain: _StatisticsDomain
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and biased variance per channel over all blocks of the domain, in float64. Collective.
+
+    Sums are taken about the running mean, which is identical on these ranks and usually near the mean. For channels
+    that this rank does not have, the result is valid only if there are running statistics, because every rank stores
+    all of these.
+    """
+    own_channels = x.shape[1]
+    count = x.numel() // max(1, own_channels)
+    if count:
+        wide = x.to(accumulation_dtype(x.dtype))
+        # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
+        mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
+    else:
+        mean = var = x.new_zeros(own_channels)
+    shift = running[0]
+    origin = torch.zeros(domain.all_channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    updates_all_channels = domain.running_comm is None and any(statistic is not None for statistic in running[:2])
+    comm = domain.grid.comm(
+        {*domain.axes, *([domain.channel_axis] if domain.channel_axis and updates_all_channels else [])}
+    )
+
+    def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = torch.stack([mean, var]).double()
+        offset, squares = sums.unbind()
+        offset.sub_(origin if own_channels == domain.all_channels else origin[domain.channels])
+        squares.addcmul_(offset, offset)
+        sums.mul_(count)
+        if own_channels < domain.all_channels:
+            sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
+        offset, squares = allreduce(comm, sums, "batch norm forward").div_(domain.count).unbind()
+        squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
+        return offset.add_(origin), squares
+
+    return refine_moments(moments_about, origin, x.dtype)
+
+
+def _update_running(
+    running: tuple[torch.Tensor | None, torch.Tensor | None, float],
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    domain: _StatisticsDomain,
+) -> None:
+    """Update the running statistics, or register an update that the scope applies later."""
+    if running[0] is None and running[1] is None:
+        return
+    unbiased = var * (domain.count / (domain.count - 1))
+    if domain.running_comm is None:
+        for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
+            batch_norm_scope.update_running_statistic(statistic, value, running[2])
+        return
+    contributions = mean.new_zeros((2, domain.all_channels))
+    contributions[:, domain.channels] = domain.fraction * torch.stack([mean, unbiased])[:, domain.channels]
+    batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(domain.running_comm, contributions, *running))
+
+
+# -- normalization ----------------------------------------------------------------------------------------------------
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running: tuple[torch.Tensor | None, torch.Tensor | None, float],
+        eps: float,
+        domain: _StatisticsDomain,
+    ) -> torch.Tensor:
+        mean, var = _compute_moments(x, running, domain)
+        _update_running(running, mean, var, domain)
+        # Never in half precision, which would lose almost all digits of a small variance.
+        dtype = accumulation_dtype(x.dtype if weight is None else weight.dtype)
+        if x.shape[1] < domain.all_channels:
+            mean, var = mean[domain.channels], var[domain.channels]
+        mean, var = mean.to(dtype), var.to(dtype)
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.eps, ctx.domain = eps, domain
+        # The statistics are given, so torch's fused kernel for evaluation normalizes.
+        weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        needed, domain = ctx.needs_input_grad, ctx.domain
+        if torch.is_grad_enabled():
+            bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
+            gradients = differentiable_gradients(
+                partial(_differentiable_forward, domain, ctx.eps), (x, weight, bias), needed[:3], grad
+            )
+            return *gradients, None, None, None
+        gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
+        allreduce(domain.grid.comm(domain.axes), gradient.sums, "batch norm backward")
+        dx = gradient.input_gradient(domain.count) if needed[0] else None
+        dw = gradient.sums[0] if weight is not None and needed[1] else None
+        return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
+
+
+def _differentiable_forward(
+    domain: _StatisticsDomain, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute batch normalization by operators that have derivatives of any order. Collective."""
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = (-1, *(1,) * (x.dim() - 2))
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        total = allreduce_sum(values.sum(dims), domain.grid, domain.axes)
+        return with_grad_allreduce(total / domain.count, domain.grid, domain.axes).view(shape)
+
+    weight, bias = (
+        None if t is None else with_grad_allreduce(t, domain.grid, domain.axes).view(shape) for t in (weight, bias)
+    )
+    return normalize_differentiably(x.to(accumulation_dtype(x.dtype)), mean, weight, bias, eps).to(x.dtype)
+
+
+# -- special inputs ---------------------------------------------------------------------------------------------------
+
+
+def _normalize_1d(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
+    """Compute the norm of x of one dimension, which torch accepts if it has no elements."""
+    full = x.replicated()
+    return DistTensor(norm(full.local), full.dist, x.shape).redistribute(x.dist)
+
+
+def _call_with_full_statistics(
+    running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
+) -> DistTensor:
+    """Call ``function`` with gathered running statistics, and write them back to their blocks. Collective.
+
+    The blocks of running statistics may differ from the channel blocks of x.
+    """
+    full: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
+    y = function(*full)
+    batch_norm_scope.apply_updates()
+    with torch.no_grad():
+        for statistic, values in zip(running, full, strict=True):
+            if isinstance(statistic, DistTensor):
+                statistic.copy_(values)
+    return y
 
 
 # -- SyncBatchNorm ----------------------------------------------------------------------------------------------------

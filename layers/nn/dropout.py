@@ -84,7 +84,14 @@ class _DropoutKind:
     def __call__(self, input: DistTensor, p: float, training: bool, inplace: bool = False) -> DistTensor:
         """Compute dropout; outside training return the input.
 
-        Parameters as in torch.
+        Parameters
+        ----------
+        input, p, training, inplace
+            As in ``F.dropout``.
+
+        Returns
+        -------
+        DistTensor
         """
         result_shape(self.function, input, p, training)
         if p == 0 or not training or input.numel() == 0:

@@ -49,6 +49,262 @@ Observer = Callable[[torch.Tensor, torch.Tensor], None]
 """Receives mean and variance (rows, groups) of the groups that this rank normalizes."""
 
 
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+@implements(F.group_norm, torch.group_norm, order=StridePolicy.OF_INPUT, tensors="input weight bias", passes=2)
+def group_norm(
+    input: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> DistTensor:
+    """Compute ``F.group_norm`` of x (N, C, ...); sums are all-reduced over the ranks that share a group.
+
+    Parameters
+    ----------
+    input, num_groups, weight, bias, eps, cudnn_enabled
+        As in ``F.group_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    result_shape(F.group_norm, input, num_groups, weight, bias, eps)
+    x = _prepare_input(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
+    return _normalize_channel_groups(x, num_groups, (weight, bias), eps)
+
+
+@implements(F.instance_norm, tensors="input running_mean running_var weight bias", passes=2)
+def instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> DistTensor:
+    """Compute ``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch.
+
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        As in ``F.instance_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    x = _prepare_input(input, weight, bias, "instance norm", F.instance_norm)
+    if not use_input_stats:
+        assert running_mean is not None and running_var is not None  # result_shape rejects None.
+        return _normalize_with_statistics(x, running_mean, running_var, weight, bias, eps)
+    if running_mean is None and running_var is None:
+        return _normalize_channel_groups(x, x.shape[1], (weight, bias), eps)
+    moments: list[torch.Tensor] = []
+    y = _normalize_channel_groups(x, x.shape[1], (weight, bias), eps, lambda *observed: moments.extend(observed))
+    # As in torch, a recomputation that has all saved tensors ends here, before the statistics are updated again.
+    recomputation.count_substep()
+    recomputation.check_statistics_update()
+    _update_running(x, running_mean, running_var, momentum, *moments)
+    return y
+
+
+@implements(torch.instance_norm, tensors=None, passes=2)
+def torch_instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    *options: Any,
+) -> DistTensor:
+    """Compute ``torch.instance_norm``, which takes the arguments of ``F.instance_norm`` in another order.
+
+    Parameters
+    ----------
+    input, weight, bias, running_mean, running_var, *options
+        As in ``torch.instance_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
+
+
+@implements(F.layer_norm, torch.layer_norm, tensors="input weight bias", passes=2)
+def layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> DistTensor:
+    """Compute ``F.layer_norm`` over the last dimensions, which may be split.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, bias, eps, cudnn_enable
+        As in ``F.layer_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
+    x = _prepare_input(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
+    first = x.dim() - len(normalized_shape)
+    w, b = parameter_blocks(weight, bias, x.dist, range(first, x.dim()))
+    axes = x.grid.split_axes(x.dist.split[first:])
+    if not axes:
+        y = torch.layer_norm(x.local, normalized_shape, w, b, eps, torch.backends.cudnn.enabled)
+        return DistTensor(y, x.dist, x.shape)
+    rows, elements = math.prod(x.local.shape[:first]), math.prod(x.local.shape[first:])
+    groups = _Groups((rows, 1, elements), 0, 1, 1, math.prod(normalized_shape), x.grid, axes)
+    y = apply(_Normalize, x.local, None, None, groups, eps, _to_accumulation_dtype(x.local[:0]).dtype, None)
+    return DistTensor(_scale_and_shift(y, w, b).to(x.dtype), x.dist, x.shape)
+
+
+@implements(F.rms_norm, torch.rms_norm, tensors="input weight", passes=2)
+def rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> DistTensor:
+    """Compute ``F.rms_norm`` over the last dimensions, which may be split.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, eps
+        As in ``F.rms_norm``.
+
+    Returns
+    -------
+    DistTensor
+    """
+    result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
+    x = _prepare_input(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
+    dims = range(x.dim() - len(normalized_shape), x.dim())
+    w = None if weight is None else parameter_block(weight, x.dist, dims)
+    wide = _to_accumulation_dtype(x.local)
+    axes = [x.dist.split[d] for d in dims]
+    squares = allreduce_sum((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
+    epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
+    scale = with_grad_allreduce((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
+    return DistTensor(_scale_and_shift(wide * scale, w, None).to(x.dtype), x.dist, x.shape)
+
+
+# -- preparation ------------------------------------------------------------------------------------------------------
+
+
+def _prepare_input(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    name: str,
+    probe: Callable[[torch.Tensor], torch.Tensor],
+) -> DistTensor:
+    """Return the input without block-cyclic dimensions, in the dtype that autocast selects. Collective.
+
+    Raises
+    ------
+    NoRule
+        If the input is a plain tensor.
+    DtypeError
+        If the parameters' dtype does not match the input's.
+    """
+    if not isinstance(input, DistTensor):
+        raise NoRule(f"{name} of a plain tensor with distributed parameters: scatter the input first")
+    x = redistribute_balanced(input) if input.dist.cyclic else input
+    x = to_probed_dtype(x, probe, 1, 1, 2)
+    dtypes = {p.dtype for p in (weight, bias) if p is not None}
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulation_dtype(x.dtype)}:
+        listed = ", ".join(sorted(map(str, dtypes)))
+        raise DtypeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
+    return x
+
+
+def _normalize_channel_groups(
+    x: DistTensor,
+    number: int,
+    parameters: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    observe: Observer | None = None,
+) -> DistTensor:
+    """Normalize ``number`` groups of channels of each sample."""
+    weight, bias = parameter_blocks(*parameters, x.dist, [1])
+    size, split = x.shape[1] // number, x.dist.split
+    axes = x.grid.split_axes(split[2:] if size == 1 else split[1:])
+    samples, channels = x.local.shape[:2]
+    if not axes and observe is None and x.local.numel():
+        y = torch.group_norm(x.local, channels // size, weight, bias, eps, torch.backends.cudnn.enabled)
+        return DistTensor(y, x.dist, x.shape)
+    groups = _Groups(
+        shape=(samples, channels, math.prod(x.local.shape[2:])),
+        first=0 if size == 1 else x.box()[1].start,
+        size=size,
+        number=channels if size == 1 else number,
+        count=size * math.prod(x.shape[2:]),
+        grid=x.grid,
+        axes=axes,
+    )
+    y = apply(_Normalize, x.local, weight, bias, groups, eps, x.dtype, observe)
+    return DistTensor(y, x.dist, x.shape)
+
+
+def _normalize_with_statistics(
+    x: DistTensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> DistTensor:
+    """Normalize with given statistics (C,)."""
+    mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
+    weight, bias = parameter_blocks(weight, bias, x.dist, [1])
+    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return DistTensor(torch.addcmul(shift.view(shape), x.local, scale.view(shape)).to(x.dtype), x.dist, x.shape)
+
+
+def _update_running(
+    x: DistTensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+) -> None:
+    """Update running statistics (C,) by the mean of ``mean`` and ``var`` over all samples. Collective.
+
+    ``mean`` and ``var`` are those of this rank's samples and channels.
+    """
+    count = math.prod(x.shape[2:])
+    channels = x.box()[1]
+    total = mean.new_zeros((2, x.shape[1]))
+    total[0, channels.start : channels.stop] = mean.sum(0)
+    total[1, channels.start : channels.stop] = var.sum(0) * (count / (count - 1))
+    allreduce(x.grid.comm(x.grid.split_axes(x.dist.split[:2])), total, "instance norm running statistics")
+    for running, value in zip((running_mean, running_var), total / x.shape[0], strict=True):
+        if running is not None:
+            running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+def _scale_and_shift(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+# -- groups and their statistics --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Groups:
     """The groups of a block that is viewed as (rows, parts, elements).
@@ -112,6 +368,9 @@ class _Groups:
 
 def _to_accumulation_dtype(x: torch.Tensor) -> torch.Tensor:
     return x.to(accumulation_dtype(x.dtype))
+
+
+# -- normalization ----------------------------------------------------------------------------------------------------
 
 
 class _Normalize(torch.autograd.Function):
@@ -203,256 +462,3 @@ def _differentiable_forward(
         .reshape(x.shape)
         .to(dtype)
     )
-
-
-# -- preparation ------------------------------------------------------------------------------------------------------
-
-
-def _prepare_input(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    name: str,
-    probe: Callable[[torch.Tensor], torch.Tensor],
-) -> DistTensor:
-    """Return the input without block-cyclic dimensions, in the dtype that autocast selects. Collective.
-
-    Raises
-    ------
-    NoRule
-        If the input is a plain tensor.
-    DtypeError
-        If the parameters' dtype does not match the input's.
-    """
-    if not isinstance(input, DistTensor):
-        raise NoRule(f"{name} of a plain tensor with distributed parameters: scatter the input first")
-    x = redistribute_balanced(input) if input.dist.cyclic else input
-    x = to_probed_dtype(x, probe, 1, 1, 2)
-    dtypes = {p.dtype for p in (weight, bias) if p is not None}
-    if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulation_dtype(x.dtype)}:
-        listed = ", ".join(sorted(map(str, dtypes)))
-        raise DtypeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
-    return x
-
-
-def _normalize_channel_groups(
-    x: DistTensor,
-    number: int,
-    parameters: tuple[torch.Tensor | None, torch.Tensor | None],
-    eps: float,
-    observe: Observer | None = None,
-) -> DistTensor:
-    """Normalize ``number`` groups of channels of each sample."""
-    weight, bias = parameter_blocks(*parameters, x.dist, [1])
-    size, split = x.shape[1] // number, x.dist.split
-    axes = x.grid.split_axes(split[2:] if size == 1 else split[1:])
-    samples, channels = x.local.shape[:2]
-    if not axes and observe is None and x.local.numel():
-        y = torch.group_norm(x.local, channels // size, weight, bias, eps, torch.backends.cudnn.enabled)
-        return DistTensor(y, x.dist, x.shape)
-    groups = _Groups(
-        shape=(samples, channels, math.prod(x.local.shape[2:])),
-        first=0 if size == 1 else x.box()[1].start,
-        size=size,
-        number=channels if size == 1 else number,
-        count=size * math.prod(x.shape[2:]),
-        grid=x.grid,
-        axes=axes,
-    )
-    y = apply(_Normalize, x.local, weight, bias, groups, eps, x.dtype, observe)
-    return DistTensor(y, x.dist, x.shape)
-
-
-# -- operators --------------------------------------------------------------------------------------------------------
-
-
-@implements(F.group_norm, torch.group_norm, order=StridePolicy.OF_INPUT, tensors="input weight bias", passes=2)
-def group_norm(
-    input: torch.Tensor,
-    num_groups: int,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> DistTensor:
-    """Compute ``F.group_norm`` of x (N, C, ...); sums are all-reduced over the ranks that share a group.
-
-    Parameters
-    ----------
-    input, num_groups, weight, bias, eps, cudnn_enabled
-        As in ``F.group_norm``.
-
-    Returns
-    -------
-    DistTensor
-    """
-    result_shape(F.group_norm, input, num_groups, weight, bias, eps)
-    x = _prepare_input(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
-    return _normalize_channel_groups(x, num_groups, (weight, bias), eps)
-
-
-@implements(F.instance_norm, tensors="input running_mean running_var weight bias", passes=2)
-def instance_norm(
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None = None,
-    running_var: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> DistTensor:
-    """Compute ``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch.
-
-    Parameters
-    ----------
-    input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-        As in ``F.instance_norm``.
-
-    Returns
-    -------
-    DistTensor
-    """
-    result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    x = _prepare_input(input, weight, bias, "instance norm", F.instance_norm)
-    if not use_input_stats:
-        assert running_mean is not None and running_var is not None  # result_shape rejects None.
-        return _normalize_with_statistics(x, running_mean, running_var, weight, bias, eps)
-    if running_mean is None and running_var is None:
-        return _normalize_channel_groups(x, x.shape[1], (weight, bias), eps)
-    moments: list[torch.Tensor] = []
-    y = _normalize_channel_groups(x, x.shape[1], (weight, bias), eps, lambda *observed: moments.extend(observed))
-    # As in torch, a recomputation that has all saved tensors ends here, before the statistics are updated again.
-    recomputation.count_substep()
-    recomputation.check_statistics_update()
-    _update_running(x, running_mean, running_var, momentum, *moments)
-    return y
-
-
-def _normalize_with_statistics(
-    x: DistTensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> DistTensor:
-    """Normalize with given statistics (C,)."""
-    mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
-    weight, bias = parameter_blocks(weight, bias, x.dist, [1])
-    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    return DistTensor(torch.addcmul(shift.view(shape), x.local, scale.view(shape)).to(x.dtype), x.dist, x.shape)
-
-
-def _update_running(
-    x: DistTensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    momentum: float,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-) -> None:
-    """Update running statistics (C,) by the mean of ``mean`` and ``var`` over all samples. Collective.
-
-    ``mean`` and ``var`` are those of this rank's samples and channels.
-    """
-    count = math.prod(x.shape[2:])
-    channels = x.box()[1]
-    total = mean.new_zeros((2, x.shape[1]))
-    total[0, channels.start : channels.stop] = mean.sum(0)
-    total[1, channels.start : channels.stop] = var.sum(0) * (count / (count - 1))
-    allreduce(x.grid.comm(x.grid.split_axes(x.dist.split[:2])), total, "instance norm running statistics")
-    for running, value in zip((running_mean, running_var), total / x.shape[0], strict=True):
-        if running is not None:
-            running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
-
-
-@implements(torch.instance_norm, tensors=None, passes=2)
-def torch_instance_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    *options: Any,
-) -> DistTensor:
-    """Compute ``torch.instance_norm``, which takes the arguments of ``F.instance_norm`` in another order.
-
-    Parameters
-    ----------
-    input, weight, bias, running_mean, running_var, *options
-        As in ``torch.instance_norm``.
-
-    Returns
-    -------
-    DistTensor
-    """
-    return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
-
-
-@implements(F.layer_norm, torch.layer_norm, tensors="input weight bias", passes=2)
-def layer_norm(
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> DistTensor:
-    """Compute ``F.layer_norm`` over the last dimensions, which may be split.
-
-    Parameters
-    ----------
-    input, normalized_shape, weight, bias, eps, cudnn_enable
-        As in ``F.layer_norm``.
-
-    Returns
-    -------
-    DistTensor
-    """
-    result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
-    x = _prepare_input(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
-    first = x.dim() - len(normalized_shape)
-    w, b = parameter_blocks(weight, bias, x.dist, range(first, x.dim()))
-    axes = x.grid.split_axes(x.dist.split[first:])
-    if not axes:
-        y = torch.layer_norm(x.local, normalized_shape, w, b, eps, torch.backends.cudnn.enabled)
-        return DistTensor(y, x.dist, x.shape)
-    rows, elements = math.prod(x.local.shape[:first]), math.prod(x.local.shape[first:])
-    groups = _Groups((rows, 1, elements), 0, 1, 1, math.prod(normalized_shape), x.grid, axes)
-    y = apply(_Normalize, x.local, None, None, groups, eps, _to_accumulation_dtype(x.local[:0]).dtype, None)
-    return DistTensor(_scale_and_shift(y, w, b).to(x.dtype), x.dist, x.shape)
-
-
-def _scale_and_shift(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
-
-
-@implements(F.rms_norm, torch.rms_norm, tensors="input weight", passes=2)
-def rms_norm(
-    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
-) -> DistTensor:
-    """Compute ``F.rms_norm`` over the last dimensions, which may be split.
-
-    Parameters
-    ----------
-    input, normalized_shape, weight, eps
-        As in ``F.rms_norm``.
-
-    Returns
-    -------
-    DistTensor
-    """
-    result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
-    x = _prepare_input(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
-    dims = range(x.dim() - len(normalized_shape), x.dim())
-    w = None if weight is None else parameter_block(weight, x.dist, dims)
-    wide = _to_accumulation_dtype(x.local)
-    axes = [x.dist.split[d] for d in dims]
-    squares = allreduce_sum((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
-    epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
-    scale = with_grad_allreduce((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
-    return DistTensor(_scale_and_shift(wide * scale, w, None).to(x.dtype), x.dist, x.shape)

@@ -28,102 +28,6 @@ _AREA: dict[int, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _InterpolationKernel:
-    """The properties that select torch's kernel, except for the sizes and the scale of one dimension."""
-
-    mode: str
-    spatial_dims: int
-    """Number of spatial dimensions."""
-    changes_size: bool
-    """True if any size changes. Otherwise a GPU copies."""
-    device: str
-
-    def resample_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
-        """Return values (N, 1, extent) resampled to (N, 1, out).
-
-        float64, as this kernel does along its first spatial dimension.
-        """
-        rest = (1 + self.changes_size,) * (self.spatial_dims - 1)
-        size: dict[str, Any] = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
-        y = F.interpolate(values.view(*values.shape, *(1,) * len(rest)), mode=self.mode, **size)
-        return y.flatten(3)[..., 0] if rest else y
-
-
-@lru_cache(maxsize=1024)
-def _nearest_resampling(kernel: _InterpolationKernel, extent: int, out: int, scale: float | None) -> Resampling:
-    """Return the resampling of one dimension by nearest neighbours.
-
-    torch computes the indices in float32. If a size stays the same or doubles although the scale differs, its kernels
-    treat each number of dimensions, and gradients, differently. So the indices are obtained by calling torch.
-    """
-    like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
-    values = torch.zeros((out, 1, extent), **like, requires_grad=True)
-    with torch.enable_grad():
-        y = kernel.resample_dimension(values, out, scale)
-    (gradient,) = torch.autograd.grad(y, values, torch.eye(out, **like).view(y.shape))
-    source = kernel.resample_dimension(torch.arange(extent, **like).view(1, 1, -1), out, scale).long()
-    return Resampling(tuple(source.flatten().tolist()), tuple(gradient.flatten(1).argmax(1).tolist()), ())
-
-
-@lru_cache(maxsize=1024)
-def _is_copied(kernel: _InterpolationKernel, extent: int, scale: float | None) -> bool:
-    """Return True if torch copies a dimension whose size does not change.
-
-    Some kernels do so regardless of the scale.
-    """
-    if scale in (None, 1):
-        return True
-    values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)
-    return torch.equal(kernel.resample_dimension(values, extent, scale), values)
-
-
-@lru_cache(maxsize=1024)
-def _linear_resampling(
-    kernel: _InterpolationKernel, extent: int, out: int, scale: float | None, align_corners: bool
-) -> Resampling:
-    """Return the resampling of one dimension by linear interpolation."""
-    position = torch.arange(out, dtype=torch.float64)
-    if align_corners:
-        position *= (extent - 1) / (out - 1) if out > 1 else 0.0
-    elif out != extent or not _is_copied(kernel, extent, scale):
-        position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
-    low = position.floor().long().clamp_(max=extent - 1)
-    high = (low + 1).clamp(max=extent - 1)
-    return Resampling(tuple(low.tolist()), tuple(high.tolist()), tuple((position - low).tolist()))
-
-
-@dataclass(frozen=True)
-class _EnlargementWindows:
-    """The windows of an enlargement by integer factors; linear modes need one neighbour on each side."""
-
-    factors: tuple[int, ...]
-    extents: tuple[int, ...]
-    linear: bool
-
-    def needed(self, dim: int, out: Range) -> Range:
-        """Return the range of inputs of the outputs ``out``."""
-        if out[0] >= out[1]:
-            return (0, 0)
-        factor, ghost = self.factors[dim], int(self.linear)
-        return max(0, out[0] // factor - ghost), min(self.extents[dim], (out[1] - 1) // factor + 1 + ghost)
-
-
-def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _EnlargementWindows) -> DistTensor:
-    """Interpolate by integer factors. Collective.
-
-    torch's kernel enlarges the needed input, and the outputs of the ghosts are cropped.
-    """
-    block = gather_needed_input(x, out_shape, rule)
-    local_shape = x.dist.local_shape(out_shape)
-    if 0 in local_shape:
-        return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
-    y = F.interpolate(block, scale_factor=[float(f) for f in rule.factors], mode=mode)
-    for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), rule.factors, strict=True)):
-        y = y.narrow(dim + 2, out[0] - rule.needed(dim, out)[0] * factor, out[1] - out[0])
-    return DistTensor(y, x.dist, out_shape)
-
-
 @implements(F.interpolate, F.upsample)
 def interpolate(
     input: DistTensor,
@@ -167,3 +71,105 @@ def interpolate(
         for n, out, s in zip(extents, outs, scales, strict=True)
     ]
     return resample(x, out_shape, Resamplings(tuple(dims)))
+
+
+# -- enlargement by integer factors -----------------------------------------------------------------------------------
+
+
+def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _EnlargementWindows) -> DistTensor:
+    """Interpolate by integer factors. Collective.
+
+    torch's kernel enlarges the needed input, and the outputs of the ghosts are cropped.
+    """
+    block = gather_needed_input(x, out_shape, rule)
+    local_shape = x.dist.local_shape(out_shape)
+    if 0 in local_shape:
+        return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
+    y = F.interpolate(block, scale_factor=[float(f) for f in rule.factors], mode=mode)
+    for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), rule.factors, strict=True)):
+        y = y.narrow(dim + 2, out[0] - rule.needed(dim, out)[0] * factor, out[1] - out[0])
+    return DistTensor(y, x.dist, out_shape)
+
+
+@dataclass(frozen=True)
+class _EnlargementWindows:
+    """The windows of an enlargement by integer factors; linear modes need one neighbour on each side."""
+
+    factors: tuple[int, ...]
+    extents: tuple[int, ...]
+    linear: bool
+
+    def needed(self, dim: int, out: Range) -> Range:
+        """Return the range of inputs of the outputs ``out``."""
+        if out[0] >= out[1]:
+            return (0, 0)
+        factor, ghost = self.factors[dim], int(self.linear)
+        return max(0, out[0] // factor - ghost), min(self.extents[dim], (out[1] - 1) // factor + 1 + ghost)
+
+
+# -- resampling -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _nearest_resampling(kernel: _InterpolationKernel, extent: int, out: int, scale: float | None) -> Resampling:
+    """Return the resampling of one dimension by nearest neighbours.
+
+    torch computes the indices in float32. If a size stays the same or doubles although the scale differs, its kernels
+    treat each number of dimensions, and gradients, differently. So the indices are obtained by calling torch.
+    """
+    like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
+    values = torch.zeros((out, 1, extent), **like, requires_grad=True)
+    with torch.enable_grad():
+        y = kernel.resample_dimension(values, out, scale)
+    (gradient,) = torch.autograd.grad(y, values, torch.eye(out, **like).view(y.shape))
+    source = kernel.resample_dimension(torch.arange(extent, **like).view(1, 1, -1), out, scale).long()
+    return Resampling(tuple(source.flatten().tolist()), tuple(gradient.flatten(1).argmax(1).tolist()), ())
+
+
+@lru_cache(maxsize=1024)
+def _linear_resampling(
+    kernel: _InterpolationKernel, extent: int, out: int, scale: float | None, align_corners: bool
+) -> Resampling:
+    """Return the resampling of one dimension by linear interpolation."""
+    position = torch.arange(out, dtype=torch.float64)
+    if align_corners:
+        position *= (extent - 1) / (out - 1) if out > 1 else 0.0
+    elif out != extent or not _is_copied(kernel, extent, scale):
+        position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
+    low = position.floor().long().clamp_(max=extent - 1)
+    high = (low + 1).clamp(max=extent - 1)
+    return Resampling(tuple(low.tolist()), tuple(high.tolist()), tuple((position - low).tolist()))
+
+
+@lru_cache(maxsize=1024)
+def _is_copied(kernel: _InterpolationKernel, extent: int, scale: float | None) -> bool:
+    """Return True if torch copies a dimension whose size does not change.
+
+    Some kernels do so regardless of the scale.
+    """
+    if scale in (None, 1):
+        return True
+    values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)
+    return torch.equal(kernel.resample_dimension(values, extent, scale), values)
+
+
+@dataclass(frozen=True)
+class _InterpolationKernel:
+    """The properties that select torch's kernel, except for the sizes and the scale of one dimension."""
+
+    mode: str
+    spatial_dims: int
+    """Number of spatial dimensions."""
+    changes_size: bool
+    """True if any size changes. Otherwise a GPU copies."""
+    device: str
+
+    def resample_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
+        """Return values (N, 1, extent) resampled to (N, 1, out).
+
+        float64, as this kernel does along its first spatial dimension.
+        """
+        rest = (1 + self.changes_size,) * (self.spatial_dims - 1)
+        size: dict[str, Any] = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
+        y = F.interpolate(values.view(*values.shape, *(1,) * len(rest)), mode=self.mode, **size)
+        return y.flatten(3)[..., 0] if rest else y

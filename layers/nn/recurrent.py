@@ -1,7 +1,7 @@
 """Recurrent layers and cells, split over samples; RNN and GRU also over time.
 
-If time is split, ranks along its axis pass the hidden state on; see ``distconv.layers.recurrent``. ``nn.LSTM`` gathers
-the time.
+If time is split, each rank sends the hidden state to the next one; see ``distconv.layers.recurrent``. ``nn.LSTM``
+gathers the time.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ for _cell in CELLS.values():
 @implements(torch.lstm, order=StridePolicy.NEW, tensors=None, passes=None)
 def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute ``torch.lstm`` of sequences of one length, split over samples.
+
+    Parameters
+    ----------
+    *args
+        As in ``torch.lstm``, by position.
+
+    Returns
+    -------
+    tuple of DistTensor
+        All states, and the last hidden and cell states.
 
     Raises
     ------

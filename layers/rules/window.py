@@ -122,7 +122,7 @@ def pad_argument(dims: int, around: Mapping[int, tuple[int, int]]) -> list[int]:
 
     Examples
     --------
-    >>> padding_of(3, {1: (2, 3)})
+    >>> pad_argument(3, {1: (2, 3)})
     [0, 0, 2, 3, 0, 0]
     """
     return [n for dim in reversed(range(dims)) for n in around.get(dim, (0, 0))]

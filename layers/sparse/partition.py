@@ -57,7 +57,7 @@ class Partition(Generic[Grid_co]):
             raise DistributionError(
                 f"sites of {len(self.cuts) - 1} dimensions over {self.grid!r}: axis {unused[0]} splits none of them. "
                 "Use "
-                f"{', '.join(axis for axis in axes if axis)}"
+                f"{', '.join(axis for axis in axes if axis)}."
             )
         for axis, cuts in zip(axes, self.cuts, strict=True):
             parts = 1 if axis is None else self.grid.shape[axis]

@@ -1,7 +1,7 @@
 """Exchange of the sites and features that a rank needs from other ranks.
 
 The sites of a halo are exchanged once, and their features in each pass. In backward the gradients of features return to
-the owners. The number of sites is not known to the receiver, so messages announce it first. The ranks that may have
+the owners. Receivers cannot compute the number of sites, so a first message announces it. The ranks that may have
 some sites follow from the boxes. :mod:`~distconv.layers.sparse.distributed` calls this module.
 """
 
@@ -23,7 +23,7 @@ from distconv.layers.sparse.partition import Partition, grow_box, rows_in_box
 def exchange_rows(
     comm: MPI.Intracomm, outgoing: Mapping[int, torch.Tensor], sources: Sequence[int], like: torch.Tensor, what: str
 ) -> dict[int, torch.Tensor]:
-    """Exchange rows, whose number the receivers do not know, with other ranks.
+    """Exchange rows with other ranks; a first message announces the number of rows.
 
     Collective among ranks that name each other as sources and targets.
 

@@ -293,7 +293,17 @@ def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
 
 @implements(torch.broadcast_tensors, kind=OperatorKind.VIEW, order=StridePolicy.NEW, tensors=None)
 def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
-    """Compute ``torch.broadcast_tensors`` by :func:`expand`. Parameters as in torch."""
+    """Compute ``torch.broadcast_tensors`` by :func:`expand`.
+
+    Parameters
+    ----------
+    *tensors
+        As in ``torch.broadcast_tensors``.
+
+    Returns
+    -------
+    tuple of Tensor
+    """
     operands = tensors if isinstance(tensors[0], torch.Tensor) else tuple(tensors[0])
     shape = tuple(torch.broadcast_shapes(*(t.shape for t in operands)))
     return tuple(t.expand(shape) for t in operands)

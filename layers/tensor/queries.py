@@ -117,6 +117,10 @@ def stride(input: DistTensor, dim: int | None = None) -> Any:
     ----------
     input, dim
         As in ``Tensor.stride``.
+
+    Returns
+    -------
+    int or tuple of int
     """
     strides = input._strides or contiguous_strides(tuple(input.shape))
     return strides if dim is None else strides[dim]
@@ -154,6 +158,10 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
     ----------
     input, dtype, non_blocking
         As in ``Tensor.type``.
+
+    Returns
+    -------
+    str or DistTensor
     """
     converted = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
     return converted if isinstance(converted, str) else DistTensor(converted, input.dist, input.shape)

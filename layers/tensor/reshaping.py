@@ -191,7 +191,7 @@ def _dimension_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[rang
 
     Examples
     --------
-    >>> _groups((6, 4, 5), (2, 3, 20))
+    >>> _dimension_groups((6, 4, 5), (2, 3, 20))
     [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
     """
     groups = []

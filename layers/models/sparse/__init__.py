@@ -4,13 +4,13 @@ A sparse network and its dense equivalent are one class with two sets of layers.
 same names, so a state dictionary of one fits the other. A sparse network takes a SparseTensor with D = 3, a dense one a
 volume (B, C, D, H, W).
 
-Their results and gradients are equal if each convolution sees the same values:
+Their results and gradients are equal if each convolution receives the same values:
 
 - if all voxels of a volume are active and its sizes are multiples of the largest stride;
 - for any cloud in evaluation, if the outputs of the dense layers are set to zero at inactive voxels.
 
 Otherwise the dense network also computes at inactive voxels. Biases and shifts make them non-zero, they enter the
-statistics of batch norm, and neighbouring voxels see them.
+statistics of batch norm, and neighbouring voxels receive them.
 
 ::
 

@@ -116,7 +116,7 @@ def test_a_rank_of_a_scan_uses_the_chosen_method_unless_it_is_torchs(comm, monke
     methods, gradients = [], recurrence.compute_gradients
     monkeypatch.setattr(recurrence, "fastest_method", lambda problem: chosen)
     monkeypatch.setattr(
-        recurrence, "gradients", lambda *given, **more: methods.append(given[3]) or gradients(*given, **more)
+        recurrence, "compute_gradients", lambda *given, **more: methods.append(given[3]) or gradients(*given, **more)
     )
     grid, cell = grid_over(comm, w=comm.size), CELLS["gru"]
     weights = [normal(cell.gates * HIDDEN, n, seed=n).requires_grad_() for n in (3, HIDDEN)]

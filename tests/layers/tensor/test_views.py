@@ -68,7 +68,7 @@ MULTI_VIEW_FUNCTIONS: dict[str, View] = {
     "vsplit": lambda y: torch.vsplit(y, (1,))[1],
     "dsplit": lambda y: y.dsplit((2, 5))[1],
 }
-"""Functions of several results, which autograd does not let be changed in place."""
+"""Functions of several results, which autograd does not allow to be changed in place."""
 EXPANDED: dict[str, View] = {
     "expand": lambda y: y[:, :1].expand(3, 7, 6, 5),
     "expand in front": lambda y: y.expand(2, -1, -1, -1, -1),
