@@ -46,7 +46,7 @@ def in_new_process(words: Sequence[str]) -> Peak:
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode:
         last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
+        raise DistconvError(f"the process that runs one rank failed (exit code {finished.returncode}): {last[0]}")
     return Peak(**json.loads(finished.stdout.splitlines()[-1]))
 
 

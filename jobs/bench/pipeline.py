@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     """
     world = MPI.COMM_WORLD
     if world.size < 2:
-        raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")
+        raise DistconvError("needs one rank for each stage, at least 2. Start it with mpiexec -n 2.")
     torch.set_num_threads(1)
     cuts = _cuts(world, options)
     _join(world)
@@ -112,7 +112,10 @@ def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts
     cuts: Cuts = options.ppv
     if len(cuts) != world.size - 1:
         written = ",".join(map(str, cuts))
-        raise DistconvError(f"--ppv {written}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+        raise DistconvError(
+            f"--ppv {written}: {len(cuts)} split points make {len(cuts) + 1} stages, but there are "
+            f"{world.size} ranks. Give {world.size - 1} split points."
+        )
     return cuts, cuts
 
 

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         If ``--from`` is more than ``--to``.
     """
     if options.least > options.most:
-        raise DistconvError(f"--from {options.least} is more than --to {options.most}")
+        raise DistconvError(f"--from {options.least}: larger than --to {options.most}. Swap the values.")
     on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
     return 0
 

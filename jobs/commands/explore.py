@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     unknown = [name for name in options.schedules or () if name not in RUNNABLE]
     if unknown:
-        raise DistconvError(f"--schedules {unknown[0]}: there are {', '.join(RUNNABLE)}")
+        raise DistconvError(f"--schedules {unknown[0]}: no such schedule. Use some of {', '.join(RUNNABLE)}.")
     _check_kinds(options)
     if options.out is not None:
         check_writable("--out", options.out)
@@ -149,22 +149,25 @@ def _check_kinds(options: argparse.Namespace) -> None:
     if options.devices is None:
         for name in ("profiles", "method"):
             if getattr(options, name) is not None:
-                raise DistconvError(f"--{name} is for --devices, several kinds of them")
+                raise DistconvError(
+                    f"--{name}: only an option of --devices, several device types. Add --devices or remove --{name}."
+                )
         return
     if isinstance(options.devices, str):
         raise DistconvError(
-            f"--devices {options.devices}: say how many there are of each kind, such as titanxp:2,v100:2"
+            f"--devices {options.devices}: the number of ranks of each device type is missing. Give it, such "
+            "as titanxp:2,v100:2."
         )
     for name, why in (
-        ("schedules", f"stages over kinds of devices follow {mixed_devices.SCHEDULE}"),
-        ("plot", "nothing is drawn of it"),
+        ("schedules", f"stages of several device types use the schedule {mixed_devices.SCHEDULE}"),
+        ("plot", "there is no figure of device types"),
     ):
         if getattr(options, name) is not None:
-            raise DistconvError(f"--{name} does not go with --devices: {why}")
+            raise DistconvError(f"--{name}: cannot be combined with --devices, since {why}. Remove --{name}.")
     if options.machine == HERE:
         raise DistconvError(
-            f"--machine {HERE} does not go with --devices: measure each kind by distconv profile --layers --devices, "
-            "and name a machine for its links"
+            f"--machine {HERE}: cannot be combined with --devices. Measure each device type with distconv "
+            "profile --layers --devices, and name a machine for its links."
         )
 
 
@@ -217,8 +220,8 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
     """
     if comm.size != ranks:
         raise DistconvError(
-            f"--machine {HERE} measures with the ranks that train: --ranks is {ranks}, but there are {comm.size}; "
-            f"start mpiexec -n {ranks}"
+            f"--machine {HERE}: measures on the ranks that will train, but --ranks is {ranks} and this job "
+            f"has {comm.size}. Start mpiexec -n {ranks}."
         )
     network = profile_network(comm, CPU)
     return best_known([measured_once(options, network, comm) for _ in range(TURNS)])

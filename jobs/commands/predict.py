@@ -155,7 +155,7 @@ def _grid(options: argparse.Namespace, comm: MPI.Intracomm, dimensions: int) -> 
     grid = options.grid or {"w" if dimensions == 3 else "h": comm.size}
     useless = [axis for axis in grid if axis in "dhw"[: 5 - dimensions] and grid[axis] > 1]
     if useless:
-        raise GridError(f"--grid: samples have no axis {useless[0]}")
+        raise GridError(f"--grid: the samples have no axis {useless[0]}. Use axes of the samples.")
     return ProcessGrid(comm, **grid)
 
 

@@ -142,17 +142,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _known(options: argparse.Namespace) -> Machine | None:
     if options.out is None:
-        raise DistconvError("--out is missing: the machine file to write, or to add to")
+        raise DistconvError("--out: missing. Name the machine file to write or to extend.")
     if options.warmup is not None or options.iterations is not None:
-        raise DistconvError("--warmup and --iterations are for --layers alone")
+        raise DistconvError("--warmup, --iterations: only options of --layers. Add --layers or remove them.")
     if options.devices is not None:
-        raise DistconvError("--devices is for --layers: a profile of a network's layers on each kind of device")
+        raise DistconvError(
+            "--devices: only an option of --layers, which profiles the layers on each device type. Add --layers."
+        )
     check_writable("--out", options.out)
     if options.model is not None and (options.input is None or options.batch is None):
-        raise DistconvError("--model needs --input and --batch: the extents of one sample, and samples per step")
+        raise DistconvError(
+            "--model: needs --input (the shape of one sample) and --batch (samples per step). Give both."
+        )
     for name in ("ranks", "input", "batch", "width", "classes"):
         if options.model is None and getattr(options, name) is not None:
-            raise DistconvError(f"--{name} is for the layers of a network; name it with --model")
+            raise DistconvError(f"--{name}: only an option of a network's layers. Name the network with --model.")
     return Machine.load(options.out) if options.out.exists() else None
 
 
@@ -181,8 +185,8 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
 def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
     if ranks > 1:
         raise DistconvError(
-            f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec, or say by --devices "
-            "which kinds of devices they have"
+            f"--layers: measures one process, but this job has {ranks} ranks. Start it without mpiexec, or "
+            "give the device types of the ranks with --devices."
         )
     _check_layers(options)
     out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
@@ -200,7 +204,9 @@ def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Int
     def check() -> None:
         _check_layers(options)
         if options.out is None:
-            raise DistconvError("--devices needs --out: the folder for a layer profile of each kind")
+            raise DistconvError(
+                "--devices: --out is missing. Name the folder for the layer profiles of the device types."
+            )
         options.out.mkdir(parents=True, exist_ok=True)
 
     on_rank_0(comm, check)
@@ -225,9 +231,11 @@ def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace
 
 def _check_layers(options: argparse.Namespace) -> None:
     if options.model is None:
-        raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
+        raise DistconvError("--layers: --model is missing. Name a model, or your own as package.module:factory.")
     if options.ranks is not None:
-        raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
+        raise DistconvError(
+            "--ranks: only an option of machine files, since --layers measures full layers. Remove --ranks."
+        )
     _extents(options)
 
 
@@ -258,11 +266,13 @@ def _extents(options: argparse.Namespace) -> Sequence[int]:
     shape: Sequence[int] | None = options.input or usual
     if shape is None and ":" not in options.model:
         names = ", ".join([*MODELS, *SPARSE])
-        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {names}")
+        raise DistconvError(f"--layers: no such model ({options.model!r}). Use one of {names}.")
     if shape is None:
-        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+        raise DistconvError(f"--layers: the sample shape of {options.model} is unknown. Give it with --input C,H,W.")
     if options.model in SPARSE and (len(shape) != 4 or shape[0] != 1 or len(set(shape[1:])) > 1):
-        raise DistconvError(f"--input {','.join(map(str, shape))}: voxels of a cloud are a cube; say --input 1,R,R,R")
+        raise DistconvError(
+            f"--input {','.join(map(str, shape))}: the voxels of a cloud must form a cube. Use --input 1,R,R,R."
+        )
     return shape
 
 
@@ -374,8 +384,8 @@ def profiled(
     per_node = max(nodes.count(node) for node in nodes)
     if per_node != machine.ranks_per_node:
         raise MachineError(
-            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
-            f"start {machine.ranks_per_node} on each node, or write another file"
+            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but this job has "
+            f"{per_node}. Start {machine.ranks_per_node} on each node, or write another file."
         )
     entries = []
     for entry in machine.compute:

@@ -103,7 +103,7 @@ def augmentation(text: str) -> str:
     """
     words = text.split(",") if text else []
     if not set(words) <= set(AUGMENTATIONS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not some of {','.join(AUGMENTATIONS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(AUGMENTATIONS)}")
     return ",".join(word for word in AUGMENTATIONS if word in words)
 
 
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     if options.data is None:
         raise DataError(
-            "train classify needs --data PATH: a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded)"
+            "--data: missing. Name a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded images)."
         )
     return ImageSamples(
         options.data,

@@ -86,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSamples:
     if options.coefficients < 2:
-        raise DataError(f"--coefficients {options.coefficients}: the first is left out; ask for 2 or more")
+        raise DataError(
+            f"--coefficients {options.coefficients}: too few, since the first coefficient is not used. Use 2 or more."
+        )
     recipe = CoefficientRecipe(options.coefficients, options.window_ms, options.hop_ms, options.stereo)
     return SequenceSamples(options.data, comm, length=options.length, recipe=recipe)
 

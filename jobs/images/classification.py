@@ -111,8 +111,9 @@ def _check_logits(logits: torch.Tensor, settings: ImageSettings, samples: ImageS
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else (type(logits).__name__,)
     if len(shape) != 2 or shape[1] < samples.classes:
         raise ModelError(
-            f"--model {settings.model} gives {shape} for images of {samples.extents}; a classifier gives (samples, "
-            f"classes) with at least {samples.classes} classes"
+            f"--model {settings.model}: the outputs for images of {samples.extents} are {shape}, but a "
+            f"classifier returns (samples, classes) with at least {samples.classes} classes. Change the model "
+            "or --classes."
         )
 
 

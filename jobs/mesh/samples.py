@@ -61,7 +61,10 @@ class MeshSamples(SegmentationSamples):
                 _check_extents(group, f"{name}/extrapolated", self.size)
         self.positive_fraction = float(self.places[1] / self.places.sum())
         if not 0 < self.positive_fraction < 1:
-            raise DataError(f"{path}: the share of positive training cells is {self.positive_fraction:g}")
+            raise DataError(
+                f"{path}: the fraction of positive training cells is {self.positive_fraction:g}, but both classes "
+                "are required. Use other samples."
+            )
         self.families = {group: self._families(group) for group in groups}
 
     @property
@@ -125,5 +128,6 @@ def _check_extents(group: SegmentationGroup, name: str, size: tuple[int, int]) -
     extents = group.source.shape(name)[-2:]
     if extents != size:
         raise DataError(
-            f"{group.source.path}: dataset {name!r} has samples of {extents}, the training inputs are of {size}"
+            f"{group.source.path}: the samples of dataset {name!r} have the shape {extents}, but the training "
+            f"inputs have {size}. Use samples of the same shape."
         )

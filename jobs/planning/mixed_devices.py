@@ -84,9 +84,10 @@ def mixed(
     for kind in kinds:
         if names[kind] != names[first]:
             raise DistconvError(
-                f"--profiles: the layers on {kind} ({len(profiles[kind].layers)} of them, cut at {len(names[kind])} "
-                f"places) are not those on {first} ({len(profiles[first].layers)}, {len(names[first])}); profile one "
-                "network, and the same mini-batch, on all of them"
+                f"--profiles: {kind} and {first} have different layers or split points "
+                f"({len(profiles[kind].layers)} layers and {len(names[kind])} split points; "
+                f"{len(profiles[first].layers)} and {len(names[first])}). Profile the same network with the same "
+                "mini-batch on all device types."
             )
     rooms = {
         kind: machine.kinds[kind].memory_bytes if kind in machine.kinds else machine.memory_bytes for kind in kinds
@@ -121,8 +122,8 @@ def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
     missing = [kind for kind in kinds if not (folder / f"{kind}.json").exists()]
     if missing:
         raise ProfileError(
-            f"--profiles {folder}: there is no {missing[0]}.json; distconv profile --layers --devices writes a profile "
-            "of each kind"
+            f"--profiles {folder}: no {missing[0]}.json. Write a profile of each device type with distconv "
+            "profile --layers --devices."
         )
     return {kind: Profile.load(folder / f"{kind}.json") for kind in kinds}
 

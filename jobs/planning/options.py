@@ -76,7 +76,7 @@ def extents(text: str) -> tuple[int, ...]:
         return tuple(positive(word) for word in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the extents of a sample, channels first, such as 3,224,224"
+            f"{text!r} is not the shape of a sample, channels first, such as 3,224,224"
         ) from None
 
 
@@ -210,8 +210,8 @@ def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | No
         if not isinstance(error.__cause__, (RuntimeError, ValueError)) or "meta" in reason:
             raise
         raise ModelError(
-            f"--input {','.join(map(str, options.input))}: {options.model} does not take samples of these extents "
-            f"({reason}); give those of one sample, channels first, such as 3,224,224"
+            f"--input {','.join(map(str, options.input))}: {options.model} does not accept samples of this "
+            f"shape ({reason}). Give the shape of one sample, channels first, such as 3,224,224."
         ) from error
 
 
@@ -289,9 +289,9 @@ def check_writable(option: str, path: Path) -> None:
         If no file can be written to ``path``.
     """
     if path.is_dir():
-        raise DataError(f"{option} {path}: that is a folder; name a file")
+        raise DataError(f"{option} {path}: is a folder. Name a file.")
     if not path.parent.is_dir():
-        raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        raise DataError(f"{option} {path}: no such folder ({path.parent}). Create it first.")
     # A regular file is replaced by renaming, which needs permission for its folder; a device or pipe is opened itself.
     if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
-        raise DataError(f"{option} {path}: no permission to write there")
+        raise DataError(f"{option} {path}: no write permission")

@@ -75,7 +75,9 @@ def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32
         If there are no training clouds or no test clouds.
     """
     if not len(train.labels) or not len(test.labels):
-        raise DataError(f"{len(train.labels)} training and {len(test.labels)} test clouds: give at least one of each")
+        raise DataError(
+            f"{len(train.labels)} training and {len(test.labels)} test clouds: at least one of each is required"
+        )
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         model = PointPerceptron(len(train.class_names))

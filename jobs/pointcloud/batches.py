@@ -115,7 +115,10 @@ def collated(voxels: Sequence[Voxels], labels: torch.Tensor, part: torch.Tensor 
         If there is no cloud, or the number of labels differs from the number of clouds.
     """
     if not voxels or len(labels) != len(voxels):
-        raise DataError(f"a batch of {len(voxels)} clouds with {len(labels)} labels: give one for each, one at least")
+        raise DataError(
+            f"batch of {len(voxels)} clouds with {len(labels)} labels: each cloud needs a label, and at least "
+            "one cloud is required"
+        )
     index = torch.arange(len(voxels)).repeat_interleave(torch.tensor([len(each.coords) for each in voxels]))
     coords = torch.cat([each.coords for each in voxels])
     features = torch.cat([each.features for each in voxels])

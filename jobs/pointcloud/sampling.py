@@ -124,7 +124,7 @@ def drawn(
         If ``keep`` is not between 0 and 1.
     """
     if not 0 <= keep <= 1:
-        raise DataError(f"point dropout keeps a share of the points from 0 to 1, not {keep}")
+        raise DataError(f"point dropout: keep must lie between 0 and 1 (keep={keep})")
     random = np.random.default_rng((seed, _DRAW, epoch, sample))
     whole = min(count, available)
     kept = max(1, round(keep * random.random() * whole)) if varied else round(keep * whole)

@@ -78,14 +78,14 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
         directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
         folder = checkpoint.newest(directory, MPI.COMM_SELF)
         if folder is None:
-            raise CheckpointError(f"{path}: there is no finished checkpoint, and no file of weights")
+            raise CheckpointError(f"{path}: neither a finished checkpoint nor a file of weights")
         manifest = read_complete_manifest(folder)
         values = from_json(manifest["values"])
         notes = checkpoint_notes(values)
         if "task" not in notes or "settings" not in values:
             raise CheckpointError(
-                f"{folder} does not say what it was trained for; export its weights (distconv checkpoint export) and "
-                "give --model and --normalise-as"
+                f"{folder}: the settings of the training are missing. Export the weights (distconv checkpoint "
+                "export), and give --model and --normalise-as."
             )
         digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
         return Trained(path, notes["task"], values["settings"], notes, digest, folder)
@@ -142,7 +142,7 @@ def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> t
             width=settings.width,
         )
     if options.model is None:
-        raise ModelError(f"{of.path} holds weights alone: give the network with --model package.module:factory")
+        raise ModelError(f"{of.path}: holds weights only. Name the network with --model package.module:factory.")
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     load_weights(model, of.path, comm, of=f"--model {options.model}", unfit=ModelError)
     return model

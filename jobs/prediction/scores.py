@@ -58,7 +58,10 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = No
     source = open_source(path, [DATASET], grid.world)
     shape, labels = source.shape(DATASET), inputs.labels.shape(inputs.label)
     if labels != (shape[0], *shape[2:]):
-        raise DataError(f"{inputs.labels.path}: {inputs.label!r} is {labels}, but predictions are {shape}")
+        raise DataError(
+            f"{inputs.labels.path}: the shape of dataset {inputs.label!r} is {labels}, but that of the "
+            f"predictions is {shape}"
+        )
     dist = Distribution(grid, (None, *default_axes(None, len(shape))[2:])) if len(shape) > 2 else None
     classes = shape[1]
     confusion = Confusion(classes, ignore)

@@ -108,8 +108,9 @@ class SegmentationTraining(training.Trainer):
         if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != wanted:
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ModelError(
-                f"--model {self.settings.model} gives {shape} for labels {tuple(labels.shape)}; a segmentation network "
-                f"gives (samples, classes, ...), here {wanted}"
+                f"--model {self.settings.model}: the outputs for labels {tuple(labels.shape)} are {shape}, but a "
+                f"segmentation network returns (samples, classes, ...), here {wanted}. Change the model or "
+                "--classes."
             )
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
@@ -227,11 +228,13 @@ def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch
         On all ranks, if no network is named, or it is for another number of dimensions.
     """
     if not settings.model:
-        raise ModelError(f"samples are {samples.extents}: name a network for them with --model")
+        raise ModelError(f"samples of {samples.extents}: no reference model. Name your own with --model.")
     reference = MODELS.get(settings.model)
     if reference is not None and len(reference.sample) != len(samples.extents):
         extents = len(reference.sample) - 1
-        raise ModelError(f"--model {settings.model} is for samples of {extents} extents; these are {samples.extents}")
+        raise ModelError(
+            f"--model {settings.model}: for samples with {extents} dimensions, but these are {samples.extents}"
+        )
     return build_segmenter(
         settings.model,
         samples.comm,
@@ -267,13 +270,16 @@ def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None
         return None
     places = samples.places
     if samples.classes == 1:
-        raise DataError("--class-weights: one class has none to be weighed against; say --classes 2")
+        raise DataError("--class-weights: a single class cannot be weighted. Use --classes 2.")
     if text == BALANCED:
         there = places > 0
         return [float(places.sum() / (there.sum() * count)) if count else 0.0 for count in places]
     weights = [float(word) for word in text.split(",")]
     if len(weights) != samples.classes:
-        raise DataError(f"--class-weights {text}: these are {len(weights)} for {samples.classes} classes")
+        raise DataError(
+            f"--class-weights {text}: {len(weights)} weights for {samples.classes} classes. Give one weight "
+            "for each class."
+        )
     return weights
 
 

@@ -51,10 +51,7 @@ def library() -> Any:
     try:
         return importlib.import_module("kaldi_native_fbank")
     except ImportError as missing:
-        raise DataError(
-            "coefficients of sounds need kaldi-native-fbank, which is not installed here: "
-            "pip install kaldi-native-fbank"
-        ) from missing
+        raise DataError("sounds: kaldi-native-fbank is not installed. Run pip install kaldi-native-fbank.") from missing
 
 
 def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:

@@ -104,7 +104,7 @@ class SequenceTrainer(Classifier, training.Trainer):
     ) -> None:
         useless = [axis for axis in grid.split_axes(grid.shape) if axis not in ("n", "w")]
         if useless:
-            raise GridError(f"sequences are split in samples (n) and time (w); axis {useless[0]} cuts none of them")
+            raise GridError(f"--grid: sequences have no axis {useless[0]}. Use samples (n) and time (w).")
         super().__init__(settings, _built(settings, samples, method), grid, samples.comm, device)
         self.samples = samples
         parts = SequenceLoader(samples, "train", grid, settings.part, seed=settings.seed, **settings.loading(device))

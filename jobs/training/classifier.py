@@ -76,8 +76,7 @@ def score(path: object, group: str, batches: Iterable[tuple[Sequence[int], torch
         loss = float(F.cross_entropy(logits.double(), labels, reduction="sum"))
         if not math.isfinite(loss):
             raise DataError(
-                f"{path}: the loss on samples {samples[0]} to {samples[-1]} of {group!r} is {loss}; look for NaN in "
-                "them"
+                f"{path}: the loss of samples {samples[0]} to {samples[-1]} of {group!r} is {loss}. Check them for NaN."
             )
         count += len(labels)
         total += loss

@@ -193,7 +193,7 @@ def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> Pro
             return pipelining
     place = place_of(options, comm, job.rest_along)
     if job.one_grid and isinstance(place, Plan):
-        raise GridError(f"--plan: the layers of a {job.one_grid} are all on one grid; give it with --grid")
+        raise GridError(f"--plan: a {job.one_grid} has the same grid for all layers. Give it with --grid.")
     return place
 
 

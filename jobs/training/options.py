@@ -263,7 +263,7 @@ def step_range(text: str) -> range:
     """
     first, colon, end = text.partition(":")
     if not (colon and first.isdigit() and end.isdigit() and 0 < int(first) < int(end)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no FIRST:END of steps counted from 1, such as 10:13")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range FIRST:END of steps counted from 1, such as 10:13")
     return range(int(first), int(end))
 
 
@@ -290,7 +290,7 @@ def positive(text: str) -> int:
         If the string is not valid.
     """
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
@@ -303,7 +303,7 @@ def natural(text: str) -> int:
         If the string is not valid.
     """
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative integer")
     return int(text)
 
 
@@ -316,7 +316,7 @@ def positive_float(text: str) -> float:
         If the string is not valid.
     """
     if not _number(text) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return _number(text)
 
 
@@ -329,7 +329,7 @@ def not_negative(text: str) -> float:
         If the string is not valid.
     """
     if not _number(text) >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative number")
     return _number(text)
 
 
@@ -355,7 +355,7 @@ def below_one(text: str) -> float:
         If the string is not valid.
     """
     if not 0 <= _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0 and below 1")
     return _number(text)
 
 

@@ -56,9 +56,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     try_on_all_ranks(comm, lambda: lock_directory(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
-            raise DataError(
-                f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
-            )
+            raise DataError(f"--resume: no finished checkpoint in {folder / CHECKPOINTS}. Start without --resume.")
         return True
     # Rank 0 alone checks and erases: a late rank would find the files that this run has already written.
     try_on_all_ranks(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
@@ -70,8 +68,8 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     taken = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
     if taken and not overwrite:
         raise DataError(
-            f"--out {folder} holds an earlier run ({', '.join(path.name for path in taken)}): go on with it by "
-            "--resume, erase it by --overwrite, or name another folder"
+            f"--out {folder}: holds an earlier run ({', '.join(path.name for path in taken)}). Resume it with "
+            "--resume, delete it with --overwrite, or choose another folder."
         )
     for path in taken:
         for each in _inside(path) if _is_folder(path) else (path,):

@@ -64,7 +64,10 @@ class TrainingSettings:
             If the parts of a mini-batch would not be equal.
         """
         if self.batch % self.accumulate:
-            raise DistconvError(f"--batch {self.batch} cannot be taken in {self.accumulate} equal parts (--accumulate)")
+            raise DistconvError(
+                f"--batch {self.batch}: cannot be split into {self.accumulate} equal parts (--accumulate). Use a "
+                "multiple."
+            )
         return self.batch // self.accumulate
 
     def evaluating(self, device: str) -> dict[str, Any]:

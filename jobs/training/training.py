@@ -88,7 +88,7 @@ class Training(Recoverable):
         """
         super().__init__()
         if settings.precision != "full" and settings.dtype != "float32":
-            raise DistconvError(f"--precision {settings.precision} needs --dtype float32, not {settings.dtype}")
+            raise DistconvError(f"--precision {settings.precision}: needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
@@ -130,7 +130,9 @@ class Training(Recoverable):
             If ``choice`` is ``on`` and steps cannot be captured.
         """
         if choice == "on":
-            raise DistconvError("--capture on: steps of a pipeline are messages between stages, and not captured")
+            raise DistconvError(
+                "--capture on: steps of a pipeline exchange messages between stages and cannot be captured. Remove it."
+            )
 
     @abstractmethod
     def settle(self) -> None:
@@ -217,7 +219,7 @@ class Training(Recoverable):
             If the loss is not finite.
         """
         if not math.isfinite(loss):
-            raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
+            raise DistconvError(f"step {step}: the loss is {loss}. Use a smaller --lr, or check the data.")
         self.losses.append((step, loss))
 
     def check_replicas(self) -> None:
@@ -325,7 +327,9 @@ class Trainer(Training):
             If ``choice`` is ``on`` and ``accumulate > 1``.
         """
         if choice == "on" and self.settings.accumulate > 1:
-            raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
+            raise DistconvError(
+                "--capture on: steps with --accumulate cannot be captured. Remove one of the two options."
+            )
         self.taken = AutoCapturedStep(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:

@@ -141,14 +141,21 @@ def _check(options: argparse.Namespace) -> None:
     """Raise DistconvError for options that would be ignored, and layers that cannot be."""
     strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
     if strange and options.layer:
-        raise DistconvError(f"--{strange[0]} is of the stack of layers, but --layer {options.layer} is a single one")
+        raise DistconvError(
+            f"--{strange[0]}: not an option of a single layer (--layer {options.layer}). Remove one of the two options."
+        )
     if strange:
-        raise DistconvError(f"--{strange[0]}: that is for a single layer; name it with --layer")
+        raise DistconvError(f"--{strange[0]}: only an option of a single layer. Select a layer with --layer.")
     stack = _stack(options)
     if stack["channels"] % stack["groups"]:
-        raise DistconvError(f"--groups {stack['groups']} does not divide --channels {stack['channels']}")
+        raise DistconvError(
+            f"--groups {stack['groups']}: does not divide --channels {stack['channels']}. Use a divisor."
+        )
     if stack["kernel"] % 2 == 0:
-        raise DistconvError(f"--kernel {stack['kernel']}: the extent must be odd, or outputs are larger than inputs")
+        raise DistconvError(
+            f"--kernel {stack['kernel']}: the kernel size must be odd, or outputs are larger than inputs. Use "
+            f"{stack['kernel'] + 1}."
+        )
 
 
 def _stack(options: argparse.Namespace) -> dict[str, int]:

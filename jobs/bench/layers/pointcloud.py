@@ -98,7 +98,9 @@ def run(options: argparse.Namespace) -> int:
     """
     comm = MPI.COMM_WORLD
     if comm.size > options.batch:
-        raise GridError(f"bench pointcloud: {comm.size} ranks cannot share {options.batch} clouds; raise --batch")
+        raise GridError(
+            f"--batch {options.batch}: fewer clouds than ranks ({comm.size}). Use a larger --batch or fewer ranks."
+        )
     if options.alone:
         print(json.dumps(asdict(_measured_here(options))))
         return 0

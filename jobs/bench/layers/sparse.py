@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         If there are several ranks.
     """
     if MPI.COMM_WORLD.size > 1:
-        raise GridError(f"bench sparse measures one process, not {MPI.COMM_WORLD.size} ranks; start it without mpiexec")
+        raise GridError(f"measures one process, but there are {MPI.COMM_WORLD.size} ranks. Start it without mpiexec.")
     if options.alone:
         print(json.dumps(asdict(_measured_here(options))))
         return 0

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """
     world = MPI.COMM_WORLD
     if options.kernel % 2 == 0:
-        raise DistconvError(f"--kernel {options.kernel}: the extent must be odd; use {options.kernel + 1}")
+        raise DistconvError(f"--kernel {options.kernel}: the kernel size must be odd. Use {options.kernel + 1}.")
     grid = dc.ProcessGrid(world, **(options.grid or {"h": world.size}))
     if world.rank == 0:
         print(report.heading(f"halo exchange over {grid.describe()}, float32, kernel {options.kernel}"))

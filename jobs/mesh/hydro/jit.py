@@ -27,9 +27,7 @@ try:
     llvm.set_option("distconv", "--vectorize-memory-check-threshold=1000")
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
-    raise DataError(
-        "the mesh-tangling generator needs numba, which is not installed here; pip install numba"
-    ) from missing
+    raise DataError("data mesh: numba is not installed. Run pip install numba.") from missing
 
 
 def forget_older(folder: Path) -> None:

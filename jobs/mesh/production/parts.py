@@ -208,9 +208,8 @@ class RunFolder:
             last = stream.run(self.most_runs - 1)
             if self.accepted(last) is not None and self.done(stream) < stream.quota:
                 raise DataError(
-                    f"{self.folder}: {self.most_runs} runs of {list(FAMILIES)[stream.family]!r} gave "
-                    f"{self.done(stream)} samples where {stream.quota} are wanted; the mesh may be too small "
-                    f"(use 64 or more) or tau too short"
+                    f"{self.folder}: {self.most_runs} simulations of {list(FAMILIES)[stream.family]!r} gave "
+                    f"{self.done(stream)} of {stream.quota} samples. Use a larger mesh (at least 64) or a larger tau."
                 )
 
     def _hoped(self, stream: RunStream, index: int) -> int:
@@ -284,7 +283,7 @@ class RunFolder:
                 yield stored
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as damage:
             raise DataError(
-                f"{path}: damaged ({damage}); delete it and start again, the other runs are kept"
+                f"{path}: damaged ({damage}). Delete it and start again; the other simulations are kept."
             ) from damage
 
 

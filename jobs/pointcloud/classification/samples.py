@@ -134,7 +134,7 @@ class VoxelLoader(EpochLoader):
         self.points = min(recipe.points, self._clouds.points)
         if not round(recipe.keep * self.points):
             raise DataError(
-                f"--keep {recipe.keep:g} of {self.points} points is none; keep more, or draw more with --points"
+                f"--keep {recipe.keep:g}: no point is left of {self.points}. Use a larger --keep or --points."
             )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:

@@ -97,7 +97,10 @@ class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
         self, settings: CloudSettings, samples: CloudSamples, pipelining: Pipelining, device: str = "cpu"
     ) -> None:
         if pipelining.plans is not None:
-            raise PlanError("--pipeline-plan: its stages have plans, and those of a sparse network take none")
+            raise PlanError(
+                "--pipeline-plan: its stages distribute layers, which a sparse network does not support. Use a "
+                "plan without distributions."
+            )
         model = network(settings, samples).to(device, common.dtype_of(settings))
         loader = _training_loader(settings, samples, device, packed)
         super().__init__(

@@ -83,9 +83,14 @@ class PipelineTrainer(training.Training):
         example: torch.Tensor | None = None,
     ) -> None:
         if settings.clip_norm is not None:
-            raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
+            raise DistconvError(
+                "--clip-norm: cannot be combined with a pipeline, since no stage has the gradients of the "
+                "others. Remove it."
+            )
         if settings.accumulate > 1 or settings.ema is not None:
-            raise DistconvError("--accumulate and --ema are not for pipelines; they have --microbatches")
+            raise DistconvError(
+                "--accumulate, --ema: cannot be combined with a pipeline. Use --microbatches instead of --accumulate."
+            )
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)

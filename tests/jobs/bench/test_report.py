@@ -31,7 +31,7 @@ def test_every_benchmark_takes_a_file_and_refuses_one_it_cannot_write(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, error = outcome([*command[1:], "--json", "/gone/x.json"], capsys)
-    said = "argument --json: there is no folder /gone; make it first"
+    said = "argument --json: no such folder (/gone). Create it first"
     assert code == 2 and error.startswith(f"distconv {' '.join(command)}: {said}") and error.count("\n") == 1
     source = Path(importlib.import_module(cli.COMMANDS[command].module).__file__ or "").read_text()
     assert "options.json)" in source

@@ -124,12 +124,12 @@ def test_without_data_it_trains_on_the_embedded_shapes(
     [
         (["--keep", "0"], "argument --keep: '0' is not a number above 0 and at most 1"),
         (["--keep", "half"], "argument --keep: 'half' is not a number above 0 and at most 1"),
-        (["--keep", "0.01"], "--keep 0.01 of 30 points is none; keep more, or draw more with --points"),
-        (["--resolution", "2000000"], "a grid of 2000000 voxels along a side: give 1 to 1048576"),
+        (["--keep", "0.01"], "--keep 0.01: no point is left of 30. Use a larger --keep or --points"),
+        (["--resolution", "2000000"], "resolution=2000000: must be 1 to 1048576 voxels along each side"),
         (["--model", "pointnet"], "argument --model: invalid choice: 'pointnet'"),
         (["--grid", "c=2"], "axis c cuts none of them; use n, d, h, w"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
-        (["--resume"], "--resume: there is no finished checkpoint in"),
+        (["--resume"], "--resume: no finished checkpoint in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -149,7 +149,7 @@ def test_bad_input_is_one_line_and_code_2(
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
     assert cli.main(["train", "pointcloud", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: the layers of a sparse network are all on one grid; give it with --grid" in capsys.readouterr().err
+    assert "--plan: a sparse network has the same grid for all layers. Give it with --grid" in capsys.readouterr().err
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ppv", "3"], "--ppv needs --pipeline SCHEDULE"),
+        (["--ppv", "3"], "--ppv: only an option of pipelines"),
         (["--pipeline", "gpipe", "--ppv", "99"], "a register comes behind one of the layers 1 to"),
-        (["--pipeline-plan", "PLAN"], "its stages have plans, and those of a sparse network take none"),
+        (["--pipeline-plan", "PLAN"], "its stages distribute layers, which a sparse network does not support"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

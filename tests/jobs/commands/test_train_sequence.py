@@ -124,13 +124,13 @@ def test_without_data_it_trains_on_bitstreams(
     [
         (["--method", "fast"], "argument --method: invalid choice: 'fast'"),
         (["--method", "autograd"], "torch cannot go back over ranks that share the steps"),
-        (["--coefficients", "1"], "--coefficients 1: the first is left out; ask for 2 or more"),
-        (["--hop-ms", "0"], "argument --hop-ms: '0' is not a number above zero"),
-        (["--window-ms", "0"], "argument --window-ms: '0' is not a number above zero"),
+        (["--coefficients", "1"], "--coefficients 1: too few, since the first coefficient is not used. Use 2 or more"),
+        (["--hop-ms", "0"], "argument --hop-ms: '0' is not a positive number"),
+        (["--window-ms", "0"], "argument --window-ms: '0' is not a positive number"),
         (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
         (["--grid", "h=2"], "axis h cuts none of them"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
-        (["--resume"], "--resume: there is no finished checkpoint in"),
+        (["--resume"], "--resume: no finished checkpoint in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -150,4 +150,4 @@ def test_bad_input_is_one_line_and_code_2(
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
     assert cli.main(["train", "sequence", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: the layers of a recurrent network are all on one grid" in capsys.readouterr().err
+    assert "--plan: a recurrent network has the same grid for all layers" in capsys.readouterr().err

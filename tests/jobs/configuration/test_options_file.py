@@ -51,11 +51,11 @@ def test_options_about_one_call_are_not_printed() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lr: -1", "argument --lr: '-1' is not a number above zero"),
-        ("nothing: 1", "there is no option 'nothing' for such a file"),
-        ("resume: true", "there is no option 'resume' for such a file"),
-        ("drop_last: 3", "drop_last is true or false, not 3"),
-        ("- lr", "found a list; write options by their names"),
+        ("lr: -1", "argument --lr: '-1' is not a positive number"),
+        ("nothing: 1", "'nothing' is not an option that a file can set"),
+        ("resume: true", "'resume' is not an option that a file can set"),
+        ("drop_last: 3", "drop_last must be true or false (found 3)"),
+        ("- lr", "not a mapping of options (a list). Write options by name"),
         ("lr: [", "argument --config: "),
         ("lr: 0.1\nlr: 0.2", "line 2: key 'lr' is there twice"),
         ("!!python/object/apply:os.mkdir [exploded]", "argument --config: "),
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_one_line(
 def test_arguments_are_a_mapping() -> None:
     assert mapping("{a: 1, b: [2, x]}") == {"a": 1, "b": [2, "x"]}
     for text in ("3", "{1: 2}", "{a", "[a]"):
-        with pytest.raises(argparse.ArgumentTypeError, match=r"is not \{NAME: VALUE"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"is not a mapping, such as \{NAME: VALUE"):
             mapping(text)
     made = argparse.ArgumentParser()
     add_config_arguments(made)

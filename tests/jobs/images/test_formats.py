@@ -86,7 +86,11 @@ def test_files_that_claim_or_hold_far_more_than_they_are_cost_no_memory(
     if honest and not ending:
         os.truncate(path, 2 << 30)
     (tmp_path / "labels").write_bytes(struct.pack(">2I", 0x801, 1) + b"1")
-    why = r"holds more than \d+ bytes, and every rank" if honest else "10 x 28 x 28 images, 7840 bytes, but more follow"
+    why = (
+        r"too large when decompressed .*more than \d+ decompressed.*, since each rank"
+        if honest
+        else r"10 x 28 x 28 images \(7840 bytes\), but more follow"
+    )
     tracemalloc.start()
     with pytest.raises(DataError, match=why):
         read_idx(tmp_path / f"images{ending}", tmp_path / "labels")
@@ -101,7 +105,7 @@ def test_an_xz_file_that_asks_for_much_memory_or_ends_early_is_refused(tmp_path:
     large = lzma.compress(whole, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}])
     for content in (large, lzma.compress(whole)[:-40]):
         (tmp_path / "data_batch_1.bin.xz").write_bytes(content)
-        with pytest.raises(DataError, match=r"truncated or damaged: (Memory usage limit|Compressed file ended)"):
+        with pytest.raises(DataError, match=r"truncated or damaged .*: (Memory usage limit|Compressed file ended)"):
             read_cifar10([tmp_path / "data_batch_1.bin.xz"])
 
 

@@ -44,9 +44,12 @@ def other_size(file: h5py.File) -> None:
     ("damage", "reason"),
     [
         (drop_label, "there is no dataset 'train/label'"),
-        (large_label, "'train/label' has the label 7 at 1 places; labels are 0 to 1"),
+        (large_label, "'train/label' has the label 7 in 1 pixels, but labels are 0 to 1"),
         (nan_input, "'train/input' has NaN or infinite values in 1 samples, the first is 3"),
-        (other_size, "dataset 'heldout/input' has samples of (18, 16, 32), those to train on are of (18, 32, 32)"),
+        (
+            other_size,
+            "dataset 'heldout/input' have the shape (18, 16, 32), but the training samples have (18, 32, 32)",
+        ),
     ],
 )
 def test_bad_samples_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:

@@ -69,14 +69,16 @@ def test_the_cut_is_printed_with_its_devices_and_how_much_longer_other_cuts_take
 
 def test_kinds_of_different_networks_are_refused_with_both() -> None:
     profiles = {"old": equal_layers(1.0), "new": Profile([Layer("z", 1.0, 1.0, 0, 0)])}
-    with pytest.raises(DistconvError, match=r"layers on new \(1 of them.* not those on old \(6"):
+    with pytest.raises(DistconvError, match=r"new and old have different layers or split points \(1 layers.*; 6"):
         mixed({"old": 1, "new": 1}, machine(), profiles, list(NAMES), None)
 
 
 def test_a_kind_without_a_profile_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
     equal_layers(1.0).save(tmp_path / "old.json")
     assert profiles_in(tmp_path, {"old": 1})["old"] == equal_layers(1.0)
-    with pytest.raises(DistconvError, match=r"there is no new\.json; distconv profile --layers --devices writes"):
+    with pytest.raises(
+        DistconvError, match=r"no new\.json. Write a profile of each device type with distconv profile --layers"
+    ):
         profiles_in(tmp_path, {"old": 1, "new": 1})
 
 

@@ -19,7 +19,7 @@ def test_extents_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "3,", "3,-1", "3x4"])
 def test_extents_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not the extents of a sample, channels first"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not the shape of a sample, channels first"):
         extents(text)
 
 
@@ -93,7 +93,7 @@ def test_a_failure_of_one_of_them_is_raised_on_all(comm, error: Exception, text:
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     check_writable("--out", tmp_path / "x.json")
     assert not (tmp_path / "x.json").exists()
-    with pytest.raises(DataError, match="that is a folder; name a file"):
+    with pytest.raises(DataError, match=r"is a folder\. Name a file"):
         check_writable("--out", tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder .*gone; make it first"):
+    with pytest.raises(DataError, match=r"no such folder .*gone\). Create it first"):
         check_writable("--out", tmp_path / "gone" / "x.json")

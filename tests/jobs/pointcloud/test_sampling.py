@@ -93,5 +93,5 @@ def test_every_point_is_drawn_as_often_as_the_others() -> None:
 
 @pytest.mark.parametrize("keep", [-0.1, 1.5, float("nan")])
 def test_a_share_beyond_0_and_1_is_refused(keep: float) -> None:
-    with pytest.raises(DataError, match=f"keeps a share of the points from 0 to 1, not {keep}"):
+    with pytest.raises(DataError, match=rf"keep must lie between 0 and 1 \(keep={keep}"):
         drawn(10, 5, keep, seed=0, epoch=0, sample=0)

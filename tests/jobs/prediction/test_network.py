@@ -56,16 +56,16 @@ def test_a_file_of_weights_needs_a_model_that_fits(comm: Any, shared_tmp_path: P
     with pytest.raises(ModelError) as caught:
         build(of, comm, channels=4, options=options)
     assert "the weights do not fit --model" in common(comm, caught.value)
-    with pytest.raises(ModelError, match="holds weights alone: give the network with --model"):
+    with pytest.raises(ModelError, match=r"holds weights only\. Name the network with --model"):
         build(of, comm, channels=2, options=argparse.Namespace(model=None))
 
 
 def test_what_is_neither_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         trained(shared_tmp_path, comm)
-    assert "there is no finished checkpoint, and no file of weights" in common(comm, caught.value)
+    assert "neither a finished checkpoint nor a file of weights" in common(comm, caught.value)
     dc.save_checkpoint(shared_tmp_path / "own", 1, torch.nn.Linear(2, 2), comm=comm)
-    with pytest.raises(CheckpointError, match="does not say what it was trained for"):
+    with pytest.raises(CheckpointError, match="the settings of the training are missing"):
         trained(shared_tmp_path / "own", comm)
 
 

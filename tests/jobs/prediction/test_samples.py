@@ -80,7 +80,7 @@ def test_values_are_scaled_as_in_training_or_as_those_of_other_samples(comm: Any
     assert noted.shift.tolist() == [1, 2] and noted.scale.tolist() == [3, 4]
     other = field_of(options(path, normalise_as=path), of(mean=[1.0, 2.0], std=[3.0, 4.0]), inputs, torch.float64)
     assert np.allclose(other.shift, X.mean((0, 2, 3))) and np.allclose(other.scale, X.std((0, 2, 3)))
-    with pytest.raises(DataError, match="has 2 channels, the network was trained on 3"):
+    with pytest.raises(DataError, match="has 2 channels, but the network was trained with 3"):
         field_of(options(path), of(mean=[1.0] * 3, std=[1.0] * 3), inputs, torch.float64)
 
 

@@ -56,7 +56,9 @@ def test_labels_of_another_shape_are_refused_and_without_any_there_is_no_score(
     grid = dc.ProcessGrid(comm, h=comm.size)
     with pytest.raises(DataError) as caught:
         score(shared_tmp_path / "prediction", inputs, grid)
-    assert "'label' is (2, 4, 6), but predictions are (2, 3, 4, 5)" in common(comm, caught.value)
+    assert "the shape of dataset 'label' is (2, 4, 6), but that of the predictions is (2, 3, 4, 5)" in common(
+        comm, caught.value
+    )
     assert score(shared_tmp_path / "prediction", Inputs(inputs.source, "image", None, ""), grid) is None
 
 

@@ -46,7 +46,9 @@ def test_sounds_keep_their_channels_and_all_have_as_many(tmp_path):
     both = np.arange(1600, dtype=np.int16).reshape(800, 2)
     files = sorted(folder.glob("train/*/*.wav"))
     scipy.io.wavfile.write(files[0], RATE, both)
-    with pytest.raises(dc.DataError, match=r"several rates or numbers of channels .*0\.wav 8000 Hz, 2 channel\(s\)"):
+    with pytest.raises(
+        dc.DataError, match=r"different sample rates or numbers of channels .*0\.wav 8000 Hz, 2 channel\(s\)"
+    ):
         recordings(folder)
     for file in files[1:]:
         scipy.io.wavfile.write(file, RATE, both)
@@ -58,20 +60,20 @@ def test_sounds_keep_their_channels_and_all_have_as_many(tmp_path):
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
-        ({"label": None}, "has no label; sounds are audio, offset, label"),
+        ({"label": None}, "no label. Store sounds as the datasets audio, offset and label"),
         ({"offset": np.arange(5)}, "offset has 5 values up to 4 for 12 labels"),
-        ({"offset": np.arange(13)[::-1]}, "it must rise from the first clip's begin"),
+        ({"offset": np.arange(13)[::-1]}, "must rise from the start of the first clip"),
         ({"offset": np.arange(13) * 10**6}, "offset has 13 values up to 12000000 for 12 labels"),
-        ({"test": np.ones(12)}, "no sound to train on"),
-        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty; leave it out"),
+        ({"test": np.ones(12)}, "no training sounds found"),
+        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty. Leave it out"),
         ({"audio": "text"}, "dataset 'audio' is a single value"),
-        ({"audio": np.zeros((3, 4))}, "'audio' is float64 (3, 4) but must be a row of numbers"),
+        ({"audio": np.zeros((3, 4))}, "'audio' is float64 (3, 4), but must be one-dimensional, of numbers"),
         ({"audio": h5py.ExternalLink("/etc/passwd", "x")}, "'audio' lies in other files"),
-        ({"offset": np.arange(13) / 2}, "'offset' is float64 (13,) but must be a row of whole numbers"),
-        ({"label": np.array([b"a"] * 12)}, "'label' is |S1 (12,) but must be a row of whole numbers"),
-        ({"label": np.full(12, -1)}, "labels go from -1 to -1"),
-        ({"label": np.full(12, 2**40)}, f"labels go from {2**40} to {2**40}"),
-        ({"test": np.ones(3)}, "3 clips are held out or not, but there are 12 labels"),
+        ({"offset": np.arange(13) / 2}, "'offset' is float64 (13,), but must be one-dimensional, of whole numbers"),
+        ({"label": np.array([b"a"] * 12)}, "'label' is |S1 (12,), but must be one-dimensional, of whole numbers"),
+        ({"label": np.full(12, -1)}, "labels are -1 to -1"),
+        ({"label": np.full(12, 2**40)}, f"labels are {2**40} to {2**40}"),
+        ({"test": np.ones(3)}, "heldout has 3 values, but there are 12 labels"),
     ],
 )
 def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
@@ -84,7 +86,7 @@ def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
 def test_a_rate_that_is_none_is_refused(tmp_path, rate):
     with h5py.File(write_file(tmp_path / "a.h5"), "a") as file:
         file.attrs["sample_rate"] = rate
-    with pytest.raises(dc.DataError, match=r"its attribute sample_rate is .*, but must be a number of Hz above zero"):
+    with pytest.raises(dc.DataError, match=r"the attribute sample_rate is .*, but must be a positive number of Hz"):
         recordings(tmp_path / "a.h5")
 
 
@@ -101,9 +103,9 @@ def test_sounds_that_are_claimed_and_not_there_take_no_memory(tmp_path):
 
 
 def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):
-    with pytest.raises(dc.DataError, match="sounds of several rates"):
+    with pytest.raises(dc.DataError, match="sounds have different sample rates"):
         recordings(write_folder(tmp_path / "several", rates=(8000, 16000)))
-    with pytest.raises(dc.DataError, match="no sound to train on"):
+    with pytest.raises(dc.DataError, match="no training sounds found"):
         recordings(tmp_path)
     broken = write_folder(tmp_path / "broken") / "train" / "tone0" / "0.wav"
     broken.write_bytes(b"no sound")
@@ -113,7 +115,7 @@ def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):
         recordings(broken)
     with h5py.File(tmp_path / "rate.h5", "w") as file:
         file.update({name: np.zeros(2) for name in ("audio", "offset", "label")})
-    with pytest.raises(dc.DataError, match="has no attribute sample_rate"):
+    with pytest.raises(dc.DataError, match="no attribute sample_rate"):
         recordings(tmp_path / "rate.h5")
 
 

@@ -65,7 +65,7 @@ def test_a_path_without_sounds_is_refused_on_all_ranks(comm, shared_tmp_path):
     raises_everywhere(
         comm,
         dc.DataError,
-        "no sound to train on",
+        "no training sounds found",
         lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=CoefficientRecipe()),
     )
 

@@ -74,11 +74,11 @@ def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path:
 @pytest.mark.ranks(2)
 def test_what_cannot_be_accumulated_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
-    with pytest.raises(DistconvError, match=r"--batch 12 cannot be taken in 5 equal parts"):
+    with pytest.raises(DistconvError, match=r"--batch 12: cannot be split into 5 equal parts"):
         ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=5), samples, grid_of(comm))
     trainer = ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=2), samples, grid_of(comm))
-    with pytest.raises(DistconvError, match="--capture on: steps of several parts"):
+    with pytest.raises(DistconvError, match="--capture on: steps with --accumulate"):
         trainer.capture("on")
     for more in ({"accumulate": 2}, {"ema": 0.9}):
-        with pytest.raises(DistconvError, match="--accumulate and --ema are not for pipelines"):
+        with pytest.raises(DistconvError, match="--accumulate, --ema: cannot be combined with a pipeline"):
             ImagePipelineTrainer(ImageSettings("lenet5", batch=12, **more), samples, PIPELINING)

@@ -124,7 +124,7 @@ def test_a_plan_is_refused_where_all_layers_are_on_one_grid(comm: Any, shared_tm
     if comm.rank == 0:
         dc.Plan({"*": {"n": 2}}, 2).save(plan)
     comm.Barrier()
-    message = "--plan: the layers of a knot are all on one grid; give it with --grid"
+    message = "--plan: a knot has the same grid for all layers. Give it with --grid"
     raises_everywhere(
         comm, dc.GridError, message, lambda: train(given(shared_tmp_path, plan=plan), job([], one_grid="knot"))
     )

@@ -55,7 +55,7 @@ CASES: dict[str, Case] = {
     "a factory that fails": (built("def net(in_channels): return [][in_channels]"), r"index out of range.*\(on rank"),
     "no module of torch": (
         built("def net(in_channels): return 3"),
-        r"int; it must return a torch.nn.Module.*\(on rank",
+        r"int, but must return a torch.nn.Module.*\(on rank",
     ),
     "an unknown model": (built(MODEL, "no_such_net"), r"no_such_net.*\(on rank"),
     "a segmentation network": (built(MODEL, "unet", build_classifier), r"unet.*\(on rank"),

@@ -56,9 +56,7 @@ def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_p
         if left != "metrics.jsonl":
             (out / "metrics.jsonl").touch()  # of a run that took no step: nothing to lose
     comm.Barrier()
-    with pytest.raises(
-        DataError, match=rf"out holds an earlier run \({left.split('/')[0]}\): go on with it by --resume"
-    ):
+    with pytest.raises(DataError, match=rf"out: holds an earlier run \({left.split('/')[0]}\). Resume it with --resume"):
         prepare(options(shared_tmp_path), trainer)
     assert (out / left).read_text() == "of an earlier run"
     comm.Barrier()
@@ -124,7 +122,7 @@ def test_a_finished_run_goes_on_to_more_epochs(
     said = "the run was one of 6 steps and is now one of 9: the learning rate from step 6 on is that of 9 steps"
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
     assert cli.main(command(comm, data, *float64, "--epochs", "2", "--resume")) == 2
-    assert ("checkpoint of step 9 lies beyond the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("checkpoint of step 9: later than the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def _steps(data: Path) -> list[tuple[int, float]]:
@@ -134,7 +132,7 @@ def _steps(data: Path) -> list[tuple[int, float]]:
 @on_ranks
 def test_a_run_that_is_resumed_needs_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
-    with pytest.raises(DataError, match=r"--resume: there is no finished checkpoint in .*; start without --resume"):
+    with pytest.raises(DataError, match=r"--resume: no finished checkpoint in .* Start without --resume"):
         prepare(options(shared_tmp_path, resume=True), trainer)
     trainer.checkpoint = 2
     assert prepare(options(shared_tmp_path, resume=True), trainer)

@@ -94,4 +94,4 @@ def test_no_rounds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) ->
         cli.main([*COMMAND, "--rounds", "0"])
     assert caught.value.code == 2
     err = capsys.readouterr().err
-    assert err == "" if comm.rank else "'0' is not a whole number above zero" in err
+    assert err == "" if comm.rank else "'0' is not a positive integer" in err

@@ -46,7 +46,9 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
 ) -> None:
     def instead(words: list[str]) -> Peak:
         if words[2] == pointcloud.DENSE and words[4] == "9":
-            raise DistconvError("the run on one rank ended with code 2: distconv bench pointcloud: out of memory: no")
+            raise DistconvError(
+                "the process that runs one rank failed (exit code 2): distconv bench pointcloud: out of memory: no"
+            )
         return Peak(1, 3 << 20, 0.0)
 
     monkeypatch.setattr(pointcloud, "in_new_process", instead)
@@ -64,7 +66,7 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
 
 def test_a_run_that_dies_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def instead(words: list[str]) -> Peak:
-        raise DistconvError("the run on one rank ended with code 1: no module")
+        raise DistconvError("the process that runs one rank failed (exit code 1): no module")
 
     monkeypatch.setattr(pointcloud, "in_new_process", instead)
     assert cli.main([*SMALL, "--resolution", "8"]) == 2
@@ -111,4 +113,4 @@ def test_over_ranks_each_variant_is_timed_on_one_and_on_all(
 @pytest.mark.ranks(3)
 def test_more_ranks_than_clouds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(SMALL) == 2
-    assert ("3 ranks cannot share 2 clouds; raise --batch" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("--batch 2: fewer clouds than ranks (3)" in capsys.readouterr().err) == (comm.rank == 0)
