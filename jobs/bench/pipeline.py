@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.timing import Variant, clocked, idle, in_turns
+from distconv.jobs.planning.options import run_on_rank_0
+from distconv.jobs.timing import Variant, idle, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipelines.options import counts
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if world.rank == 0:
         text, figures = _report(options, cuts, times, traces)
         print(text)
-        report.give_json(figures, options.json)
+        report.print_json(figures, options.json)
     bench.close()
     dist.destroy_process_group()
     return 0
@@ -137,7 +137,7 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _join(world: MPI.Intracomm) -> None:
     """Make the ranks a process group of torch's."""
-    file = on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
+    file = run_on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(
         "gloo", f"file://{file}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
     )
@@ -156,7 +156,7 @@ def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -
         starts = [x.name for x in profile.layers if isinstance(modules.get(x.name), (nn.Conv2d, nn.Linear))]
         return cuts_of(profile, starts, [1] * world.size, type(model).__name__)
 
-    return on_rank_0(world, measured)
+    return run_on_rank_0(world, measured)
 
 
 class _Bench:
@@ -183,7 +183,7 @@ class _Bench:
 
     def measure(self) -> dict[str, list[float]]:
         """Measure the seconds per step of every variant, one for each round."""
-        return in_turns(self.world, self.variants, self.options.rounds, asleep=True)
+        return time_interleaved(self.world, self.variants, self.options.rounds, asleep=True)
 
     def traces(self) -> dict[str, list[Timeline]]:
         """Record the timelines of synchronous schedules, interleaved step by step."""
@@ -208,7 +208,7 @@ class _Bench:
 
     def _timed(self, step: Callable[[], object]) -> Variant:
         """Return a function that takes the steps of a round and returns the seconds per step."""
-        (turn,) = clocked({0: lambda: [step() for _ in range(self.options.steps)]}).values()
+        (turn,) = timed_variants({0: lambda: [step() for _ in range(self.options.steps)]}).values()
         return lambda: turn() / self.options.steps
 
     def _steps_of(self, pipe: Pipeline) -> Variant:

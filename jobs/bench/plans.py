@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     times = _measured(options, plans, comm, kind)
     if comm.rank == 0:
         print(_report(options, plans, times))
-        report.give_json({"times_s": times}, options.json)
+        report.print_json({"times_s": times}, options.json)
     return 0
 
 

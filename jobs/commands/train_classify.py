@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
-from distconv.jobs.images.picture import PICTURE
+from distconv.jobs.images.picture import RESULT_FIGURE
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
@@ -136,7 +136,7 @@ JOB = ClassifierJob(
     extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
     more=lambda options, samples: {"classes": samples.classes},
     no_test="no test images: give them with --test-data",
-    picture=PICTURE,
+    picture=RESULT_FIGURE,
     shown=lambda count: range(min(16, count)),
     value=lambda samples, group, sample: samples.image(group, sample),
     name=lambda samples, label: label,

@@ -26,11 +26,11 @@ from distconv.jobs.segmentation.trainer import (
     LOSSES,
     SegmentationSettings,
     SegmentationTrainer,
-    called_classes,
+    predicted_classes,
 )
 from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.model_factory import SEGMENTERS
-from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_extents, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
 from distconv.placement import gather
@@ -129,7 +129,7 @@ def crop(text: str) -> str:
     ArgumentTypeError
         If the string is invalid.
     """
-    return ",".join(f"{axis}={extent}" for axis, extent in grid_extents(text).items()) if text else ""
+    return ",".join(f"{axis}={extent}" for axis, extent in grid_shape(text).items()) if text else ""
 
 
 def mirror(text: str) -> str:
@@ -236,7 +236,7 @@ class SegmentationJob(Job):
         examples: list[SegmentationExample] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors
-            maps = [_slices(each) for each in (image[:, 0], label, called_classes(logits))]
+            maps = [_slices(each) for each in (image[:, 0], label, predicted_classes(logits))]
             examples += [
                 SegmentationExample(f"sample {number}", *each)
                 for number, *each in zip(batch.samples, *maps, strict=True)

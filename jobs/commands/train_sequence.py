@@ -15,9 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.sequence.bitstreams import Bitstreams, by_counting
+from distconv.jobs.sequence.bitstreams import Bitstreams, counting_accuracy
 from distconv.jobs.sequence.mfcc import CoefficientRecipe
-from distconv.jobs.sequence.picture import PICTURE
+from distconv.jobs.sequence.picture import RESULT_FIGURE
 from distconv.jobs.sequence.samples import SequenceSamples
 from distconv.jobs.sequence.trainer import LAYERS, SequenceSettings, SequenceTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
@@ -98,7 +98,7 @@ def _baselines(trainer: SequenceTrainer) -> dict[str, float]:
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     scores = {"majority vote": majority_vote(train.labels, test.labels)}
     if isinstance(test, Bitstreams):
-        scores["count of the bits"] = by_counting(test)
+        scores["count of the bits"] = counting_accuracy(test)
     return scores
 
 
@@ -113,7 +113,7 @@ JOB = ClassifierJob(
     more=lambda options, samples: {"method": options.method, "classes": samples.class_names},
     baselines=_baselines,
     no_test="no held-out sequences to test on",
-    picture=PICTURE,
+    picture=RESULT_FIGURE,
     # From all over them: neighbours may be of one class.
     shown=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
     value=lambda samples, group, sample: samples.groups[group][sample],

@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
+def format_options(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
     """Format options as a YAML file that ``--config`` accepts.
 
     Parameters
@@ -102,7 +102,7 @@ def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
     return str(yaml.safe_dump(values, sort_keys=True, default_flow_style=False))
 
 
-def mapping(text: str) -> dict[str, Any]:
+def parse_mapping(text: str) -> dict[str, Any]:
     """Parse keyword arguments in YAML, such as ``{betas: [0.9, 0.95]}``.
 
     Raises

@@ -29,7 +29,7 @@ from .sources import Arrays
 
 TEN = 10
 """Number of classes of MNIST and CIFAR-10."""
-KNOWN = (
+KNOWN_FORMATS = (
     "MNIST (train-images-idx3-ubyte and train-labels-idx1-ubyte), CIFAR-10 (data_batch_1.bin), all of them plain or "
     "compressed (.gz, .xz), HDF5, netCDF and zarr (train.h5, train.nc, train.zarr), and folders of .npy files"
 )
@@ -116,15 +116,17 @@ def open_groups(
     try_on_all_ranks(comm, lambda: _check_exists(path), DataError)
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
-    train, test = try_on_all_ranks(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
+    train, test = try_on_all_ranks(
+        comm, lambda: (locate_files(path, "train"), locate_files(test_path or path, "test")), DataError
+    )
     # The collective calls below depend on the files found, which must therefore be the same on all ranks.
     check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
-        raise DataError(f"{path}: no training images found. Use {KNOWN}.")
+        raise DataError(f"{path}: no training images found. Use {KNOWN_FORMATS}.")
     if test == train and not has_group(test.paths[0], "test", comm):
         test = None
     if test is None and test_path is not None:
-        raise DataError(f"{test_path}: no test images found. Use {KNOWN}.")
+        raise DataError(f"{test_path}: no test images found. Use {KNOWN_FORMATS}.")
     groups = {"train": _open(train, "train", names, comm, readers)}
     if test is not None:
         groups["test"] = _open(test, "test", names, comm, readers)
@@ -133,15 +135,17 @@ def open_groups(
 
 def _check_exists(path: Path) -> None:
     if str(path) != digits.NAME and not path.exists() and not is_source_path(path):
-        raise DataError(f"{path}: no such file or folder. Use {KNOWN}, or --data {digits.NAME}, which needs no file.")
+        raise DataError(
+            f"{path}: no such file or folder. Use {KNOWN_FORMATS}, or --data {digits.NAME}, which needs no file."
+        )
 
 
 def _embedded(group: str, comm: MPI.Intracomm) -> ImageGroup:
-    images = digits.drawn(group)
+    images = digits.render_digits(group)
     return ImageGroup(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
 
 
-def locate(path: Path, group: str) -> Files | None:
+def locate_files(path: Path, group: str) -> Files | None:
     """Return the files of ``train`` or ``test`` in a folder, or the file that ``path`` itself is.
 
     Parameters

@@ -159,7 +159,7 @@ def generate(
     """
     from distconv.jobs.mesh.production.datafile import assemble
     from distconv.jobs.mesh.production.parts import RunFolder, streams
-    from distconv.jobs.mesh.production.production import collectively, produce
+    from distconv.jobs.mesh.production.production import call_on_rank_0, produce
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
@@ -167,10 +167,10 @@ def generate(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
-    there = collectively(comm, lambda: existing(target, recipe))
+    there = call_on_rank_0(comm, lambda: existing(target, recipe))
     if there is not None:
         return there
-    session = collectively(comm, lambda: prepare(target, recipe))
+    session = call_on_rank_0(comm, lambda: prepare(target, recipe))
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = RunFolder(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
@@ -184,7 +184,7 @@ def generate(
         progress=progress,
         on_first_sample=on_first_sample,
     )
-    summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
+    summary = call_on_rank_0(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
 
 

@@ -31,7 +31,7 @@ SCHEDULE = "pipedream"
 
 
 @dataclass(frozen=True)
-class Mixed:
+class DeviceMix:
     """Device types with the times of a network's layers on each, linked by ``bandwidth`` bytes/s."""
 
     profile: Profile
@@ -53,7 +53,7 @@ def mixed(
     profiles: Mapping[str, Profile],
     cuts: Sequence[str],
     memory: float | None,
-) -> Mixed:
+) -> DeviceMix:
     """Combine the profiles of a network on several device types.
 
     Parameters
@@ -97,10 +97,10 @@ def mixed(
         for kind, count in kinds.items()
     ]
     near = sum(kinds.values()) <= machine.ranks_per_node
-    return Mixed(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
+    return DeviceMix(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
 
 
-def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
+def load_profiles(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
     """Load the layer profile of each device type.
 
     Parameters
@@ -181,7 +181,7 @@ def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
     )
 
 
-def lines(setting: Mixed, method: str, chosen: StagePartition) -> Iterator[str]:
+def lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Iterator[str]:
     """Yield the report: chosen stages, their devices, and the times of the other methods.
 
     Parameters

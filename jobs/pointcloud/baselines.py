@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from distconv.errors import DataError
 
 from .clouds import Clouds
-from .sampling import drawn
+from .sampling import draw_points
 from .voxels import unit_cube
 
 PERCEPTRON_POINTS = 512
@@ -103,6 +103,6 @@ def _stacked(clouds: Clouds, samples: NDArray[np.int64], seed: int, epoch: int) 
     volumes = []
     for sample in map(int, samples):
         points = clouds[sample].points
-        taken = drawn(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
+        taken = draw_points(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
         volumes.append(unit_cube(torch.from_numpy(points[taken])) - 0.5)
     return torch.stack(volumes), torch.from_numpy(clouds.labels[samples])

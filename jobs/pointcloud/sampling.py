@@ -39,10 +39,10 @@ def surface_points(mesh: TriangleMesh, count: int, seed: int, sample: int) -> ND
         The points.
     """
     random = np.random.default_rng((seed, _SURFACE, sample))
-    return points_on(mesh, chosen_triangles(mesh, count, random), random).astype(np.float32)
+    return points_in_triangles(mesh, random_triangles(mesh, count, random), random).astype(np.float32)
 
 
-def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+def random_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return random triangles, each with a probability proportional to its area.
 
     Parameters
@@ -63,7 +63,9 @@ def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator
     return np.asarray(np.searchsorted(below, random.random(count) * below[-1], side="right"), np.int64)
 
 
-def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
+def points_in_triangles(
+    mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator
+) -> NDArray[np.float64]:
     """Return a point in each of the given triangles, uniformly distributed.
 
     Parameters
@@ -87,7 +89,7 @@ def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.rando
     return np.asarray(a + u * (b - a) + v * (c - a))
 
 
-def drawn(
+def draw_points(
     available: int,
     count: int,
     keep: float = 1.0,

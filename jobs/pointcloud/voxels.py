@@ -101,7 +101,7 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
     return Voxels(coords, features, of_point)
 
 
-def majority(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
+def majority_part(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
     """Return the part to which most points of each voxel belong; the smallest part of a tie.
 
     Parameters

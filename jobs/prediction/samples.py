@@ -27,7 +27,7 @@ from distconv.jobs import progress
 from distconv.tensor import DistTensor
 from distconv.writing import Output, count_written_rows, open_output
 
-from .network import Trained
+from .network import TrainedNetwork
 from .windows import Blend, WindowSource
 
 DATASET = "prediction"
@@ -36,7 +36,7 @@ _AXES = "dhw"
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PredictionInputs:
     """Samples to predict, and their labels if there are any."""
 
     source: StoredSource
@@ -56,7 +56,7 @@ class Inputs:
             self.labels.close()
 
 
-def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -> Inputs:
+def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intracomm) -> PredictionInputs:
     """Open the samples and, if there are any, their labels. Collective: call on every rank.
 
     Parameters
@@ -90,7 +90,7 @@ def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -
         raise DataError(
             f"{source.path}: the shape of dataset {name!r} is {source.shape(name)}, but samples are (N, C, ...)"
         )
-    return Inputs(source, name, labels, wanted)
+    return PredictionInputs(source, name, labels, wanted)
 
 
 def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int) -> tuple[StoredSource, str]:
@@ -104,7 +104,9 @@ def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, reader
     raise reasons[0] if given else reasons[_GROUPS.index("")]
 
 
-def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: torch.dtype) -> Field:
+def loader_field(
+    options: argparse.Namespace, of: TrainedNetwork, inputs: PredictionInputs, dtype: torch.dtype
+) -> Field:
     """Return the field of the loader, with the normalization used in training. Collective: call on every rank.
 
     Parameters
@@ -156,8 +158,8 @@ class PredictionRun:
     """A network, the samples to predict, and the options of the prediction."""
 
     options: argparse.Namespace
-    of: Trained
-    inputs: Inputs
+    of: TrainedNetwork
+    inputs: PredictionInputs
     field: Field
     grid: ProcessGrid
     model: Callable[..., Any]

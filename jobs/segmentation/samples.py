@@ -62,9 +62,9 @@ class SegmentationSamples:
         On all ranks, if images and labels do not fit each other, or labels are not valid classes.
     """
 
-    odd: Mapping[str, Sequence[float]] = {}
+    sign_flipped: Mapping[str, Sequence[float]] = {}
     """By axis, the factor of each channel of an image that is flipped along it (``distconv.data.loader.Field``)."""
-    exchanged: Sequence[tuple[int, float]] = ()
+    transposed: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed image (``distconv.data.loader.Field``)."""
 
     def __init__(
@@ -156,7 +156,15 @@ class SegmentationSamples:
         """
         of = self.groups[group]
         fields = (
-            Field(of.image, f"nc{self.axes}", dtype, self.moments.mean, self.moments.std, self.odd, self.exchanged),
+            Field(
+                of.image,
+                f"nc{self.axes}",
+                dtype,
+                self.moments.mean,
+                self.moments.std,
+                self.sign_flipped,
+                self.transposed,
+            ),
             Field(of.label, f"n{self.axes}", dtype if self.classes == 1 else torch.int64),
         )
         return Loader(of.source, fields, grid, batch, **{"shuffle": False, **options})

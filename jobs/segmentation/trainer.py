@@ -18,7 +18,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.accumulation import accumulate_batches
 from distconv.jobs.training.model_factory import ModelError, build_segmenter
 from distconv.layers.models import MODELS
 from distconv.placement import gather
@@ -27,7 +27,7 @@ from distconv.tensor import DistTensor
 
 from .loss import SegmentationLoss
 from .samples import SegmentationSamples
-from .scores import Confusion, SegmentationScores, counts_here
+from .scores import Confusion, SegmentationScores, is_counting_rank
 
 LOSSES = ("cross-entropy", "cross-entropy+dice")
 BALANCED = "balanced"
@@ -78,7 +78,7 @@ class SegmentationTraining(training.Trainer):
         super().__init__(settings, model, place, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loading(device)}
-        self.loader = accumulated(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
+        self.loader = accumulate_batches(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the segmentation loss of network outputs.
@@ -186,18 +186,18 @@ class SegmentationTrainer(SegmentationTraining):
         """
         confusion, sums = Confusion(self.samples.classes, self.samples.ignore), []
         for batch, logits in self.predictions(group):
-            labels = training.beside(batch.tensors[1], logits)
+            labels = training.match_grid(batch.tensors[1], logits)
             self._check_outputs(logits, labels)
             sums.append([gather(part).double().cpu() for part in self.criterion.sums(logits, labels)])
-            called = called_classes(logits)
+            called = predicted_classes(logits)
             here = batch.tensors[1].redistribute(called.dist).local
-            if counts_here(called.dist):
+            if is_counting_rank(called.dist):
                 confusion.add(called.local.cpu().numpy(), here.cpu().numpy())
         loss = self.criterion.of(*(torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)))
         return confusion.sum_over(self.comm), float(loss)
 
 
-def called_classes(logits: DistTensor) -> DistTensor:
+def predicted_classes(logits: DistTensor) -> DistTensor:
     """Return the classes (N, ...) that logits (N, C, ...) predict.
 
     The class of the largest logit. With one channel: 1 where the logit is not negative, otherwise 0.

@@ -56,7 +56,7 @@ class Recordings:
     """Number of channels of every sound."""
 
 
-def recordings(path: Path) -> Recordings:
+def read_recordings(path: Path) -> Recordings:
     """Read the sounds of a file or a folder. Local.
 
     Parameters

@@ -101,8 +101,8 @@ def _built(
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)
     torch.manual_seed(seed)
-    with _importing_from_here():
-        model = _guarded(name, lambda: factory(**arguments))
+    with _search_current_directory():
+        model = _call_user_code(name, lambda: factory(**arguments))
     if not isinstance(model, torch.nn.Module):
         raise ModelError(f"--model {name}: returned {type(model).__name__}, but must return a torch.nn.Module")
     return model
@@ -131,7 +131,7 @@ def _factory(name: str, kind: str) -> Callable[..., Any]:
 def _module(name: str, module: str) -> Any:
     def load() -> Any:
         try:
-            with _importing_from_here():
+            with _search_current_directory():
                 return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(f"{error.name}.")):
@@ -140,11 +140,11 @@ def _module(name: str, module: str) -> Any:
                 ) from error
             raise
 
-    return _guarded(name, load)
+    return _call_user_code(name, load)
 
 
 @contextlib.contextmanager
-def _importing_from_here() -> Iterator[None]:
+def _search_current_directory() -> Iterator[None]:
     """Search the current directory first inside the context, and last afterwards, where it shadows no module."""
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -177,7 +177,7 @@ def _arguments(
     return given
 
 
-def _guarded(name: str, call: Callable[[], T]) -> T:
+def _call_user_code(name: str, call: Callable[[], T]) -> T:
     """Call user code; turn any exception into a ModelError of one line with the location."""
     try:
         return call()

@@ -181,7 +181,7 @@ class Recoverable(ABC):
             )
         return True
 
-    def begin_with(self, path: Path) -> None:
+    def load_initial_weights(self, path: Path) -> None:
         """Load the weights of a file into the model. Collective: call on every rank.
 
         Parameters

@@ -130,7 +130,7 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
     return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -30,12 +30,12 @@ from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .recovery import Recoverable
-from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_rate
+from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_learning_rate
 
 T = TypeVar("T")
 
 
-def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def match_grid(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Redistribute ``tensor`` to the grid of ``other``, if both are distributed. Collective.
 
     A plan may place a model's output on another grid than its input, where the labels are.
@@ -135,7 +135,7 @@ class Training(Recoverable):
             )
 
     @abstractmethod
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         """Finish the steps in flight. All losses are known afterwards. Collective."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Training(Recoverable):
         """Set the learning rate, and the other scheduled values, of the next step in ``optimizer``."""
         of = self.settings
         if not of.scheduler:
-            set_rate(optimizer, self.rate)
+            set_learning_rate(optimizer, self.rate)
             return
         if self._schedule is None:
             schedule = RateSchedule(lambda parameters: make_optimizer(of, parameters))
@@ -204,7 +204,7 @@ class Training(Recoverable):
                 if self.step_count >= self.steps:
                     return
 
-    def note_loss(self, step: int, loss: float) -> None:
+    def record_loss(self, step: int, loss: float) -> None:
         """Record the loss of a step.
 
         Parameters
@@ -300,7 +300,7 @@ class Trainer(Training):
         self.optimizer.zero_grad()
         value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
         # All ranks must decide the same: if replicas have diverged, a loss may be finite on some ranks only.
-        try_on_all_ranks(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        try_on_all_ranks(self.comm, lambda: self.record_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
@@ -338,13 +338,13 @@ class Trainer(Training):
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
-        loss = self.loss(outputs, beside(labels, outputs))
+        loss = self.loss(outputs, match_grid(labels, outputs))
         if share != 1.0:
             loss = loss * share
         loss.backward()
         return loss.detach()
 
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         """Do nothing: no step is in flight between calls."""
 
     @torch.no_grad()

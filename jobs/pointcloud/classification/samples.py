@@ -27,7 +27,7 @@ SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
 """Number of embedded shapes in each group, and points of each shape."""
 
 
-class Kept:
+class CachedClouds:
     """Clouds that are read once and kept in memory."""
 
     def __init__(self, clouds: Clouds) -> None:
@@ -66,7 +66,7 @@ class CloudSamples:
         if self._file is None:
             self.name, self.class_names = "embedded shapes", Shapes.class_names
             self.groups = {
-                group: Kept(Shapes(count, SHAPE_POINTS, group=number))
+                group: CachedClouds(Shapes(count, SHAPE_POINTS, group=number))
                 for number, (group, count) in enumerate(SHAPES.items())
             }
         else:

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import PlanError
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import positive, select_device
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.device_kinds import Kinds, kind_here, kinds_of
@@ -290,7 +290,7 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
     plan.check_for(model=options.model, batch=options.batch, ranks=comm.size)
     kind = None
     if plan.kinds and options.devices is not None:
-        kind = kind_here(options.devices, comm, torch.device(device_for(options.device, comm)))
+        kind = kind_here(options.devices, comm, torch.device(select_device(options.device, comm)))
     return Pipelining(
         schedule=plan.schedule,
         replicas=plan.replicas,

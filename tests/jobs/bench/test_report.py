@@ -16,9 +16,9 @@ from tests.jobs.bench.command import outcome
 
 def test_figures_are_a_line_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "figures.json"
-    report.give_json({"median_s": 0.5}, None)
+    report.print_json({"median_s": 0.5}, None)
     assert not path.exists()
-    report.give_json({"median_s": 0.5}, path)
+    report.print_json({"median_s": 0.5}, path)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [path.read_text().strip()] * 2
     found = json.loads(lines[0])

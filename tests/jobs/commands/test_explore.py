@@ -171,8 +171,8 @@ def test_of_turns_the_fastest_profiles_and_the_medians_of_overheads_count() -> N
     for small, large, pass_s in ((1.0, 9.0, 0.2), (5.0, 7.0, 0.1), (2.0, 8.0, 0.4)):
         profiles = {size: Profile([Layer("a", 1.0, time, 8, 4)], []) for size, time in ((2, small), (8, large))}
         overheads = Overheads(pass_s, 2 * pass_s, 3 * pass_s, True, 4 * pass_s)
-        turns.append(explore.Known(Machine.load("localhost"), overheads, profiles))
-    found = explore.best_known(turns)
+        turns.append(explore.Measurements(Machine.load("localhost"), overheads, profiles))
+    found = explore.combine_measurements(turns)
     assert {size: profile.layers[0].backward_s for size, profile in found.profiles.items()} == {2: 1.0, 8: 7.0}
     assert found.overheads == Overheads(0.2, 0.4, pytest.approx(0.6), True, 0.8)
 

@@ -182,5 +182,5 @@ def test_of_several_profiles_the_shortest_times_and_the_medians_of_rates_count()
     for kernel, time in ((3.0, 5.0), (1.0, 9.0), (2.0, 2.0)):
         entry = Compute(1, Roofline(2e10, 4e9, kernel), {"a": time, f"only {time}": 1.0})
         profiles.append(replace(Machine.load("localhost"), compute=(entry,)))
-    (entry,) = profile.undisturbed(profiles).compute
+    (entry,) = profile.combine_machines(profiles).compute
     assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)

@@ -10,7 +10,7 @@ import pytest
 
 import distconv as dc
 from distconv import cli
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import ONE_GRID, PLANS, on_ranks, planned
 from tests.jobs.images.image_files import written
@@ -22,7 +22,7 @@ users_folder = users_models.users_folder
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of the command that are not about their picture do not draw it."""
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
 
 
 def command(comm: Any, data: Path, *more: str) -> list[str]:

@@ -13,7 +13,7 @@ from scipy.io import wavfile
 import distconv as dc
 from distconv import cli
 from distconv.jobs.sequence import samples
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import write_file, write_folder
 
@@ -65,7 +65,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
 def test_resume_takes_the_same_steps_by_another_method(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = with_sounds(comm, shared_tmp_path)
     exact = ["--epochs", "2", "--dtype", "float64"]
     assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4")) == 0
@@ -86,7 +86,7 @@ def test_resume_takes_the_same_steps_by_another_method(
 def test_a_folder_without_held_out_sounds_is_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = write_folder(tmp_path / "sounds", test=False)
     assert cli.main(["train", "sequence", "--data", str(folder), "--steps", "2", "--out", str(tmp_path / "out")]) == 0
     assert "no held-out sequences to test on" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_folder_without_held_out_sounds_is_trained_on(
 def test_stereo_sounds_are_trained_on_by_channel_in_frames_of_any_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = write_folder(tmp_path / "sounds")
     for file in folder.glob("t*/*/*.wav"):
         rate, sound = wavfile.read(file)

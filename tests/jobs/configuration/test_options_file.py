@@ -14,7 +14,7 @@ import yaml
 
 from distconv import checkpoint, cli
 from distconv.cli import Parser
-from distconv.jobs.configuration.options_file import add_config_arguments, mapping, text_of
+from distconv.jobs.configuration.options_file import add_config_arguments, format_options, parse_mapping
 from distconv.jobs.training.options import add_training_arguments
 from distconv.jobs.training.training import TrainingSettings
 from tests.jobs.images import image_files
@@ -36,7 +36,7 @@ def test_a_file_is_what_its_words_are(tmp_path: Path) -> None:
     words += ["--optimizer-args", "{betas: [0.8, 0.9]}"]
     expected = parser().parse_args(words)
     assert expected.optimizer_args == {"betas": [0.8, 0.9]} and expected.augment is False
-    (tmp_path / "a.yaml").write_text(text_of(expected))
+    (tmp_path / "a.yaml").write_text(format_options(expected))
     found = parser().parse_args(["--config", str(tmp_path / "a.yaml")])
     assert vars(found) | {"config": None} == vars(expected)
     later = parser().parse_args(["--lr", "9", "--config", str(tmp_path / "a.yaml"), "--seed", "7"])
@@ -44,7 +44,7 @@ def test_a_file_is_what_its_words_are(tmp_path: Path) -> None:
 
 
 def test_options_about_one_call_are_not_printed() -> None:
-    printed = yaml.safe_load(text_of(parser().parse_args(["--resume", "--lr", "0.5"])))
+    printed = yaml.safe_load(format_options(parser().parse_args(["--resume", "--lr", "0.5"])))
     assert printed["lr"] == 0.5 and not {"resume", "overwrite", "config", "print_config"} & set(printed)
 
 
@@ -74,10 +74,10 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_arguments_are_a_mapping() -> None:
-    assert mapping("{a: 1, b: [2, x]}") == {"a": 1, "b": [2, "x"]}
+    assert parse_mapping("{a: 1, b: [2, x]}") == {"a": 1, "b": [2, "x"]}
     for text in ("3", "{1: 2}", "{a", "[a]"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"is not a mapping, such as \{NAME: VALUE"):
-            mapping(text)
+            parse_mapping(text)
     made = argparse.ArgumentParser()
     add_config_arguments(made)
     assert made.parse_args(["--print_config"]).print_config

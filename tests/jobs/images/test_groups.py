@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distconv.errors import DataError, MismatchError
-from distconv.jobs.images.groups import locate
+from distconv.jobs.images.groups import locate_files
 from distconv.jobs.images.samples import ImageSamples
 from tests.distconv.data.sample_files import common, flip_bit
 from tests.jobs.images import image_files
@@ -21,7 +21,7 @@ from tests.jobs.images.image_files import arrays, idx, put, records, written
 def test_of_a_plain_and_a_compressed_copy_one_is_read(tmp_path: Path) -> None:
     image_files.write_cifar(tmp_path, ending="")
     image_files.write_cifar(tmp_path, ending=".xz")
-    files = locate(tmp_path, "train")
+    files = locate_files(tmp_path, "train")
     assert files is not None
     assert [path.name for path in files.paths] == ["data_batch_1.bin", "data_batch_2.bin"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.voxels import LARGEST, majority, unit_cube, voxelise
+from distconv.jobs.pointcloud.voxels import LARGEST, majority_part, unit_cube, voxelise
 
 
 def cloud(points: int, seed: int = 0) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_without_offsets_a_voxel_says_only_that_it_is_filled() -> None:
 def test_no_points_fill_no_voxel() -> None:
     voxels = voxelise(unit_cube(torch.empty(0, 3)), 32, offsets=True)
     assert (voxels.coords.shape, voxels.features.shape, voxels.of_point.shape) == ((0, 3), (0, 4), (0,))
-    assert majority(torch.empty(0, dtype=torch.int64), voxels.of_point, 0).shape == (0,)
+    assert majority_part(torch.empty(0, dtype=torch.int64), voxels.of_point, 0).shape == (0,)
 
 
 def test_the_unit_cube_is_touched_along_the_longest_dimension_only() -> None:
@@ -107,7 +107,7 @@ def test_points_outside_the_cube_are_refused() -> None:
 def test_a_voxel_is_of_the_part_that_most_of_its_points_are_of() -> None:
     voxels = voxelise(cloud(600), 4)
     part = torch.randint(0, 5, (600,), generator=torch.Generator().manual_seed(2))
-    found = majority(part, voxels.of_point, len(voxels.coords))
+    found = majority_part(part, voxels.of_point, len(voxels.coords))
     for row, chosen in enumerate(found.tolist()):
         counts = Counter(part[voxels.of_point == row].tolist())
         assert chosen == min(counts, key=lambda p: (-counts[p], p))

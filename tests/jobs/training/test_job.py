@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import distconv as dc
-from distconv.jobs.training.job import Job, JobOutcome, capture_of, train
+from distconv.jobs.training.job import Job, JobOutcome, capture_choice, train
 from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
@@ -115,7 +115,7 @@ def test_a_job_opens_trains_judges_and_closes_in_this_order(
 )
 def test_steps_of_reference_models_are_captured_where_nothing_is_said(given: dict[str, Any], choice: str) -> None:
     options = Namespace(**{"capture": None, "model": "unet", "trace": None} | given)
-    assert capture_of(options) == choice
+    assert capture_choice(options) == choice
 
 
 @pytest.mark.ranks(2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distconv.jobs.training.model_factory import build_classifier, build_model
-from distconv.jobs.training.options import device_for
+from distconv.jobs.training.options import select_device
 from distconv.jobs.training.run import prepare
 from tests.distconv.one_rank_alone import Case, Rank, check
 
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
     ),
     "an unknown model": (built(MODEL, "no_such_net"), r"no_such_net.*\(on rank"),
     "a segmentation network": (built(MODEL, "unet", build_classifier), r"unet.*\(on rank"),
-    "device": (lambda r: device_for(r.pick("cpu", "cuda:77"), r.comm), r"--device cuda:77: .*\(on rank"),
+    "device": (lambda r: select_device(r.pick("cpu", "cuda:77"), r.comm), r"--device cuda:77: .*\(on rank"),
     "a file in place of the folder": (prepared(Path.touch), r"out.*\(on rank"),
 }
 

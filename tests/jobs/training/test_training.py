@@ -55,7 +55,7 @@ def test_steps_that_are_given_take_the_place_of_epochs() -> None:
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
 def test_a_loss_that_is_not_finite_is_an_error(loss: float) -> None:
     with pytest.raises(dc.DistconvError, match=rf"step 5: the loss is {loss}. Use a smaller --lr"):
-        line().note_loss(5, loss)
+        line().record_loss(5, loss)
 
 
 def test_one_weight_that_is_not_finite_is_enough(tmp_path: Path) -> None:

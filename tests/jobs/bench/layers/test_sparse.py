@@ -23,7 +23,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(words)
         return Peak(1, 3, 0.0)
 
-    monkeypatch.setattr(sparse, "in_new_process", instead)
+    monkeypatch.setattr(sparse, "run_in_new_process", instead)
     return asked
 
 

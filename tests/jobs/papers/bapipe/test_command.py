@@ -33,7 +33,7 @@ def test_the_networks_of_table_iii_have_their_parameters():
     assert found["ResNet-50"] == pytest.approx(25.56, rel=1e-3)
 
 
-FITTED = command.as_fitted(V100)
+FITTED = command.fitted_machine(V100)
 FASTER = replace(FITTED, node=replace(FITTED.node, bandwidth_bytes_per_s=2e9))
 
 

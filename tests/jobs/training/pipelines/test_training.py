@@ -21,7 +21,7 @@ from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSetti
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.pipelines.options import Pipelining, planned_pipelining
-from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
+from distconv.jobs.training.settings import learning_rate, make_optimizer, set_learning_rate
 from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
@@ -71,7 +71,7 @@ def by_hand(
         if step == of.switch_after:
             serial.switch("gpipe")
         for optimizer in filter(None, serial.optimizers):
-            set_rate(optimizer, learning_rate(step, settings.steps, settings.lr))
+            set_learning_rate(optimizer, learning_rate(step, settings.steps, settings.lr))
         serial.step(*(tensor.local for tensor in batch.tensors))
     serial.drain()
     return model.state_dict(), [(number + 1, loss) for number, loss in serial.losses]
@@ -164,7 +164,7 @@ def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_f
         trainer._switch_in_time()
     assert asked == [(2, "gpipe")]
     pipe.losses.append((1, 0.25))
-    trainer._note_losses()
+    trainer._record_losses()
     assert trainer.losses == [(1, 0.5), (2, 0.25)]
 
 
@@ -375,7 +375,7 @@ def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(com
         first.step(*batch.tensors)
         if first.step_count == 3:
             first.save(str(shared_tmp_path / "saved"))
-            first.settle()
+            first.finish_steps()
     first.synchronize()
     second = ImagePipelineTrainer(settings, samples, of)
     assert second.resume(str(shared_tmp_path / "saved"))
@@ -424,7 +424,7 @@ def test_stages_with_plans_begin_with_the_weights_of_a_file(comm: Any, shared_tm
     comm.Barrier()
     of = planned(comm, shared_tmp_path, LENET, LENET_PLANS[comm.size])
     trainer = ImagePipelineTrainer(LENET, samples, of)
-    trainer.begin_with(shared_tmp_path / "other.pt")
+    trainer.load_initial_weights(shared_tmp_path / "other.pt")
     trainer.synchronize()  # the model gets what the stages have
     for name, found in trainer.model.state_dict().items():
         assert torch.equal(found, wanted[name]), name
@@ -440,11 +440,11 @@ def test_a_grid_begins_with_the_weights_of_a_file_that_fits(comm: Any, shared_tm
         torch.save({"c1.weight": torch.zeros(3)}, shared_tmp_path / "wrong.pt")
     comm.Barrier()
     trainer = ImageTrainer(LENET, samples, dc.ProcessGrid(comm, c=2))
-    trainer.begin_with(shared_tmp_path / "other.pt")
+    trainer.load_initial_weights(shared_tmp_path / "other.pt")
     for name, found in trainer.model.state_dict().items():
         assert torch.equal(found, wanted[name]), name
     with pytest.raises(CheckpointError, match="the weights do not fit the model"):
-        trainer.begin_with(shared_tmp_path / "wrong.pt")
+        trainer.load_initial_weights(shared_tmp_path / "wrong.pt")
 
 
 @pytest.mark.ranks(2)
