@@ -44,9 +44,13 @@ class AutoCapturedStep:
     """
 
     def __init__(
-        self, function: Callable[..., Any], choice: str, comm: MPI.Intracomm, to_come: Callable[[], int] | None = None
+        self,
+        function: Callable[..., Any],
+        choice: str,
+        comm: MPI.Intracomm,
+        remaining_steps: Callable[[], int] | None = None,
     ) -> None:
-        self._function, self._choice, self._comm, self._to_come = function, choice, comm, to_come
+        self._function, self._choice, self._comm, self._to_come = function, choice, comm, remaining_steps
         self._captured: Callable[..., Any] | None = None
         self._seconds: dict[str, list[float]] = {"eager": [], "captured": []}
 

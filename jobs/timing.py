@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from mpi4py import MPI
 
-from distconv.jobs.planning.options import wait_asleep
+from distconv.jobs.planning.options import barrier_without_polling
 
 K = TypeVar("K")
 
@@ -28,7 +28,7 @@ def idle() -> float:
     return 0.0
 
 
-def clocked(actions: Mapping[K, Callable[[], object]], device: torch.device = CPU) -> dict[K, Variant]:
+def timed_variants(actions: Mapping[K, Callable[[], object]], device: torch.device = CPU) -> dict[K, Variant]:
     """Return variants that time the given actions.
 
     Parameters
@@ -57,7 +57,7 @@ def clocked(actions: Mapping[K, Callable[[], object]], device: torch.device = CP
     return {name: variant(action) for name, action in actions.items()}
 
 
-def in_turns(
+def time_interleaved(
     comm: MPI.Intracomm, variants: Mapping[K, Variant], rounds: int, *, warm_up: int = 1, asleep: bool = False
 ) -> dict[K, list[float]]:
     """Time variants in interleaved rounds. Collective: call on every rank of ``comm``.
@@ -87,7 +87,7 @@ def in_turns(
             comm.Barrier()
             seconds = variant()
             if asleep:
-                wait_asleep(comm)
+                barrier_without_polling(comm)
             slowest = comm.allreduce(seconds, MPI.MAX)
             if turn >= warm_up:
                 times[name].append(slowest)
@@ -109,7 +109,7 @@ def timed(comm: MPI.Intracomm, device: torch.device, action: Callable[[], object
     float
         The same on all ranks.
     """
-    return in_turns(comm, clocked({"": action}, device), 1, warm_up=0)[""][0]
+    return time_interleaved(comm, timed_variants({"": action}, device), 1, warm_up=0)[""][0]
 
 
 def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:

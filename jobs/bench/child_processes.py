@@ -33,7 +33,7 @@ class Peak:
         return self.peak - self.before
 
 
-def in_new_process(words: Sequence[str]) -> Peak:
+def run_in_new_process(words: Sequence[str]) -> Peak:
     """Run ``distconv bench`` with these arguments in a process outside this job, and return the peak it prints.
 
     Raises
@@ -46,11 +46,11 @@ def in_new_process(words: Sequence[str]) -> Peak:
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode:
         last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
+        raise DistconvError(f"the process that runs one rank failed (exit code {finished.returncode}): {last[0]}")
     return Peak(**json.loads(finished.stdout.splitlines()[-1]))
 
 
-def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
+def measure_first_step(make: Callable[[], Callable[[], object]]) -> Peak:
     """Memory and time of the first step of what ``make`` returns, with what that made for it."""
     _peak_bytes_since_last()
     before = _peak_bytes_since_last()  # what is resident

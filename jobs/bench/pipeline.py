@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.timing import Variant, clocked, idle, in_turns
+from distconv.jobs.planning.options import run_on_rank_0
+from distconv.jobs.timing import Variant, idle, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipelines.options import counts
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     """
     world = MPI.COMM_WORLD
     if world.size < 2:
-        raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")
+        raise DistconvError("needs one rank for each stage, at least 2. Start it with mpiexec -n 2.")
     torch.set_num_threads(1)
     cuts = _cuts(world, options)
     _join(world)
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if world.rank == 0:
         text, figures = _report(options, cuts, times, traces)
         print(text)
-        report.give_json(figures, options.json)
+        report.print_json(figures, options.json)
     bench.close()
     dist.destroy_process_group()
     return 0
@@ -112,7 +112,10 @@ def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts
     cuts: Cuts = options.ppv
     if len(cuts) != world.size - 1:
         written = ",".join(map(str, cuts))
-        raise DistconvError(f"--ppv {written}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+        raise DistconvError(
+            f"--ppv {written}: {len(cuts)} split points make {len(cuts) + 1} stages, but there are "
+            f"{world.size} ranks. Give {world.size - 1} split points."
+        )
     return cuts, cuts
 
 
@@ -134,7 +137,7 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _join(world: MPI.Intracomm) -> None:
     """Make the ranks a process group of torch's."""
-    file = on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
+    file = run_on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(
         "gloo", f"file://{file}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
     )
@@ -153,7 +156,7 @@ def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -
         starts = [x.name for x in profile.layers if isinstance(modules.get(x.name), (nn.Conv2d, nn.Linear))]
         return cuts_of(profile, starts, [1] * world.size, type(model).__name__)
 
-    return on_rank_0(world, measured)
+    return run_on_rank_0(world, measured)
 
 
 class _Bench:
@@ -180,7 +183,7 @@ class _Bench:
 
     def measure(self) -> dict[str, list[float]]:
         """Measure the seconds per step of every variant, one for each round."""
-        return in_turns(self.world, self.variants, self.options.rounds, asleep=True)
+        return time_interleaved(self.world, self.variants, self.options.rounds, asleep=True)
 
     def traces(self) -> dict[str, list[Timeline]]:
         """Record the timelines of synchronous schedules, interleaved step by step."""
@@ -205,7 +208,7 @@ class _Bench:
 
     def _timed(self, step: Callable[[], object]) -> Variant:
         """Return a function that takes the steps of a round and returns the seconds per step."""
-        (turn,) = clocked({0: lambda: [step() for _ in range(self.options.steps)]}).values()
+        (turn,) = timed_variants({0: lambda: [step() for _ in range(self.options.steps)]}).values()
         return lambda: turn() / self.options.steps
 
     def _steps_of(self, pipe: Pipeline) -> Variant:

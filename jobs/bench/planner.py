@@ -12,7 +12,13 @@ import time
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.planning.options import add_machine_argument, add_network_arguments, on_rank_0, quantity, traced
+from distconv.jobs.planning.options import (
+    add_machine_argument,
+    add_network_arguments,
+    quantity_parser,
+    run_on_rank_0,
+    traced,
+)
 from distconv.jobs.planning.strong_scaling import rank_counts
 from distconv.jobs.training.options import positive
 from distconv.perfmodel.cost import block_geometry, operation_work
@@ -43,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", dest="most", type=positive, default=1024, help="largest number of ranks (default: %(default)s)"
     )
     parser.add_argument(
-        "--memory", type=quantity(Memory), help=f"memory limit of each rank: {Memory.kind} (default: none)"
+        "--memory", type=quantity_parser(Memory), help=f"memory limit of each rank: {Memory.kind} (default: none)"
     )
     report.add_json_argument(parser)
 
@@ -57,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
         If ``--from`` is more than ``--to``.
     """
     if options.least > options.most:
-        raise DistconvError(f"--from {options.least} is more than --to {options.most}")
-    on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
+        raise DistconvError(f"--from {options.least}: larger than --to {options.most}. Swap the values.")
+    run_on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
     return 0
 
 
@@ -98,7 +104,7 @@ def _compared(options: argparse.Namespace) -> None:
         f"exact is faster for {len(better)} of {len(wins)} rank counts, by {max(wins):.2%} at most and "
         f"{sum(wins) / len(wins):.2%} on average; slower for {sum(win < -1e-9 for win in wins)}"
     )
-    report.give_json({"ranks": figures}, options.json)
+    report.print_json({"ranks": figures}, options.json)
 
 
 def _timed(

@@ -65,12 +65,14 @@ def run(options: argparse.Namespace) -> int:
     plans = {str(path): PipelinePlan.load(path, comm) for path in options.plans}
     of = sorted({(plan.model, plan.batch) for plan in plans.values()})
     if len(of) > 1:
-        raise DistconvError(f"bench plans: found plans of {of}; compare those of one model and mini-batch")
+        raise DistconvError(
+            f"the plans are for different models or mini-batches ({of}). Compare plans of one model and mini-batch."
+        )
     kind = None if options.devices is None else kind_of_rank(options.devices, comm, torch.device("cpu"))
     times = _measured(options, plans, comm, kind)
     if comm.rank == 0:
         print(_report(options, plans, times))
-        report.give_json({"times_s": times}, options.json)
+        report.print_json({"times_s": times}, options.json)
     return 0
 
 

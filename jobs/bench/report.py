@@ -119,7 +119,7 @@ def _new_file(text: str) -> Path:
     return Path(text)
 
 
-def give_json(figures: Mapping[str, Any], path: Path | None) -> None:
+def print_json(figures: Mapping[str, Any], path: Path | None) -> None:
     """Print a line of JSON with the machine and the command in it, and write it to ``path`` if there is one."""
     text = json.dumps({"command": _command(), "machine": machine(), **figures})
     print(text, flush=True)

@@ -25,7 +25,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import machine_of, profiled, undisturbed
+from distconv.jobs.commands.profile import combine_machines, measure_machine, profiled
 from distconv.jobs.planning import chosen_pipeline, exploration_picture, mixed_devices, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
@@ -34,8 +34,8 @@ from distconv.jobs.planning.options import (
     built,
     check_writable,
     fastest,
-    on_rank_0,
-    quantity,
+    quantity_parser,
+    run_on_rank_0,
     traced,
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True, more=f"{HERE} (measure this machine now), ")
     parser.add_argument(
         "--memory",
-        type=quantity(Memory),
+        type=quantity_parser(Memory),
         metavar="16GB",
         help="memory limit of each rank, with its unit (default: the machine's)",
     )
@@ -118,24 +118,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure or load the machine, explore, print and write. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    on_rank_0(comm, lambda: _check(options))
+    run_on_rank_0(comm, lambda: _check(options))
     if options.devices is not None:
-        on_rank_0(comm, lambda: _over_kinds(options))
+        run_on_rank_0(comm, lambda: _explore_device_types(options))
         return 0
     options.schedules = options.schedules or list(DEFAULT)
     if options.machine == HERE:
-        measured = measured_here(options, options.ranks.count, comm)
+        measured = measure_here(options, options.ranks.count, comm)
     else:
-        machine = on_rank_0(comm, lambda: Machine.load(options.machine))
-        measured = Known(machine, assumed_overheads(machine), {})
-    on_rank_0(comm, lambda: _explore(options, measured))
+        machine = run_on_rank_0(comm, lambda: Machine.load(options.machine))
+        measured = Measurements(machine, assumed_overheads(machine), {})
+    run_on_rank_0(comm, lambda: _explore(options, measured))
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
     unknown = [name for name in options.schedules or () if name not in RUNNABLE]
     if unknown:
-        raise DistconvError(f"--schedules {unknown[0]}: there are {', '.join(RUNNABLE)}")
+        raise DistconvError(f"--schedules {unknown[0]}: no such schedule. Use some of {', '.join(RUNNABLE)}.")
     _check_kinds(options)
     if options.out is not None:
         check_writable("--out", options.out)
@@ -149,22 +149,25 @@ def _check_kinds(options: argparse.Namespace) -> None:
     if options.devices is None:
         for name in ("profiles", "method"):
             if getattr(options, name) is not None:
-                raise DistconvError(f"--{name} is for --devices, several kinds of them")
+                raise DistconvError(
+                    f"--{name}: only an option of --devices, several device types. Add --devices or remove --{name}."
+                )
         return
     if isinstance(options.devices, str):
         raise DistconvError(
-            f"--devices {options.devices}: say how many there are of each kind, such as titanxp:2,v100:2"
+            f"--devices {options.devices}: the number of ranks of each device type is missing. Give it, such "
+            "as titanxp:2,v100:2."
         )
     for name, why in (
-        ("schedules", f"stages over kinds of devices follow {mixed_devices.SCHEDULE}"),
-        ("plot", "nothing is drawn of it"),
+        ("schedules", f"stages of several device types use the schedule {mixed_devices.SCHEDULE}"),
+        ("plot", "there is no figure of device types"),
     ):
         if getattr(options, name) is not None:
-            raise DistconvError(f"--{name} does not go with --devices: {why}")
+            raise DistconvError(f"--{name}: cannot be combined with --devices, since {why}. Remove --{name}.")
     if options.machine == HERE:
         raise DistconvError(
-            f"--machine {HERE} does not go with --devices: measure each kind by distconv profile --layers --devices, "
-            "and name a machine for its links"
+            f"--machine {HERE}: cannot be combined with --devices. Measure each device type with distconv "
+            "profile --layers --devices, and name a machine for its links."
         )
 
 
@@ -182,7 +185,7 @@ def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
 
 
 @dataclass(frozen=True)
-class Known:
+class Measurements:
     """Basis of a prediction: the machine, overheads of steps, and the network's measured layers.
 
     ``profiles`` are keyed by samples per micro-batch, measured on one rank while all are at work. They are empty for a
@@ -194,7 +197,7 @@ class Known:
     profiles: Mapping[int, Profile]
 
 
-def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> Known:
+def measure_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> Measurements:
     """Measure this machine and each layer, for every size of micro-batch and stage. Collective.
 
     Parameters
@@ -217,24 +220,24 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
     """
     if comm.size != ranks:
         raise DistconvError(
-            f"--machine {HERE} measures with the ranks that train: --ranks is {ranks}, but there are {comm.size}; "
-            f"start mpiexec -n {ranks}"
+            f"--machine {HERE}: measures on the ranks that will train, but --ranks is {ranks} and this job "
+            f"has {comm.size}. Start mpiexec -n {ranks}."
         )
     network = profile_network(comm, CPU)
-    return best_known([measured_once(options, network, comm) for _ in range(TURNS)])
+    return combine_measurements([measure_once(options, network, comm) for _ in range(TURNS)])
 
 
-def measured_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI.Intracomm) -> Known:
+def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI.Intracomm) -> Measurements:
     """Measure layers and overheads once, with known links. Collective.
 
     Layers on one rank are timed within the full network, distributed layers separately.
     """
-    machine = machine_of(HERE, network, comm, CPU)
+    machine = measure_machine(HERE, network, comm, CPU)
     widths = [width for width in range(2, comm.size + 1) if comm.size % width == 0]
     sizes = [options.batch // count for count in microbatch_counts(options.batch, comm.size)]
     for size in sizes:
         graph = graph_of(options, size)
-        machine = profiled(machine, graph, widths, comm, CPU, at_work=comm.size, rounds=1)
+        machine = profiled(machine, graph, widths, comm, CPU, busy_ranks=comm.size, rounds=1)
     model = built(options)
     with watchdog.waiting(lambda: "the start of a measurement"):
         comm.Barrier()
@@ -245,10 +248,10 @@ def measured_once(options: argparse.Namespace, network: NetworkProfile, comm: MP
     # Take the profile of the slowest rank, for which the others wait.
     profiles = {size: max(each, key=_seconds) for size, each in zip(sizes, zip(*of_ranks, strict=True), strict=True)}
     samples = torch.randn(2, *options.input)
-    return Known(machine, measured_overheads(machine, built(options), samples, comm), profiles)
+    return Measurements(machine, measured_overheads(machine, built(options), samples, comm), profiles)
 
 
-def best_known(turns: Sequence[Known]) -> Known:
+def combine_measurements(turns: Sequence[Measurements]) -> Measurements:
     """Combine several measurements: the fastest profiles, as other load only lengthens times."""
     sizes = turns[0].profiles
     profiles = {size: min((turn.profiles[size] for turn in turns), key=_seconds) for size in sizes}
@@ -257,14 +260,14 @@ def best_known(turns: Sequence[Known]) -> Known:
         for name in ("pass_s", "message_s", "update_s_per_byte", "join_s")
     }
     overheads = replace(turns[0].overheads, **differences)
-    return Known(undisturbed([turn.machine for turn in turns]), overheads, profiles)
+    return Measurements(combine_machines([turn.machine for turn in turns]), overheads, profiles)
 
 
 def _seconds(profile: Profile) -> float:
     return sum(layer.time_s for layer in profile.layers)
 
 
-def explored(options: argparse.Namespace, measured: Known, cuts: list[str]) -> Exploration:
+def search_candidates(options: argparse.Namespace, measured: Measurements, cuts: list[str]) -> Exploration:
     """Search stages, schedules and distributions for ``options.ranks`` ranks and the options of the command."""
     return explore(
         cache(partial(graph_of, options)),
@@ -284,7 +287,7 @@ def explored(options: argparse.Namespace, measured: Known, cuts: list[str]) -> E
 # -- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def _explore(options: argparse.Namespace, measured: Known) -> None:
+def _explore(options: argparse.Namespace, measured: Measurements) -> None:
     model, example = built(options), torch.empty(2, *options.input)
     try:
         cuts = possible_cuts(model, example)
@@ -294,12 +297,12 @@ def _explore(options: argparse.Namespace, measured: Known) -> None:
     if options.machine == HERE:
         # Measured with these ranks at work, which says nothing of fewer.
         ranks, remark = options.ranks.count, ""
-        exploration = explored(_with(options, ranks), measured, cuts)
+        exploration = search_candidates(_with_ranks(options, ranks), measured, cuts)
     else:
         ranks, exploration, remark = fastest(
-            lambda count: explored(_with(options, count), measured, cuts), options.ranks
+            lambda count: search_candidates(_with_ranks(options, count), measured, cuts), options.ranks
         )
-    options = _with(options, ranks)
+    options = _with_ranks(options, ranks)
     plan = chosen_pipeline.pipeline_plan(exploration.best, model, options.model, options.batch, example)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
     print(f"counted {measured.overheads}")
@@ -316,11 +319,11 @@ def _explore(options: argparse.Namespace, measured: Known) -> None:
         print(f"picture: {options.plot}")
 
 
-def _over_kinds(options: argparse.Namespace) -> None:
+def _explore_device_types(options: argparse.Namespace) -> None:
     """Cut the network over kinds of devices, print and write."""
     machine, kinds = Machine.load(options.machine), options.devices
     if options.profiles is not None:
-        profiles = mixed_devices.profiles_in(options.profiles, kinds)
+        profiles = mixed_devices.load_profiles(options.profiles, kinds)
     else:
         profiles = mixed_devices.described(graph_of(options, options.batch), machine, kinds)
     cuts = possible_cuts(built(options), torch.empty(2, *options.input))
@@ -334,10 +337,10 @@ def _over_kinds(options: argparse.Namespace) -> None:
     there = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices {there}")
+        print(f"plan: {options.out}; train with it: {_training(_with_ranks(options, plan.ranks))} --devices {there}")
 
 
-def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
+def _with_ranks(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
     return argparse.Namespace(**vars(options) | {"ranks": ranks})
 
 

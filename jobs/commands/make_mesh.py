@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         return _measure(options)
     if options.out is None:
         raise DataError(
-            "data mesh needs --out PATH, for example: distconv data mesh --size 128 --samples 48 --out mesh.h5"
+            "--out: missing. Name the file, for example: distconv data mesh --size 128 --samples 48 --out mesh.h5"
         )
     folder = Path(options.out).parent
     try_on_all_ranks(comm, lambda: os.makedirs(folder, exist_ok=True), DataError)
@@ -110,7 +110,7 @@ def _show_first(out: Path, family: str, sample: LabelledSnapshot) -> None:
 def _measure(options: argparse.Namespace) -> int:
     if options.measure_steps < 1 or options.size < 16:
         raise DataError(
-            f"--measure-steps {options.measure_steps} at --size {options.size}: at least 1 step and 16 cells are needed"
+            f"--measure-steps {options.measure_steps} --size {options.size}: at least 1 step and 16 cells are required"
         )
     if MPI.COMM_WORLD.rank == 0:
         print(dataset.step_cost(options.size, options.measure_steps))

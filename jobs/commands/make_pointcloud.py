@@ -49,12 +49,12 @@ def run(options: argparse.Namespace) -> int:
         If ``--out`` is missing, or numbers make no sense.
     """
     if options.out is None:
-        raise DataError("data pointcloud needs --out PATH, for example: distconv data pointcloud --out shapes.h5")
+        raise DataError("--out: missing. Name the file, for example: distconv data pointcloud --out shapes.h5")
     heldout = options.samples // 5 if options.heldout is None else options.heldout
     if min(options.samples, options.points) < 1 or min(heldout, options.seed) < 0:
         raise DataError(
-            f"{options.samples} training and {heldout} held-out shapes of {options.points} points, seed "
-            f"{options.seed}: at least 1 shape of 1 point is needed, and none of them is negative"
+            f"--samples {options.samples} --heldout {heldout} --points {options.points} --seed "
+            f"{options.seed}: at least 1 training cloud and 1 point are required, and no value may be negative"
         )
     comm, start = MPI.COMM_WORLD, time.perf_counter()
     if options.off:

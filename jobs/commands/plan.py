@@ -22,8 +22,8 @@ from distconv.jobs.planning.options import (
     add_ranks_argument,
     check_writable,
     fastest,
-    on_rank_0,
-    quantity,
+    quantity_parser,
+    run_on_rank_0,
     traced,
 )
 from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, strategies
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True)
     parser.add_argument(
         "--memory",
-        type=quantity(Memory),
+        type=quantity_parser(Memory),
         metavar="16GB",
         help="memory limit of each rank, with its unit (default: the machine's)",
     )
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workspace",
-        type=quantity(Memory),
+        type=quantity_parser(Memory),
         default=defaults.workspace,
         metavar="1GB",
         help="memory of each rank for the workspace of convolutions, with its unit (default: none)",
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plan, print and write, all on rank 0. Collective over MPI.COMM_WORLD."""
-    on_rank_0(MPI.COMM_WORLD, lambda: _plan(options))
+    run_on_rank_0(MPI.COMM_WORLD, lambda: _plan(options))
     return 0
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from mpi4py import MPI
 
 from distconv.jobs.commands.train_pointcloud import add_cloud_arguments
-from distconv.jobs.planning.options import add_machine_argument, on_rank_0, quantity
+from distconv.jobs.planning.options import add_machine_argument, quantity_parser, run_on_rank_0
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import CloudSettings, network
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True)
     parser.add_argument(
         "--memory",
-        type=quantity(Memory),
+        type=quantity_parser(Memory),
         metavar="16GB",
         help="memory limit of each rank, with its unit (default: the machine's)",
     )
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Count, predict and print, all on rank 0. Collective over MPI.COMM_WORLD."""
-    on_rank_0(MPI.COMM_WORLD, partial(_plan, options))
+    run_on_rank_0(MPI.COMM_WORLD, partial(_plan, options))
     return 0
 
 

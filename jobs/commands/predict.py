@@ -22,16 +22,16 @@ from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.prediction import labelled
-from distconv.jobs.prediction.network import Trained, build, on_grid, trained
-from distconv.jobs.prediction.samples import PredictionRun, field_of, open_inputs
+from distconv.jobs.prediction.network import TrainedNetwork, build, distribute_network, trained
+from distconv.jobs.prediction.samples import PredictionRun, loader_field, open_inputs
 from distconv.jobs.prediction.scores import draw, score
 from distconv.jobs.training.options import (
     add_device_argument,
     add_reading_arguments,
-    below_one,
-    device_for,
-    grid_extents,
+    fraction_below_one,
+    grid_shape,
     positive,
+    select_device,
 )
 from distconv.jobs.training.report import SUMMARY, peak_memory_bytes, picture
 from distconv.whole_files import write_file
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--grid",
-        type=grid_extents,
+        type=grid_shape,
         metavar="n=2,h=2",
         help="process grid (default: all ranks along h, or along w for sequences)",
     )
@@ -97,13 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--window",
-        type=grid_extents,
+        type=grid_shape,
         metavar="h=256,w=256",
         help="predict large samples window by window, with windows of this size (default: full samples)",
     )
     parser.add_argument(
         "--overlap",
-        type=below_one,
+        type=fraction_below_one,
         default=0.25,
         metavar="SHARE",
         help="fraction of a window that overlaps with the next one (default: %(default)s)",
@@ -128,26 +128,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    options.device = device_for(options.device, comm)
+    options.device = select_device(options.device, comm)
     of = trained(options.weights, comm)
     if labelled.is_labelled(of, options.data):
         path, group, outcome = labelled.predict(options, of, options.device, comm)
         results = {"group": group, "accuracy": outcome.accuracy, "loss": outcome.loss}
-        _conclude(options, of, comm, results, [f"{group} accuracy: {outcome}", f"predictions: {path}"])
+        _write_summary(options, of, comm, results, [f"{group} accuracy: {outcome}", f"predictions: {path}"])
         return 0
     with closing(open_inputs(options, of, comm)) as inputs:
         dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
-        field = field_of(options, of, inputs, dtype)
+        field = loader_field(options, of, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
         model = build(of, comm, channels=inputs.shape[1], options=options)
-        path = PredictionRun(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
+        path = PredictionRun(
+            options, of, inputs, field, grid, distribute_network(of, model, grid, options.device, dtype)
+        ).write()
         scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
         drawn = try_on_all_ranks(
             comm, lambda: picture(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "", DataError
         )
-        _conclude(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
+        _write_summary(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
     return 0
 
 
@@ -155,12 +157,12 @@ def _grid(options: argparse.Namespace, comm: MPI.Intracomm, dimensions: int) -> 
     grid = options.grid or {"w" if dimensions == 3 else "h": comm.size}
     useless = [axis for axis in grid if axis in "dhw"[: 5 - dimensions] and grid[axis] > 1]
     if useless:
-        raise GridError(f"--grid: samples have no axis {useless[0]}")
+        raise GridError(f"--grid: the samples have no axis {useless[0]}. Use axes of the samples.")
     return ProcessGrid(comm, **grid)
 
 
-def _conclude(
-    options: argparse.Namespace, of: Trained, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
+def _write_summary(
+    options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
 ) -> None:
     """Write summary.json, and say what is where, on rank 0. Collective."""
     peaks = comm.gather(peak_memory_bytes(), root=0)

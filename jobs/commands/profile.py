@@ -26,13 +26,19 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError, MachineError
-from distconv.jobs.planning.options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
+from distconv.jobs.planning.options import (
+    add_network_arguments,
+    check_writable,
+    run_on_first_ranks,
+    run_on_rank_0,
+    traced,
+)
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS
 from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import add_device_argument, device_for, natural, positive
+from distconv.jobs.training.options import add_device_argument, nonnegative_int, positive, select_device
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
@@ -105,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_devices_argument(parser, "device type of each rank; --layers writes one profile per type")
     parser.add_argument(
         "--warmup",
-        type=natural,
+        type=nonnegative_int,
         metavar="N",
         help=f"training steps before the measurement; goes with --layers (default: {WARM_UP})",
     )
@@ -120,39 +126,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and write. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    device = torch.device(device_for(options.device, comm))
+    device = torch.device(select_device(options.device, comm))
     if options.layers:
         if options.devices is None:
-            on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
+            run_on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
         else:
             _time_kinds(options, device, comm)
         return 0
-    machine = on_rank_0(comm, lambda: _known(options))
+    machine = run_on_rank_0(comm, lambda: _load_machine(options))
     graph = None if options.model is None else traced(options)
     network = None
     if machine is None:
         network = profile_network(comm, device)
-        machine = machine_of(options.name, network, comm, device)
+        machine = measure_machine(options.name, network, comm, device)
     if graph is not None:
         machine = profiled(machine, graph, options.ranks or [1, comm.size], comm, device)
     nodes = len(set(node_indices(comm)))
-    on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
+    run_on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
     return 0
 
 
-def _known(options: argparse.Namespace) -> Machine | None:
+def _load_machine(options: argparse.Namespace) -> Machine | None:
     if options.out is None:
-        raise DistconvError("--out is missing: the machine file to write, or to add to")
+        raise DistconvError("--out: missing. Name the machine file to write or to extend.")
     if options.warmup is not None or options.iterations is not None:
-        raise DistconvError("--warmup and --iterations are for --layers alone")
+        raise DistconvError("--warmup, --iterations: only options of --layers. Add --layers or remove them.")
     if options.devices is not None:
-        raise DistconvError("--devices is for --layers: a profile of a network's layers on each kind of device")
+        raise DistconvError(
+            "--devices: only an option of --layers, which profiles the layers on each device type. Add --layers."
+        )
     check_writable("--out", options.out)
     if options.model is not None and (options.input is None or options.batch is None):
-        raise DistconvError("--model needs --input and --batch: the extents of one sample, and samples per step")
+        raise DistconvError(
+            "--model: needs --input (the shape of one sample) and --batch (samples per step). Give both."
+        )
     for name in ("ranks", "input", "batch", "width", "classes"):
         if options.model is None and getattr(options, name) is not None:
-            raise DistconvError(f"--{name} is for the layers of a network; name it with --model")
+            raise DistconvError(f"--{name}: only an option of a network's layers. Name the network with --model.")
     return Machine.load(options.out) if options.out.exists() else None
 
 
@@ -181,13 +191,13 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
 def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
     if ranks > 1:
         raise DistconvError(
-            f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec, or say by --devices "
-            "which kinds of devices they have"
+            f"--layers: measures one process, but this job has {ranks} ranks. Start it without mpiexec, or "
+            "give the device types of the ranks with --devices."
         )
     _check_layers(options)
     out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     check_writable("--out", out)
-    timing, of = _timed(options, device)
+    timing, of = _time_network(options, device)
     print(of)
     _print_layers(timing)
     timing.profile.save(out)
@@ -200,14 +210,16 @@ def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Int
     def check() -> None:
         _check_layers(options)
         if options.out is None:
-            raise DistconvError("--devices needs --out: the folder for a layer profile of each kind")
+            raise DistconvError(
+                "--devices: --out is missing. Name the folder for the layer profiles of the device types."
+            )
         options.out.mkdir(parents=True, exist_ok=True)
 
-    on_rank_0(comm, check)
+    run_on_rank_0(comm, check)
     kind, own = kind_of_rank(options.devices, comm, device), list[Timing]()
-    on_first_ranks(comm, comm.size, lambda: own.append(_timed(options, device)[0]))
+    run_on_first_ranks(comm, comm.size, lambda: own.append(_time_network(options, device)[0]))
     every = comm.gather((kind, own[0]), root=0)
-    on_rank_0(comm, lambda: _save_kinds(every or [], options))
+    run_on_rank_0(comm, lambda: _save_kinds(every or [], options))
 
 
 def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace) -> None:
@@ -225,15 +237,17 @@ def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace
 
 def _check_layers(options: argparse.Namespace) -> None:
     if options.model is None:
-        raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
+        raise DistconvError("--layers: --model is missing. Name a model, or your own as package.module:factory.")
     if options.ranks is not None:
-        raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
-    _extents(options)
+        raise DistconvError(
+            "--ranks: only an option of machine files, since --layers measures full layers. Remove --ranks."
+        )
+    _sample_shape(options)
 
 
-def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, str]:
+def _time_network(options: argparse.Namespace, device: torch.device) -> tuple[Timing, str]:
     """Return the layers' times in this process, and a heading for them."""
-    shape, batch = _extents(options), options.batch or BATCH
+    shape, batch = _sample_shape(options), options.batch or BATCH
     x: torch.Tensor | SparseTensor
     if options.model in SPARSE:
         torch.manual_seed(0)
@@ -251,18 +265,20 @@ def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, s
     return timing, f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:"
 
 
-def _extents(options: argparse.Namespace) -> Sequence[int]:
+def _sample_shape(options: argparse.Namespace) -> Sequence[int]:
     """Return the shape of one sample."""
     network = MODELS.get(options.model)
     usual = SPARSE_SAMPLE if options.model in SPARSE else network.sample if network else None
     shape: Sequence[int] | None = options.input or usual
     if shape is None and ":" not in options.model:
         names = ", ".join([*MODELS, *SPARSE])
-        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {names}")
+        raise DistconvError(f"--layers: no such model ({options.model!r}). Use one of {names}.")
     if shape is None:
-        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+        raise DistconvError(f"--layers: the sample shape of {options.model} is unknown. Give it with --input C,H,W.")
     if options.model in SPARSE and (len(shape) != 4 or shape[0] != 1 or len(set(shape[1:])) > 1):
-        raise DistconvError(f"--input {','.join(map(str, shape))}: voxels of a cloud are a cube; say --input 1,R,R,R")
+        raise DistconvError(
+            f"--input {','.join(map(str, shape))}: the voxels of a cloud must form a cube. Use --input 1,R,R,R."
+        )
     return shape
 
 
@@ -287,7 +303,7 @@ def _print_layers(timing: Timing) -> None:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
+def measure_machine(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
     """Measure how fast a rank computes, alone and with all ranks at work, and add the links. Collective.
 
     Without a second rank on a node, or without a second node, the other link is used in place of the missing one.
@@ -306,7 +322,7 @@ def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: 
         network=far.exchange if far else alone,
         overlap=Overlap(hides, hides),
         compute=tuple(
-            Compute(busy, _at_work(busy, comm, lambda group: _roofline(group, device)))
+            Compute(busy, _run_busy(busy, comm, lambda group: _roofline(group, device)))
             for busy in sorted({1, per_node})
         ),
     )
@@ -325,11 +341,11 @@ def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     return replace(roofline, exchange_s=measure_exchange(comm, device), gradient_s=measure_sum(comm, device))
 
 
-def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
+def _run_busy(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
     """Run ``action`` on rank 0 alone or on all ranks, and return its result on rank 0 everywhere. Collective."""
     if busy == 1:
-        return on_first_ranks(comm, 1, lambda: action(MPI.COMM_SELF))
-    return on_first_ranks(comm, comm.size, lambda: action(comm))
+        return run_on_first_ranks(comm, 1, lambda: action(MPI.COMM_SELF))
+    return run_on_first_ranks(comm, comm.size, lambda: action(comm))
 
 
 def profiled(
@@ -339,7 +355,7 @@ def profiled(
     comm: MPI.Intracomm,
     device: torch.device,
     *,
-    at_work: int | None = None,
+    busy_ranks: int | None = None,
     rounds: int = ROUNDS,
     more: Sequence[Candidate] = (),
 ) -> Machine:
@@ -374,23 +390,23 @@ def profiled(
     per_node = max(nodes.count(node) for node in nodes)
     if per_node != machine.ranks_per_node:
         raise MachineError(
-            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
-            f"start {machine.ranks_per_node} on each node, or write another file"
+            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but this job has "
+            f"{per_node}. Start {machine.ranks_per_node} on each node, or write another file."
         )
     entries = []
     for entry in machine.compute:
-        counts = [count for count in ranks if machine.computing(at_work or count).busy == entry.busy]
+        counts = [count for count in ranks if machine.computing(busy_ranks or count).busy == entry.busy]
         calls: dict[str, LocalCall] = {}
         for count in counts:
             options = {name: [*few, *(more if count > 1 else ())] for name, few in candidates(graph, count).items()}
             calls |= calls_of(graph, options, count, per_node)
         missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
-        found = _at_work(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))
+        found = _run_busy(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))
         entries.append(replace(entry, table={**entry.table, **found}))
     return replace(machine, compute=tuple(entries))
 
 
-def undisturbed(machines: Sequence[Machine]) -> Machine:
+def combine_machines(machines: Sequence[Machine]) -> Machine:
     """Combine several profiles of one machine.
 
     Times are the minima, as other load on the machine only lengthens them. Rates and fixed costs, which are differences

@@ -46,11 +46,16 @@ def run(options: argparse.Namespace) -> int:
         If there is no such file or module.
     """
     if not options.module and not Path(options.script).is_file():
-        raise DataError(f"there is no file {options.script}; to run a module, put -m before it")
+        raise DataError(
+            f"{options.script}: no such file. Name an existing file, or put -m before the name of a module."
+        )
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, "" if options.module else str(Path(options.script).resolve().parent))
     if options.module and not _is_module(options.script):
-        raise DataError(f"there is no module {options.script} here or installed; to run a file, leave -m out")
+        raise DataError(
+            f"{options.script}: no such module in this folder or installed. Name an existing module, or leave "
+            "-m out for a file."
+        )
     try:
         if options.module:
             runpy.run_module(options.script, run_name="__main__", alter_sys=True)

@@ -106,12 +106,12 @@ def run(options: argparse.Namespace) -> int:
         If a picture is asked for and matplotlib is not installed, or there are too many passes.
     """
     if options.plot is not None and find_spec("matplotlib") is None:
-        raise DistconvError("--plot needs matplotlib; install it, or distconv[plot]")
+        raise DistconvError("--plot: matplotlib is not installed. Install it, or distconv[plot].")
     passes = 2 * options.stages * options.microbatches
     if passes > MOST_PASSES:
         raise DistconvError(
-            f"--stages {options.stages} with --microbatches {options.microbatches} are {passes:,} passes; "
-            f"at most {MOST_PASSES:,} are simulated, which takes minutes"
+            f"--stages {options.stages} --microbatches {options.microbatches}: too many passes ({passes:,} > "
+            f"{MOST_PASSES:,}). Simulate fewer micro-batches."
         )
     timeline = simulate(
         _schedule(options),
@@ -147,7 +147,7 @@ def _one_or_several(text: str, read: Callable[[str], T], what: str) -> T | list[
     try:
         numbers = [read(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither {what} nor several of them with commas") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {what} nor a list of them separated by commas") from None
     return numbers if "," in text else numbers[0]
 
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
-from distconv.jobs.images.picture import PICTURE
+from distconv.jobs.images.picture import RESULT_FIGURE
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
@@ -103,7 +103,7 @@ def augmentation(text: str) -> str:
     """
     words = text.split(",") if text else []
     if not set(words) <= set(AUGMENTATIONS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not some of {','.join(AUGMENTATIONS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(AUGMENTATIONS)}")
     return ",".join(word for word in AUGMENTATIONS if word in words)
 
 
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     if options.data is None:
         raise DataError(
-            "train classify needs --data PATH: a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded)"
+            "--data: missing. Name a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded images)."
         )
     return ImageSamples(
         options.data,
@@ -136,7 +136,7 @@ JOB = ClassifierJob(
     extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
     more=lambda options, samples: {"classes": samples.classes},
     no_test="no test images: give them with --test-data",
-    picture=PICTURE,
+    picture=RESULT_FIGURE,
     shown=lambda count: range(min(16, count)),
     value=lambda samples, group, sample: samples.image(group, sample),
     name=lambda samples, label: label,

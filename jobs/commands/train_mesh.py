@@ -66,10 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> MeshSamples:
     if options.data is None:
-        raise DataError(
-            "train mesh needs --data PATH; make such a file with: "
-            "distconv data mesh --size 128 --samples 48 --out mesh.h5"
-        )
+        raise DataError("--data: missing. Make a file with: distconv data mesh --size 128 --samples 48 --out mesh.h5")
     return MeshSamples(options.data, comm, extrapolated=options.baselines, readers=options.readers)
 
 

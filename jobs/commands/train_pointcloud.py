@@ -17,7 +17,7 @@ import numpy as np
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.baselines import perceptron
-from distconv.jobs.pointcloud.classification.picture import PICTURE
+from distconv.jobs.pointcloud.classification.picture import RESULT_FIGURE
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
@@ -116,7 +116,7 @@ JOB = ClassifierJob(
     more=lambda options, samples: {"classes": samples.class_names},
     baselines=_baselines,
     no_test="no held-out clouds to test on",
-    picture=PICTURE,
+    picture=RESULT_FIGURE,
     shown=lambda count: range(min(8, count)),
     value=lambda samples, group, sample: np.asarray(samples.groups[group][sample].points),
 )

@@ -26,11 +26,11 @@ from distconv.jobs.segmentation.trainer import (
     LOSSES,
     SegmentationSettings,
     SegmentationTrainer,
-    called_classes,
+    predicted_classes,
 )
 from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.model_factory import SEGMENTERS
-from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_extents, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
 from distconv.placement import gather
@@ -129,7 +129,7 @@ def crop(text: str) -> str:
     ArgumentTypeError
         If the string is invalid.
     """
-    return ",".join(f"{axis}={extent}" for axis, extent in grid_extents(text).items()) if text else ""
+    return ",".join(f"{axis}={extent}" for axis, extent in grid_shape(text).items()) if text else ""
 
 
 def mirror(text: str) -> str:
@@ -141,7 +141,7 @@ def mirror(text: str) -> str:
         If there is any other axis.
     """
     if not set(text) <= set("dhw"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not some of dhw")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of the axes d, h and w, such as hw")
     return "".join(axis for axis in "dhw" if axis in text)
 
 
@@ -160,7 +160,9 @@ def weights(text: str) -> str:
     except ValueError:
         numbers = [-1.0]
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or not any(numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither {BALANCED} nor numbers from 0 on, such as 1,2.5")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither {BALANCED} nor a list of non-negative numbers, such as 1,2.5"
+        )
     return ",".join(map(str, numbers))
 
 
@@ -171,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SegmentationSamples:
     if options.data is None:
-        raise DataError("train segmentation needs --data PATH with datasets of images and labels")
+        raise DataError("--data: missing. Name a file or folder with datasets of images and labels.")
     return open_samples(
         options.data,
         comm,
@@ -234,7 +236,7 @@ class SegmentationJob(Job):
         examples: list[SegmentationExample] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors
-            maps = [_slices(each) for each in (image[:, 0], label, called_classes(logits))]
+            maps = [_slices(each) for each in (image[:, 0], label, predicted_classes(logits))]
             examples += [
                 SegmentationExample(f"sample {number}", *each)
                 for number, *each in zip(batch.samples, *maps, strict=True)

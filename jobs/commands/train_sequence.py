@@ -15,9 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.sequence.bitstreams import Bitstreams, by_counting
+from distconv.jobs.sequence.bitstreams import Bitstreams, counting_accuracy
 from distconv.jobs.sequence.mfcc import CoefficientRecipe
-from distconv.jobs.sequence.picture import PICTURE
+from distconv.jobs.sequence.picture import RESULT_FIGURE
 from distconv.jobs.sequence.samples import SequenceSamples
 from distconv.jobs.sequence.trainer import LAYERS, SequenceSettings, SequenceTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
@@ -86,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSamples:
     if options.coefficients < 2:
-        raise DataError(f"--coefficients {options.coefficients}: the first is left out; ask for 2 or more")
+        raise DataError(
+            f"--coefficients {options.coefficients}: too few, since the first coefficient is not used. Use 2 or more."
+        )
     recipe = CoefficientRecipe(options.coefficients, options.window_ms, options.hop_ms, options.stereo)
     return SequenceSamples(options.data, comm, length=options.length, recipe=recipe)
 
@@ -96,7 +98,7 @@ def _baselines(trainer: SequenceTrainer) -> dict[str, float]:
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     scores = {"majority vote": majority_vote(train.labels, test.labels)}
     if isinstance(test, Bitstreams):
-        scores["count of the bits"] = by_counting(test)
+        scores["count of the bits"] = counting_accuracy(test)
     return scores
 
 
@@ -111,7 +113,7 @@ JOB = ClassifierJob(
     more=lambda options, samples: {"method": options.method, "classes": samples.class_names},
     baselines=_baselines,
     no_test="no held-out sequences to test on",
-    picture=PICTURE,
+    picture=RESULT_FIGURE,
     # From all over them: neighbours may be of one class.
     shown=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
     value=lambda samples, group, sample: samples.groups[group][sample],

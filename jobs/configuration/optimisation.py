@@ -45,7 +45,9 @@ def scheduler_name(text: str) -> str:
     kind = getattr(torch.optim.lr_scheduler, text, None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
     if text and (not usable or text in ("LRScheduler", "ReduceLROnPlateau")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a class of torch.optim.lr_scheduler that goes by steps")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a class of torch.optim.lr_scheduler that is stepped without arguments"
+        )
     return text
 
 

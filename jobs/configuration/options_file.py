@@ -47,7 +47,9 @@ class _Config(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
         if not isinstance(options, Mapping):
             raise argparse.ArgumentError(
-                self, f"{values}: found {describe_value(options)}; write options by their names (lr: 0.1)"
+                self,
+                f"{values}: not a mapping of options ({describe_value(options)}). Write options by name, such as "
+                "lr: 0.1.",
             )
         words = list(self._words(parser, options, values))
         parser.parse_args(words, namespace)
@@ -58,13 +60,13 @@ class _Config(argparse.Action):
         for name, value in options.items():
             action = actions.get(str(name).replace("-", "_"))
             if action is None or action.dest in _OF_THE_CALL:
-                raise argparse.ArgumentError(self, f"{path}: there is no option {name!r} for such a file")
+                raise argparse.ArgumentError(self, f"{path}: {name!r} is not an option that a file can set")
             option = action.option_strings[-1]
             if action.nargs == 0:  # a switch: its default is the other way
                 if value == action.const:
                     yield option
                 elif value != action.default:
-                    raise argparse.ArgumentError(self, f"{path}: {name} is true or false, not {value!r}")
+                    raise argparse.ArgumentError(self, f"{path}: {name} must be true or false (found {value!r})")
             elif value is not None:
                 yield f"{option}={_text(value)}"
 
@@ -75,7 +77,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
+def format_options(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
     """Format options as a YAML file that ``--config`` accepts.
 
     Parameters
@@ -100,7 +102,7 @@ def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
     return str(yaml.safe_dump(values, sort_keys=True, default_flow_style=False))
 
 
-def mapping(text: str) -> dict[str, Any]:
+def parse_mapping(text: str) -> dict[str, Any]:
     """Parse keyword arguments in YAML, such as ``{betas: [0.9, 0.95]}``.
 
     Raises
@@ -113,5 +115,5 @@ def mapping(text: str) -> dict[str, Any]:
     except OptionsError:
         content = None
     if not isinstance(content, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {{NAME: VALUE, ...}}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mapping, such as {{NAME: VALUE, ...}}")
     return content

@@ -84,7 +84,10 @@ class MLflow(Tracker):
 
         place = (folder / DATABASE).absolute()
         if place.is_symlink():
-            raise DataError(f"--track mlflow: {place} is a link, whose database may have runs of others; remove it")
+            raise DataError(
+                f"--track mlflow: {place} is a symbolic link, and its database may hold runs of others. Remove "
+                "the link."
+            )
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=f"sqlite:///{place}")
         present = self._client.get_experiment_by_name("distconv")
@@ -165,7 +168,7 @@ def tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Trac
     try:
         return kind(folder, lines)
     except ImportError as error:
-        raise DataError(f"--track {name}: it is not installed: pip install {package}") from error
+        raise DataError(f"--track {name}: not installed. Run pip install {package}.") from error
     except OSError:
         raise
     except Exception as error:  # whatever such a package raises: other ranks wait for this one

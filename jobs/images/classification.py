@@ -15,7 +15,7 @@ from distconv.data.loader import EpochLoader
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.accumulation import accumulate_batches
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.model_factory import ModelError, build_classifier
 from distconv.jobs.training.pipelines.options import Pipelining
@@ -63,7 +63,7 @@ class _Images(Classifier):
         of, self.samples = self.settings, samples
         more = of.loading(self.device)
         parts = samples.loader("train", self.grid, of.part, seed=of.seed, augment=of.augment, **more)
-        self.loader = accumulated(parts, of.accumulate)
+        self.loader = accumulate_batches(parts, of.accumulate)
 
 
 class ImageTrainer(_Images, training.Trainer):
@@ -83,7 +83,7 @@ class ImagePipelineTrainer(_Images, AnyPipelineTrainer):
         self, settings: ImageSettings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu"
     ) -> None:
         model = _model(settings, samples).to(device, common.dtype_of(settings))
-        _try_out(model, settings, samples, device)
+        _check_one_image(model, settings, samples, device)
         super().__init__(
             settings,
             model,
@@ -111,13 +111,14 @@ def _check_logits(logits: torch.Tensor, settings: ImageSettings, samples: ImageS
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else (type(logits).__name__,)
     if len(shape) != 2 or shape[1] < samples.classes:
         raise ModelError(
-            f"--model {settings.model} gives {shape} for images of {samples.extents}; a classifier gives (samples, "
-            f"classes) with at least {samples.classes} classes"
+            f"--model {settings.model}: the outputs for images of {samples.extents} are {shape}, but a "
+            f"classifier returns (samples, classes) with at least {samples.classes} classes. Change the model "
+            "or --classes."
         )
 
 
 @torch.no_grad()
-def _try_out(model: torch.nn.Module, settings: ImageSettings, samples: ImageSamples, device: str) -> None:
+def _check_one_image(model: torch.nn.Module, settings: ImageSettings, samples: ImageSamples, device: str) -> None:
     """Run the model on one image on all ranks: an error inside a pipeline would occur on the rank of one stage only."""
 
     def attempt() -> None:

@@ -26,7 +26,7 @@ _SEGMENTS = (
 )  # fmt: skip
 
 
-def drawn(group: str) -> Images:
+def render_digits(group: str) -> Images:
     """Return the images of ``train`` or ``test``. They are the same on every rank and in every run."""
     random = np.random.default_rng((28, list(COUNT).index(group)))
     labels = random.integers(0, 10, COUNT[group])

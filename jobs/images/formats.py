@@ -70,7 +70,7 @@ def read_idx(images: Path, labels: Path) -> Images:
     pixels, classes = _idx(images, IDX_IMAGES, "images"), _idx(labels, IDX_LABELS, "labels")
     if len(pixels) != len(classes):
         raise DataError(
-            f"{images} has {len(pixels)} images but {labels} has {len(classes)} labels; take both from the same set"
+            f"{images}: {len(pixels)} images, but {labels} has {len(classes)} labels. Use files of the same set."
         )
     return Images(pixels[:, None], classes.astype(np.int64))
 
@@ -103,19 +103,20 @@ def _idx(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     with _Content(path) as content:
         header = content.read(start)
         if len(header) < start:
-            raise DataError(f"{path}: {len(header)} bytes are no idx file of {what}; fetch it again")
+            raise DataError(f"{path}: not an idx file of {what} ({len(header)} bytes). Download it again.")
         number, *shape = struct.unpack(f">{start // 4}I", header)
         if number != magic:
             raise DataError(
-                f"{path}: the magic number is 0x{number:08x} but idx {what} have 0x{magic:08x}; give the right file"
+                f"{path}: the magic number is 0x{number:08x}, but that of idx {what} is 0x{magic:08x}. Give the "
+                f"file of {what}."
             )
         expected = math.prod(shape)
         values = content.read(min(expected, content.most) + 1)
         if not len(values) == expected > 0:
             more = "more" if len(values) > expected else len(values)
             raise DataError(
-                f"{path}: the header says {' x '.join(map(str, shape))} {what}, {expected} bytes, but {more} follow; "
-                "fetch it again"
+                f"{path}: the header announces {' x '.join(map(str, shape))} {what} ({expected} bytes), but "
+                f"{more} follow. Download it again."
             )
     return np.frombuffer(values, np.uint8).reshape(shape)
 
@@ -125,8 +126,8 @@ def _cifar_records(path: Path) -> NDArray[np.uint8]:
         records = content.read(content.most + 1)
     if len(records) % CIFAR_RECORD or not records:
         raise DataError(
-            f"{path}: {len(records)} bytes are no whole number of CIFAR-10 records of {CIFAR_RECORD} bytes "
-            f"({len(records) / CIFAR_RECORD:.2f}); fetch it again"
+            f"{path}: not a whole number of CIFAR-10 records of {CIFAR_RECORD} bytes ({len(records)} bytes, "
+            f"{len(records) / CIFAR_RECORD:.2f} records). Download it again."
         )
     return np.frombuffer(records, np.uint8).reshape(-1, CIFAR_RECORD)
 
@@ -168,7 +169,7 @@ class _Content:
                 content += piece
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise DataError(
-                f"{self._path} ({self._stored} bytes) is truncated or damaged: {error}; fetch it again"
+                f"{self._path}: truncated or damaged ({self._stored} bytes): {error}. Download it again."
             ) from error
         self._check(len(content))
         return content
@@ -177,8 +178,9 @@ class _Content:
         if count > self.most:
             self._file.close()
             raise DataError(
-                f"{self._path} ({self._stored} bytes) holds more than {self.most} bytes, and every rank would have to "
-                "hold them; write HDF5 (train.h5), of which each rank reads its part"
+                f"{self._path}: too large when decompressed ({self._stored} bytes in the file, more than "
+                f"{self.most} decompressed), since each rank would hold all of it. Write an HDF5 file (train.h5), "
+                "from which each rank reads its own samples."
             )
 
 

@@ -29,7 +29,7 @@ from .sources import Arrays
 
 TEN = 10
 """Number of classes of MNIST and CIFAR-10."""
-KNOWN = (
+KNOWN_FORMATS = (
     "MNIST (train-images-idx3-ubyte and train-labels-idx1-ubyte), CIFAR-10 (data_batch_1.bin), all of them plain or "
     "compressed (.gz, .xz), HDF5, netCDF and zarr (train.h5, train.nc, train.zarr), and folders of .npy files"
 )
@@ -116,15 +116,17 @@ def open_groups(
     try_on_all_ranks(comm, lambda: _check_exists(path), DataError)
     if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
-    train, test = try_on_all_ranks(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
+    train, test = try_on_all_ranks(
+        comm, lambda: (locate_files(path, "train"), locate_files(test_path or path, "test")), DataError
+    )
     # The collective calls below depend on the files found, which must therefore be the same on all ranks.
     check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
-        raise DataError(f"{path} holds no training images; known are {KNOWN}")
+        raise DataError(f"{path}: no training images found. Use {KNOWN_FORMATS}.")
     if test == train and not has_group(test.paths[0], "test", comm):
         test = None
     if test is None and test_path is not None:
-        raise DataError(f"{test_path} holds no test images; known are {KNOWN}")
+        raise DataError(f"{test_path}: no test images found. Use {KNOWN_FORMATS}.")
     groups = {"train": _open(train, "train", names, comm, readers)}
     if test is not None:
         groups["test"] = _open(test, "test", names, comm, readers)
@@ -134,16 +136,16 @@ def open_groups(
 def _check_exists(path: Path) -> None:
     if str(path) != digits.NAME and not path.exists() and not is_source_path(path):
         raise DataError(
-            f"{path}: there is no such folder or file; known are {KNOWN}, or --data {digits.NAME}, which needs no file"
+            f"{path}: no such file or folder. Use {KNOWN_FORMATS}, or --data {digits.NAME}, which needs no file."
         )
 
 
 def _embedded(group: str, comm: MPI.Intracomm) -> ImageGroup:
-    images = digits.drawn(group)
+    images = digits.render_digits(group)
     return ImageGroup(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
 
 
-def locate(path: Path, group: str) -> Files | None:
+def locate_files(path: Path, group: str) -> Files | None:
     """Return the files of ``train`` or ``test`` in a folder, or the file that ``path`` itself is.
 
     Parameters
@@ -172,7 +174,10 @@ def locate(path: Path, group: str) -> Files | None:
     if images := _matching(path, rf"({prefix}-images[-.]idx3-ubyte)(\.gz|\.xz)?"):
         labels = _matching(path, rf"({prefix}-labels[-.]idx1-ubyte)(\.gz|\.xz)?")
         if not labels:
-            raise DataError(f"{path} has {images[0].name} but no {prefix}-labels-idx1-ubyte; put the labels beside it")
+            raise DataError(
+                f"{path}: found {images[0].name} but no {prefix}-labels-idx1-ubyte. Put the labels into the same "
+                "folder."
+            )
         return Files("idx", (images[0], labels[0]))
     if paths := _matching(path, rf"({batches}\.bin)(\.gz|\.xz)?"):
         return Files("cifar", paths)
@@ -215,7 +220,7 @@ def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intr
     file = open_source(path, {image: IMAGE, label: LABEL}, comm, readers=readers)
     count = file.shape(label)[0]
     if not count:
-        raise DataError(f"{path}: {image!r} has no images")
+        raise DataError(f"{path}: dataset {image!r} has no images")
     labels = try_on_all_ranks(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
     digest = hashlib.blake2b(labels.data, digest_size=8).hexdigest()
     check_same_on_all_ranks(comm, f"{path} as each rank sees it", f"digest of {label!r} {digest}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 
 
 def _show(axis: Any, image: NDArray[Any]) -> None:
@@ -21,4 +21,4 @@ def _show(axis: Any, image: NDArray[Any]) -> None:
     axis.set_yticks([])
 
 
-PICTURE = Picture(columns=8, row_inches=1.6, curves=2.5, show=_show)
+RESULT_FIGURE = ResultFigure(columns=8, row_inches=1.6, curves=2.5, show=_show)

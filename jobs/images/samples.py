@@ -78,8 +78,8 @@ class ImageSamples:
             _check_labels(group, self.classes)
             if group.shape[1:] != train.shape[1:]:
                 raise DataError(
-                    f"{group.source.path}: the images are of {group.shape[1:]}, those to train on in "
-                    f"{train.source.path} of {train.shape[1:]}"
+                    f"{group.source.path}: the shape of the images is {group.shape[1:]}, but that of the training "
+                    f"images in {train.source.path} is {train.shape[1:]}. Use images of the same shape."
                 )
         self.groups["train"] = replace(train, labels=train.labels[:limit])
         self.moments = moments(self._part("train"), train.dataset)
@@ -191,6 +191,7 @@ def _check_labels(group: ImageGroup, classes: int) -> None:
     wrong = np.flatnonzero((group.labels < 0) | (group.labels >= classes))
     if len(wrong):
         raise DataError(
-            f"{group.labels_in}: {len(wrong)} of {len(group.labels)} labels are not in 0 to {classes - 1}, the first "
-            f"is {group.labels[wrong[0]]} of sample {wrong[0]}; correct the data, or say --classes"
+            f"{group.labels_in}: {len(wrong)} of {len(group.labels)} labels are not in 0 to {classes - 1}; "
+            f"the first is {group.labels[wrong[0]]}, of sample {wrong[0]}. Correct the data, or give "
+            "--classes."
         )

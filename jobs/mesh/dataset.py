@@ -70,7 +70,7 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
         If ``axis`` is not valid.
     """
     if axis not in ("h", "w"):
-        raise ValueError(f"flip along {axis!r}: an image has the axes 'h' and 'w'")
+        raise ValueError(f"flip: the axis is {axis!r}, but an image has the axes 'h' and 'w'")
     dimension = -2 if axis == "h" else -1
     mirrored = np.flip(channels, dimension).copy()
     for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
@@ -159,7 +159,7 @@ def generate(
     """
     from distconv.jobs.mesh.production.datafile import assemble
     from distconv.jobs.mesh.production.parts import RunFolder, streams
-    from distconv.jobs.mesh.production.production import collectively, produce
+    from distconv.jobs.mesh.production.production import call_on_rank_0, produce
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
@@ -167,10 +167,10 @@ def generate(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
-    there = collectively(comm, lambda: existing(target, recipe))
+    there = call_on_rank_0(comm, lambda: existing(target, recipe))
     if there is not None:
         return there
-    session = collectively(comm, lambda: prepare(target, recipe))
+    session = call_on_rank_0(comm, lambda: prepare(target, recipe))
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = RunFolder(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
@@ -184,7 +184,7 @@ def generate(
         progress=progress,
         on_first_sample=on_first_sample,
     )
-    summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
+    summary = call_on_rank_0(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
 
 
@@ -230,7 +230,7 @@ def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
     except (OSError, KeyError, ValueError):
         stored = None
     if stored != asdict(recipe):
-        raise DataError(f"{target}: exists and is not the data set asked for; remove it or choose another name")
+        raise DataError(f"{target}: exists with different options. Remove it or choose another name.")
     return Summary(path=str(target), **summary)
 
 
@@ -268,11 +268,11 @@ def prepare(target: Path, recipe: MeshRecipe) -> str:
         for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:
-        raise DataError(f"{folder}: cannot be used for the runs of {target.name}: {refusal}") from refusal
+        raise DataError(f"{folder}: cannot hold the simulations of {target.name}: {refusal}") from refusal
     for key, value in recipe.of_a_run().items():
         if noted.get(key) != value:
             raise DataError(
-                f"{folder}: holds runs with {key} = {noted.get(key)} where {value} is asked for; "
-                f"remove it or choose another name"
+                f"{folder}: holds simulations with {key} = {noted.get(key)}, but {value} is requested. Remove it "
+                "or choose another name."
             )
     return secrets.token_hex(4)

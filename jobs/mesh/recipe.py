@@ -76,15 +76,18 @@ class MeshRecipe:
 
     def __post_init__(self) -> None:
         if self.size < 16:
-            raise DataError(f"size {self.size}: a mesh needs at least 16 cells along each side")
+            raise DataError(f"--size {self.size}: a mesh needs at least 16 cells along each side")
         if self.samples < 1 or self.heldout < 0:
-            raise DataError(f"{self.samples} samples and {self.heldout} held out: at least 1 and 0 are needed")
+            raise DataError(
+                f"--samples {self.samples} --heldout {self.heldout}: at least 1 training sample is required, and "
+                "neither may be negative"
+            )
         if not self.tau > 0.0:
-            raise DataError(f"tau {self.tau}: the time that a label looks ahead must be positive")
+            raise DataError(f"--tau {self.tau}: must be positive")
         if not 0.0 < self.threshold < 1.0:
-            raise DataError(f"threshold {self.threshold}: a scaled Jacobian to fall below lies between 0 and 1")
+            raise DataError(f"--threshold {self.threshold}: must lie between 0 and 1")
         if self.seed < 0:
-            raise DataError(f"seed {self.seed}: a seed is not negative")
+            raise DataError(f"--seed {self.seed}: must not be negative")
 
     def of_a_run(self) -> dict[str, float]:
         """Return the parameters that determine a single run: all but the numbers of samples."""

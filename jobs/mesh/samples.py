@@ -54,14 +54,17 @@ class MeshSamples(SegmentationSamples):
             group: SegmentationGroup(_opened(path, group, layouts, comm, readers), f"{group}/input", f"{group}/label")
             for group in ("train", "heldout")
         }
-        self.odd, self.exchanged = {axis: signs(axis) for axis in "hw"}, exchanged()
+        self.sign_flipped, self.transposed = {axis: flip_signs(axis) for axis in "hw"}, transposed_channels()
         super().__init__(groups, comm, classes=1)
         if extrapolated:
             for name, group in groups.items():
                 _check_extents(group, f"{name}/extrapolated", self.size)
         self.positive_fraction = float(self.places[1] / self.places.sum())
         if not 0 < self.positive_fraction < 1:
-            raise DataError(f"{path}: the share of positive training cells is {self.positive_fraction:g}")
+            raise DataError(
+                f"{path}: the fraction of positive training cells is {self.positive_fraction:g}, but both classes "
+                "are required. Use other samples."
+            )
         self.families = {group: self._families(group) for group in groups}
 
     @property
@@ -100,14 +103,14 @@ class MeshSamples(SegmentationSamples):
         return ["all"] * self.count(group) if families is None else [str(family) for family in families]
 
 
-def signs(axis: str) -> tuple[float, ...]:
+def flip_signs(axis: str) -> tuple[float, ...]:
     """Return the factor of each channel when a sample is flipped along ``axis``."""
     ones = np.ones((len(CHANNELS), 1, 1), np.float32)
     mirrored, _ = flip(ones, np.zeros((1, 1), np.uint8), axis)
     return tuple(float(value) for value in mirrored[:, 0, 0])
 
 
-def exchanged() -> tuple[tuple[int, float], ...]:
+def transposed_channels() -> tuple[tuple[int, float], ...]:
     """Return, for each channel of a transposed sample, its source channel and factor."""
     numbers = np.arange(1.0, len(CHANNELS) + 1).reshape(-1, 1, 1)
     turned, _ = transpose(numbers, np.zeros((1, 1)))
@@ -125,5 +128,6 @@ def _check_extents(group: SegmentationGroup, name: str, size: tuple[int, int]) -
     extents = group.source.shape(name)[-2:]
     if extents != size:
         raise DataError(
-            f"{group.source.path}: dataset {name!r} has samples of {extents}, the training inputs are of {size}"
+            f"{group.source.path}: the samples of dataset {name!r} have the shape {extents}, but the training "
+            f"inputs have {size}. Use samples of the same shape."
         )

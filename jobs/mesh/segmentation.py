@@ -13,7 +13,7 @@ import torch
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.segmentation.loss import SegmentationLoss
-from distconv.jobs.segmentation.scores import counts_here
+from distconv.jobs.segmentation.scores import is_counting_rank
 from distconv.jobs.segmentation.trainer import SegmentationTraining
 from distconv.jobs.training import settings as common
 from distconv.layers.models import MODELS
@@ -112,7 +112,7 @@ class MeshTrainer(SegmentationTraining):
             labels = batch.tensors[1].redistribute(probability.dist).local.cpu().numpy()
             values = probability.local.cpu().numpy()
             mine = probability.box()[0]
-            if counts_here(probability.dist):
+            if is_counting_rank(probability.dist):
                 for row, sample in enumerate(batch.samples[mine.start : mine.stop]):
                     histogram.add(values[row], labels[row], families[sample])
         return histogram.sum_over(self.comm)

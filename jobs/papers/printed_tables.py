@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.jobs.planning.options import check_writable, run_on_rank_0
 from distconv.whole_files import write_file
 
 Rows = list[dict[str, object]]
@@ -31,4 +31,4 @@ def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) ->
         if path is not None:
             write_file(path, json.dumps(rows, indent=1))
 
-    on_rank_0(MPI.COMM_WORLD, action)
+    run_on_rank_0(MPI.COMM_WORLD, action)

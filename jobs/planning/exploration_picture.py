@@ -33,7 +33,7 @@ def draw(path: Path, exploration: Exploration) -> None:
     exploration : Exploration
         Result of the search.
     """
-    best, shown = exploration.best, shown_of(exploration)
+    best, shown = exploration.best, shown_choices(exploration)
     passes = timeline(best)
     heights = (1.0 + 0.22 * len(shown), 1.0 + ROW_INCHES * sum(passes.replicas))
     title = f"{exploration.question}: {label(best)}, {1e3 * best.time:.4g} ms"
@@ -49,7 +49,7 @@ def draw(path: Path, exploration: Exploration) -> None:
     write_picture(path, figure, dpi=110)
 
 
-def shown_of(exploration: Exploration) -> list[Choice]:
+def shown_choices(exploration: Exploration) -> list[Choice]:
     """Return the fastest combinations, including those that do not fit, and the choice.
 
     Of combinations with the same label the choice is kept, otherwise the fastest.

@@ -14,14 +14,14 @@ from mpi4py import MPI
 
 from distconv.capture.captured import capture
 from distconv.distribution import Distribution, default_axes
-from distconv.jobs.timing import clocked, in_turns, timed
+from distconv.jobs.timing import time_interleaved, timed, timed_variants
 from distconv.jobs.training.model_factory import build_model
 from distconv.parallel import parallelize
 from distconv.pipeline import FAMILIES, Pipeline, Weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
-from .options import on_first_ranks
+from .options import run_on_first_ranks
 
 WARM_UP = 2
 FILLING, FULL = 4, 6
@@ -114,16 +114,18 @@ def measured(
 
     def measure() -> dict[str, list[float]]:
         steps = {name: _planned_step(options, working, plan, device) for name, plan in plans.items()}
-        variants = clocked(steps, device)
+        variants = timed_variants(steps, device)
 
         def second(name: str) -> float:
             variants[name]()  # the caches hold data of the previous plan
             working.Barrier()
             return variants[name]()
 
-        return in_turns(working, {name: partial(second, name) for name in steps}, options.rounds, warm_up=WARM_UP)
+        return time_interleaved(
+            working, {name: partial(second, name) for name in steps}, options.rounds, warm_up=WARM_UP
+        )
 
-    seconds = on_first_ranks(comm, ranks, measure)
+    seconds = run_on_first_ranks(comm, ranks, measure)
     working.Free()
     return seconds
 

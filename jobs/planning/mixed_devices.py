@@ -31,7 +31,7 @@ SCHEDULE = "pipedream"
 
 
 @dataclass(frozen=True)
-class Mixed:
+class DeviceMix:
     """Device types with the times of a network's layers on each, linked by ``bandwidth`` bytes/s."""
 
     profile: Profile
@@ -53,7 +53,7 @@ def mixed(
     profiles: Mapping[str, Profile],
     cuts: Sequence[str],
     memory: float | None,
-) -> Mixed:
+) -> DeviceMix:
     """Combine the profiles of a network on several device types.
 
     Parameters
@@ -84,9 +84,10 @@ def mixed(
     for kind in kinds:
         if names[kind] != names[first]:
             raise DistconvError(
-                f"--profiles: the layers on {kind} ({len(profiles[kind].layers)} of them, cut at {len(names[kind])} "
-                f"places) are not those on {first} ({len(profiles[first].layers)}, {len(names[first])}); profile one "
-                "network, and the same mini-batch, on all of them"
+                f"--profiles: {kind} and {first} have different layers or split points "
+                f"({len(profiles[kind].layers)} layers and {len(names[kind])} split points; "
+                f"{len(profiles[first].layers)} and {len(names[first])}). Profile the same network with the same "
+                "mini-batch on all device types."
             )
     rooms = {
         kind: machine.kinds[kind].memory_bytes if kind in machine.kinds else machine.memory_bytes for kind in kinds
@@ -96,10 +97,10 @@ def mixed(
         for kind, count in kinds.items()
     ]
     near = sum(kinds.values()) <= machine.ranks_per_node
-    return Mixed(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
+    return DeviceMix(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
 
 
-def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
+def load_profiles(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
     """Load the layer profile of each device type.
 
     Parameters
@@ -121,8 +122,8 @@ def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
     missing = [kind for kind in kinds if not (folder / f"{kind}.json").exists()]
     if missing:
         raise ProfileError(
-            f"--profiles {folder}: there is no {missing[0]}.json; distconv profile --layers --devices writes a profile "
-            "of each kind"
+            f"--profiles {folder}: no {missing[0]}.json. Write a profile of each device type with distconv "
+            "profile --layers --devices."
         )
     return {kind: Profile.load(folder / f"{kind}.json") for kind in kinds}
 
@@ -180,7 +181,7 @@ def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
     )
 
 
-def lines(setting: Mixed, method: str, chosen: StagePartition) -> Iterator[str]:
+def lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Iterator[str]:
     """Yield the report: chosen stages, their devices, and the times of the other methods.
 
     Parameters

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, DistconvError, PlanError
-from distconv.jobs.planning.package_memory import weighed
+from distconv.jobs.planning.package_memory import build_and_measure
 from distconv.jobs.training.model_factory import ModelError, build_model
 from distconv.jobs.training.options import positive
 from distconv.layers.models import MODELS
@@ -76,7 +76,7 @@ def extents(text: str) -> tuple[int, ...]:
         return tuple(positive(word) for word in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the extents of a sample, channels first, such as 3,224,224"
+            f"{text!r} is not the shape of a sample, channels first, such as 3,224,224"
         ) from None
 
 
@@ -169,7 +169,7 @@ def fastest(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
     return wanted.count, first, "\n".join(remarks)
 
 
-def quantity(kind: type[Quantity]) -> Callable[[str], float]:
+def quantity_parser(kind: type[Quantity]) -> Callable[[str], float]:
     """Return a parser of a quantity with its unit, such as ``16GB``, into base units."""
 
     def read(text: str) -> float:
@@ -210,8 +210,8 @@ def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | No
         if not isinstance(error.__cause__, (RuntimeError, ValueError)) or "meta" in reason:
             raise
         raise ModelError(
-            f"--input {','.join(map(str, options.input))}: {options.model} does not take samples of these extents "
-            f"({reason}); give those of one sample, channels first, such as 3,224,224"
+            f"--input {','.join(map(str, options.input))}: {options.model} does not accept samples of this "
+            f"shape ({reason}). Give the shape of one sample, channels first, such as 3,224,224."
         ) from error
 
 
@@ -224,18 +224,18 @@ def built(options: argparse.Namespace) -> torch.nn.Module:
         If there is no such network.
     """
     channels, classes, width = options.input[0], options.classes, options.width
-    return weighed(
+    return build_and_measure(
         options.model,
         lambda: build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=classes, width=width),
     )
 
 
-def on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:
-    """Run ``attempt`` on rank 0 and return its result on all ranks: :func:`on_first_ranks` with one. Collective."""
-    return on_first_ranks(comm, 1, attempt)
+def run_on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:
+    """Run ``attempt`` on rank 0 and return its result on all ranks: :func:`run_on_first_ranks` with one. Collective."""
+    return run_on_first_ranks(comm, 1, attempt)
 
 
-def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) -> T:
+def run_on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) -> T:
     """Run a function on the first ranks while the others sleep. Collective: call on every rank of ``comm``.
 
     Parameters
@@ -261,13 +261,13 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
         try:
             return attempt() if comm.rank < ranks else None
         finally:
-            wait_asleep(comm)
+            barrier_without_polling(comm)
 
     result: T = comm.bcast(try_on_all_ranks(comm, attempted, DistconvError))
     return result
 
 
-def wait_asleep(comm: MPI.Intracomm) -> None:
+def barrier_without_polling(comm: MPI.Intracomm) -> None:
     """Wait in a barrier without occupying a core: MPI's own would poll and slow down working ranks. Collective."""
     request = comm.Ibarrier()
     while not request.Test():
@@ -289,9 +289,9 @@ def check_writable(option: str, path: Path) -> None:
         If no file can be written to ``path``.
     """
     if path.is_dir():
-        raise DataError(f"{option} {path}: that is a folder; name a file")
+        raise DataError(f"{option} {path}: is a folder. Name a file.")
     if not path.parent.is_dir():
-        raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        raise DataError(f"{option} {path}: no such folder ({path.parent}). Create it first.")
     # A regular file is replaced by renaming, which needs permission for its folder; a device or pipe is opened itself.
     if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
-        raise DataError(f"{option} {path}: no permission to write there")
+        raise DataError(f"{option} {path}: no write permission")

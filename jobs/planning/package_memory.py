@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-_weights: dict[str, int] = {}
+_package_bytes: dict[str, int] = {}
 """Bytes by the model's name. Only the first construction of a model imports its packages, so it is kept."""
 
 
-def weighed(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+def build_and_measure(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     """Build a model and record the memory of its packages for :func:`packages_bytes`.
 
     Parameters
@@ -31,19 +31,19 @@ def weighed(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     torch.nn.Module
         The model.
     """
-    if ":" not in name or name in _weights:
+    if ":" not in name or name in _package_bytes:
         return build()
     importlib.import_module("torch._dynamo")  # as the first optimizer of a training does; the packages may, too
     before = _resident_bytes()
     model = build()
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    _weights[name] = max(0, _resident_bytes() - before - tensors)
+    _package_bytes[name] = max(0, _resident_bytes() - before - tensors)
     return model
 
 
 def packages_bytes(name: str) -> int:
     """Return the bytes of a model's packages beyond those of every training; 0 for a reference model."""
-    return _weights.get(name, 0)
+    return _package_bytes.get(name, 0)
 
 
 def _resident_bytes() -> int:

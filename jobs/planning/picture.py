@@ -42,10 +42,10 @@ def check_format(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise DataError(f"--plot {path} needs matplotlib: pip install matplotlib") from None
+        raise DataError(f"--plot {path}: matplotlib is not installed. Run pip install matplotlib.") from None
     formats = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix[1:].lower() not in formats:
-        raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(formats)}")
+        raise DataError(f"--plot {path}: unknown file format. Use a name that ends in one of {', '.join(formats)}.")
 
 
 def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:

@@ -53,10 +53,10 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
     Overheads
         Times of passes, messages and the optimizer are those of the slowest rank.
     """
-    alone, update = _seconds_of_a_pass(1, MPI.COMM_SELF), _update_s_per_byte(model)
+    alone, update = _pass_s(1, MPI.COMM_SELF), _update_s_per_byte(model)
     if comm.size == 1:
         return Overheads(alone, 0.0, update, not machine.overlap.halo)
-    chain = _seconds_of_a_pass(comm.size, comm)
+    chain = _pass_s(comm.size, comm)
     alone, chain, update = (comm.allreduce(seconds, MPI.MAX) for seconds in (alone, chain, update))
     # The slowest ranks of a longer chain, which are between two others, handle two messages in each pass.
     messages = 1 if comm.size == 2 else 2
@@ -64,11 +64,11 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     group = RankGroup(comm.size, min(comm.size, machine.ranks_per_node))
     priced = machine.allreduce(group, parameters) + update * parameters
-    join_s = max(0.0, _seconds_of_a_joined_update(model, samples, comm) - priced)
+    join_s = max(0.0, _joined_update_s(model, samples, comm) - priced)
     return Overheads(alone, message_s, update, not machine.overlap.halo, join_s)
 
 
-def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
+def _pass_s(count: int, comm: MPI.Intracomm) -> float:
     """Return the seconds of a pass: a difference of step times, which cancels costs per step. Collective."""
     stages = [nn.Linear(1, 1) for _ in range(count)]
     for parameter in nn.ModuleList(stages).parameters():
@@ -81,7 +81,7 @@ def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
     return max(0.0, many - one) / (2 * (MICROBATCHES - 1))
 
 
-def _seconds_of_a_joined_update(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> float:
+def _joined_update_s(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> float:
     """Return the seconds of an update with a replica per rank: the minimum, which waits for no other. Collective."""
     x = samples.repeat(comm.size, *(1,) * (samples.dim() - 1))
     pipe = Pipeline(

@@ -56,7 +56,7 @@ class Scaling:
         planned : mapping
             Strategies by number of ranks.
         """
-        return cls(curves(planned), profiled_up_to(graph, machine, planned))
+        return cls(curves(planned), last_profiled_count(graph, machine, planned))
 
     @property
     def profile_end(self) -> int | None:
@@ -123,7 +123,7 @@ def curves(planned: Mapping[int, Strategy]) -> Curves:
     return curves_of
 
 
-def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> int | None:
+def last_profiled_count(graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> int | None:
     """Return the largest number of ranks up to which all convolution and linear layers of the plans were measured.
 
     Beyond it times are estimated by the roofline, and a curve may have a step there.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from distconv.errors import DataError
 
 from .clouds import Clouds
-from .sampling import drawn
+from .sampling import draw_points
 from .voxels import unit_cube
 
 PERCEPTRON_POINTS = 512
@@ -75,7 +75,9 @@ def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32
         If there are no training clouds or no test clouds.
     """
     if not len(train.labels) or not len(test.labels):
-        raise DataError(f"{len(train.labels)} training and {len(test.labels)} test clouds: give at least one of each")
+        raise DataError(
+            f"{len(train.labels)} training and {len(test.labels)} test clouds: at least one of each is required"
+        )
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         model = PointPerceptron(len(train.class_names))
@@ -101,6 +103,6 @@ def _stacked(clouds: Clouds, samples: NDArray[np.int64], seed: int, epoch: int) 
     volumes = []
     for sample in map(int, samples):
         points = clouds[sample].points
-        taken = drawn(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
+        taken = draw_points(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
         volumes.append(unit_cube(torch.from_numpy(points[taken])) - 0.5)
     return torch.stack(volumes), torch.from_numpy(clouds.labels[samples])

@@ -13,13 +13,13 @@ import torch
 from distconv.errors import DataError
 
 from .clouds import Clouds
-from .sampling import DRAWN_POINTS, drawn
-from .voxels import Voxels, majority, unit_cube, voxelise
+from .sampling import DRAWN_POINTS, draw_points
+from .voxels import Voxels, majority_part, unit_cube, voxelise
 
 
 @dataclass(frozen=True)
 class VoxelRecipe:
-    """Settings of the conversion of clouds to voxels, as in :func:`.sampling.drawn` and :func:`.voxels.voxelise`."""
+    """Settings of the conversion of clouds to voxels: of :func:`.sampling.draw_points` and :func:`.voxels.voxelise`."""
 
     resolution: int
     points: int = DRAWN_POINTS
@@ -74,7 +74,7 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epo
     voxels, parts = [], []
     for sample in samples:
         cloud = clouds[sample]
-        taken = drawn(
+        taken = draw_points(
             len(cloud.points),
             recipe.points,
             recipe.keep,
@@ -87,12 +87,14 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: VoxelRecipe, epo
         points = unit_cube(torch.from_numpy(cloud.points))[torch.from_numpy(taken)]
         voxels.append(voxelise(points, recipe.resolution, offsets=recipe.offsets))
         if cloud.part is not None:
-            parts.append(majority(torch.from_numpy(cloud.part[taken]), voxels[-1].of_point, len(voxels[-1].coords)))
+            parts.append(
+                majority_part(torch.from_numpy(cloud.part[taken]), voxels[-1].of_point, len(voxels[-1].coords))
+            )
     labels = torch.as_tensor(clouds.labels)[list(samples)]
-    return collated(voxels, labels, torch.cat(parts) if parts else None)
+    return collate(voxels, labels, torch.cat(parts) if parts else None)
 
 
-def collated(voxels: Sequence[Voxels], labels: torch.Tensor, part: torch.Tensor | None = None) -> VoxelBatch:
+def collate(voxels: Sequence[Voxels], labels: torch.Tensor, part: torch.Tensor | None = None) -> VoxelBatch:
     """Concatenate the voxels of several clouds; the index of the cloud becomes the first coordinate.
 
     Parameters
@@ -115,7 +117,10 @@ def collated(voxels: Sequence[Voxels], labels: torch.Tensor, part: torch.Tensor 
         If there is no cloud, or the number of labels differs from the number of clouds.
     """
     if not voxels or len(labels) != len(voxels):
-        raise DataError(f"a batch of {len(voxels)} clouds with {len(labels)} labels: give one for each, one at least")
+        raise DataError(
+            f"batch of {len(voxels)} clouds with {len(labels)} labels: each cloud needs a label, and at least "
+            "one cloud is required"
+        )
     index = torch.arange(len(voxels)).repeat_interleave(torch.tensor([len(each.coords) for each in voxels]))
     coords = torch.cat([each.coords for each in voxels])
     features = torch.cat([each.features for each in voxels])

@@ -96,8 +96,7 @@ def write_clouds(
         return False
     if there is not None and not replace:
         raise DataError(
-            f"{path} exists and was made from {there or 'something else'}, not from {source}; remove it or choose "
-            f"another name"
+            f"{path}: made from {there or 'other data'}, not from {source}. Remove it or choose another name."
         )
     try:
         with ExitStack() as unfinished:

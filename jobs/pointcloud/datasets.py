@@ -132,8 +132,8 @@ class FileClouds:
         if not np.isfinite(points).all():
             wrong = ~np.isfinite(points).all(1)
             raise DataError(
-                f"{self._place} cloud {index}: point {wrong.argmax()} lies at {points[wrong.argmax()]} ({wrong.sum()} "
-                f"such points of {len(points)}); write the file again without them"
+                f"{self._place} cloud {index}: point {wrong.argmax()} is not finite ({points[wrong.argmax()]}; "
+                f"{wrong.sum()} such points of {len(points)}). Write the file again without them."
             )
         return Cloud(points.astype(np.float32), int(self.labels[index]), self._part(index))
 
@@ -155,8 +155,8 @@ class FileClouds:
         part = np.asarray(self._read("part", index)[0], np.int64)
         if not 0 <= part.min() <= part.max() < len(self.part_names):
             raise DataError(
-                f"{self._place} cloud {index} has parts from {part.min()} to {part.max()} but the file names "
-                f"{len(self.part_names)} in its attribute 'part_names'; name all"
+                f"{self._place} cloud {index}: its parts are {part.min()} to {part.max()}, but the attribute "
+                f"'part_names' has {len(self.part_names)} names. Name all parts."
             )
         return part
 
@@ -172,11 +172,14 @@ class FileClouds:
 
     def _check_extents(self, count: int) -> None:
         if not count or not self.points:
-            raise DataError(f"{self._place} {count} clouds of {self.points} points; give a file that has some")
+            raise DataError(
+                f"{self._place} {count} clouds of {self.points} points. Use a file with at least one cloud and "
+                "one point."
+            )
         parts = self._file.shape(f"{self.group}/part")[1] if self._has_parts else self.points
         if parts != self.points:
             raise DataError(
-                f"{self._place} a cloud has {self.points} points but {parts} parts; write the part of each point"
+                f"{self._place} a cloud has {self.points} points but {parts} part labels. Write the part of each point."
             )
 
     def _check_labels(self) -> None:
@@ -184,8 +187,9 @@ class FileClouds:
         if wrong.any():
             first = int(wrong.argmax())
             raise DataError(
-                f"{self._place} cloud {first} is of class {self.labels[first]} but there are "
-                f"{len(self.class_names)} ({', '.join(self.class_names)}); correct label or class_names"
+                f"{self._place} cloud {first}: its class is {self.labels[first]}, but there are "
+                f"{len(self.class_names)} classes ({', '.join(self.class_names)}). Correct the label or "
+                "class_names."
             )
 
 

@@ -82,7 +82,7 @@ def find_meshes(folder: Path, points: int) -> dict[str, Meshes]:
         if files:
             meshes[group] = Meshes(files, class_names, points)
     if "train" not in meshes:
-        raise DataError(f"{folder} has no meshes to train on; lay them out as CLASS/train/*.off and CLASS/test/*.off")
+        raise DataError(f"{folder}: no training meshes found. Store meshes as CLASS/train/*.off and CLASS/test/*.off.")
     return meshes
 
 
@@ -142,7 +142,7 @@ def cached(folder: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS) -> Pa
         convert(folder, path, comm, points, replace=True)
     except DataError as error:
         raise DataError(
-            f"{error}. If {folder} cannot be written to: distconv data pointcloud --off {folder} --out PATH"
+            f"{error}. If {folder} is not writable, run distconv data pointcloud --off {folder} --out PATH."
         ) from error
     return path
 

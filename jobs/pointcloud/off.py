@@ -78,15 +78,17 @@ def read_off(path: Path) -> TriangleMesh:
     if vertex_count + face_count != len(lines):
         what = "truncated" if len(lines) < vertex_count + face_count else "longer than that"
         raise DataError(
-            f"{path}: the header says {vertex_count} vertices and {face_count} faces, but {len(lines)} lines follow: "
-            f"the file is {what}; fetch it again"
+            f"{path}: the header announces {vertex_count} vertices and {face_count} faces, but {len(lines)} "
+            f"lines follow: the file is {what}. Download it again."
         )
     vertices = _vertices(path, lines[:vertex_count])
     mesh = TriangleMesh(vertices, _triangles(path, lines[vertex_count:], vertex_count))
     with np.errstate(over="ignore", invalid="ignore"):
         area = mesh.areas.sum()
     if not 0 < area < np.inf:
-        raise DataError(f"{path}: {len(mesh.triangles)} triangles with an area of {area:g} have no points; {FIX}")
+        raise DataError(
+            f"{path}: the total area of {len(mesh.triangles)} triangles is {area:g}, so no point can be sampled; {FIX}"
+        )
     return mesh
 
 
@@ -95,7 +97,7 @@ def _lines(path: Path) -> list[_OffLine]:
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is no text; only OFF files in text form are read") from error
+        raise DataError(f"{path}: byte {error.start} is not text. Use an OFF file in text format.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     split = (_OffLine(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
@@ -105,18 +107,18 @@ def _lines(path: Path) -> list[_OffLine]:
 def _counts(path: Path, lines: list[_OffLine]) -> tuple[tuple[int, int], list[_OffLine]]:
     """Return the numbers of vertices and faces, and the lines after the header."""
     if not lines:
-        raise DataError(f"{path} has no text; fetch it again")
+        raise DataError(f"{path}: the file is empty. Download it again.")
     number, (header, *counts) = lines[0]
     if not re.fullmatch(r"OFF(-?\d\S*)?", header):
-        raise DataError(f"{path}, line {number}: begins with {shorten(header)!r}, not with 'OFF'; give an OFF file")
+        raise DataError(f"{path}, line {number}: starts with {shorten(header)!r}, not with 'OFF'. Use an OFF file.")
     counts = [header[3:], *counts] if header != "OFF" else counts
     rest = lines[1:]
     if not counts and rest:
         (number, counts), rest = rest[0], rest[1:]
     if len(counts) != 3 or not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
         raise DataError(
-            f"{path}, line {number}: {shorten(' '.join(counts))!r} are not the numbers of vertices, faces and edges; "
-            f"fetch it again"
+            f"{path}, line {number}: {shorten(' '.join(counts))!r} are not the numbers of vertices, faces and "
+            "edges. Download it again."
         )
     return (int(counts[0]), int(counts[1])), rest
 
@@ -124,12 +126,14 @@ def _counts(path: Path, lines: list[_OffLine]) -> tuple[tuple[int, int], list[_O
 def _vertices(path: Path, lines: list[_OffLine]) -> NDArray[np.float64]:
     for number, words in lines:
         if len(words) != 3:
-            raise DataError(f"{path}, line {number}: a vertex has 3 coordinates, not {len(words)}; {FIX}")
+            raise DataError(f"{path}, line {number}: a vertex needs 3 coordinates, found {len(words)}; {FIX}")
     vertices = _numbers(path, lines, [words for _, words in lines], np.float64).reshape(-1, 3)
     wrong = ~np.isfinite(vertices).all(1)
     if wrong.any():
         vertex = int(wrong.argmax())
-        raise DataError(f"{path}, line {lines[vertex].number}: vertex {vertex} lies at {vertices[vertex]}; {FIX}")
+        raise DataError(
+            f"{path}, line {lines[vertex].number}: vertex {vertex} is not finite ({vertices[vertex]}); {FIX}"
+        )
     return vertices
 
 
@@ -149,21 +153,23 @@ def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[
 def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:
     """Return the vertex indices of faces that all have ``sides`` corners."""
     if not re.fullmatch(r"\d{1,9}", sides) or int(sides) < 3:
-        raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {shorten(sides)!r}; {FIX}")
+        raise DataError(
+            f"{path}, line {lines[0].number}: a face needs at least 3 vertices, found {shorten(sides)!r}; {FIX}"
+        )
     count = int(sides)
     for number, words in lines:
         if len(words) < 1 + count:
             raise DataError(
-                f"{path}, line {number}: the face says {count} vertices but has {len(words) - 1}: truncated or "
-                f"damaged; fetch it again"
+                f"{path}, line {number}: the face announces {count} vertices but has {len(words) - 1}: truncated "
+                "or damaged. Download it again."
             )
     corners = _numbers(path, lines, [words[1 : 1 + count] for _, words in lines], np.int64)
     wrong = (corners < 0) | (corners >= vertex_count)
     if wrong.any():
         face, corner = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}, line {lines[face].number}: a face has vertex {corners[face, corner]} but there are "
-            f"{vertex_count}, counted from 0; {FIX}"
+            f"{path}, line {lines[face].number}: the face refers to vertex {corners[face, corner]}, but there "
+            f"are {vertex_count}, counted from 0; {FIX}"
         )
     return corners
 
@@ -184,4 +190,4 @@ def _check_number(word: str, dtype: type[Number], where: str) -> None:
         np.array([word], dtype)
     except (ValueError, OverflowError) as error:
         kind = "number" if dtype is np.float64 else "index of a vertex"
-        raise DataError(f"{where}: {shorten(word)!r} is no {kind}; {FIX}") from error
+        raise DataError(f"{where}: {shorten(word)!r} is not a valid {kind}; {FIX}") from error

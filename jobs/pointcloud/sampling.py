@@ -39,10 +39,10 @@ def surface_points(mesh: TriangleMesh, count: int, seed: int, sample: int) -> ND
         The points.
     """
     random = np.random.default_rng((seed, _SURFACE, sample))
-    return points_on(mesh, chosen_triangles(mesh, count, random), random).astype(np.float32)
+    return points_in_triangles(mesh, random_triangles(mesh, count, random), random).astype(np.float32)
 
 
-def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+def random_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return random triangles, each with a probability proportional to its area.
 
     Parameters
@@ -63,7 +63,9 @@ def chosen_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator
     return np.asarray(np.searchsorted(below, random.random(count) * below[-1], side="right"), np.int64)
 
 
-def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
+def points_in_triangles(
+    mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.random.Generator
+) -> NDArray[np.float64]:
     """Return a point in each of the given triangles, uniformly distributed.
 
     Parameters
@@ -87,7 +89,7 @@ def points_on(mesh: TriangleMesh, triangles: NDArray[np.int64], random: np.rando
     return np.asarray(a + u * (b - a) + v * (c - a))
 
 
-def drawn(
+def draw_points(
     available: int,
     count: int,
     keep: float = 1.0,
@@ -124,7 +126,7 @@ def drawn(
         If ``keep`` is not between 0 and 1.
     """
     if not 0 <= keep <= 1:
-        raise DataError(f"point dropout keeps a share of the points from 0 to 1, not {keep}")
+        raise DataError(f"point dropout: keep must lie between 0 and 1 (keep={keep})")
     random = np.random.default_rng((seed, _DRAW, epoch, sample))
     whole = min(count, available)
     kept = max(1, round(keep * random.random() * whole)) if varied else round(keep * whole)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from . import surfaces
 from .clouds import Cloud
 from .off import TriangleMesh
-from .sampling import chosen_triangles, points_on
-from .surfaces import ball, block, cone, moved, ring, rod, spring
+from .sampling import points_in_triangles, random_triangles
+from .surfaces import ball, block, cone, ring, rod, scale_and_shift, spring
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
@@ -31,36 +31,38 @@ PART_NAMES = ("clutter", "ball", "ring", "rod", "cone", "block", "spring")
 
 def _dumbbell(random: Random) -> Parts:
     radius = random.uniform(0.35, 0.5)
-    ends = [moved(ball(), radius, (0, 0, end)) for end in (-1, 1)]
-    return {"ball": surfaces.joined(ends), "rod": moved(rod(), (0.15, 0.15, 1 - radius))}
+    ends = [scale_and_shift(ball(), radius, (0, 0, end)) for end in (-1, 1)]
+    return {"ball": surfaces.join_meshes(ends), "rod": scale_and_shift(rod(), (0.15, 0.15, 1 - radius))}
 
 
 def _table(random: Random) -> Parts:
     width, length = random.uniform(0.15, 0.22), random.uniform(0.5, 0.8)
     legs = [
-        moved(rod(), (width / 2, width / 2, length / 2), (x, y, -length / 2)) for x in (-0.8, 0.8) for y in (-0.8, 0.8)
+        scale_and_shift(rod(), (width / 2, width / 2, length / 2), (x, y, -length / 2))
+        for x in (-0.8, 0.8)
+        for y in (-0.8, 0.8)
     ]
-    return {"block": moved(block(), (1, 1, 0.12), (0, 0, 0.1)), "rod": surfaces.joined(legs)}
+    return {"block": scale_and_shift(block(), (1, 1, 0.12), (0, 0, 0.1)), "rod": surfaces.join_meshes(legs)}
 
 
 def _tree(random: Random) -> Parts:
     width = random.uniform(0.2, 0.3)
     return {
-        "cone": moved(cone(), (0.75, 0.75, 0.7), (0, 0, 0.5)),
-        "rod": moved(rod(), (width, width, 0.45), (0, 0, -0.65)),
+        "cone": scale_and_shift(cone(), (0.75, 0.75, 0.7), (0, 0, 0.5)),
+        "rod": scale_and_shift(rod(), (width, width, 0.45), (0, 0, -0.65)),
     }
 
 
 def _planet(random: Random) -> Parts:
-    return {"ball": moved(ball(), random.uniform(0.5, 0.65)), "ring": ring(0.1)}
+    return {"ball": scale_and_shift(ball(), random.uniform(0.5, 0.65)), "ring": ring(0.1)}
 
 
 SHAPES: dict[str, Callable[[Random], Parts]] = {
     "sphere": lambda random: {"ball": ball()},
     "torus": lambda random: {"ring": ring(random.uniform(0.25, 0.45))},
-    "cylinder": lambda random: {"rod": moved(rod(), (0.7, 0.7, random.uniform(0.7, 1.1)))},
+    "cylinder": lambda random: {"rod": scale_and_shift(rod(), (0.7, 0.7, random.uniform(0.7, 1.1)))},
     "cone": lambda random: {"cone": cone()},
-    "box": lambda random: {"block": moved(block(), (1, 1, random.uniform(0.6, 1.0)))},
+    "box": lambda random: {"block": scale_and_shift(block(), (1, 1, random.uniform(0.6, 1.0)))},
     "helix": lambda random: {
         "spring": spring(random.uniform(2, 3), random.uniform(1.6, 2.4), random.uniform(0.15, 0.22))
     },
@@ -119,14 +121,14 @@ def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np
     part : ndarray of int64, shape (P,)
         Index of each point's part in ``PART_NAMES``.
     """
-    mesh = surfaces.joined(list(parts.values()))
+    mesh = surfaces.join_meshes(list(parts.values()))
     part_of_triangle = np.repeat([PART_NAMES.index(name) for name in parts], [len(m.triangles) for m in parts.values()])
     mesh = TriangleMesh(_posed(mesh.vertices, random), mesh.triangles)
     strewn = round(count * random.uniform(0, CLUTTER))
     visible = count - strewn
     # More points than are visible, because some are hidden below.
-    chosen = chosen_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
-    points = points_on(mesh, chosen, random)
+    chosen = random_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
+    points = points_in_triangles(mesh, chosen, random)
     seen = np.argsort(points @ _rotation(random)[0])[:visible]
     points, part = points[seen], part_of_triangle[chosen[seen]]
     radius = np.abs(points).max()

@@ -23,14 +23,16 @@ def sheet(grid: Array) -> TriangleMesh:
     return TriangleMesh(grid.reshape(-1, 3), np.concatenate([np.stack([a, b, c], 1), np.stack([a, c, d], 1)]))
 
 
-def joined(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
+def join_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
     """Return a mesh with the vertices and triangles of all meshes."""
     starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
     triangles = [mesh.triangles + start for mesh, start in zip(meshes, starts[:-1], strict=True)]
     return TriangleMesh(np.concatenate([mesh.vertices for mesh in meshes]), np.concatenate(triangles))
 
 
-def moved(mesh: TriangleMesh, scale: float | Sequence[float] = 1.0, shift: Sequence[float] = (0, 0, 0)) -> TriangleMesh:
+def scale_and_shift(
+    mesh: TriangleMesh, scale: float | Sequence[float] = 1.0, shift: Sequence[float] = (0, 0, 0)
+) -> TriangleMesh:
     """Return a mesh scaled along each dimension, then shifted.
 
     Parameters
@@ -50,7 +52,7 @@ def moved(mesh: TriangleMesh, scale: float | Sequence[float] = 1.0, shift: Seque
     return TriangleMesh(mesh.vertices * np.asarray(scale) + np.asarray(shift), mesh.triangles)
 
 
-def revolved(profile: Array) -> TriangleMesh:
+def surface_of_revolution(profile: Array) -> TriangleMesh:
     """Return the surface that a polyline (P, 2) of radius and height sweeps around the z axis."""
     angle = np.linspace(0, 2 * np.pi, AROUND + 1)
     radius, height = profile.T[:, :, None]
@@ -60,25 +62,25 @@ def revolved(profile: Array) -> TriangleMesh:
 def ball() -> TriangleMesh:
     """Return the unit sphere."""
     angle = np.linspace(0, np.pi, AROUND // 2 + 1)
-    return revolved(np.stack([np.sin(angle), np.cos(angle)], 1))
+    return surface_of_revolution(np.stack([np.sin(angle), np.cos(angle)], 1))
 
 
 def ring(thickness: float) -> TriangleMesh:
     """Return a torus around the z axis of radius 1 with a tube of radius ``thickness``."""
     angle = np.linspace(0, 2 * np.pi, AROUND // 2 + 1)
-    return revolved(np.stack([1 + thickness * np.cos(angle), thickness * np.sin(angle)], 1))
+    return surface_of_revolution(np.stack([1 + thickness * np.cos(angle), thickness * np.sin(angle)], 1))
 
 
 def rod() -> TriangleMesh:
     """Return a closed cylinder of radius 1, from height -1 to 1."""
     side = [(1.0, height) for height in np.linspace(-1, 1, 9)]
-    return revolved(np.array([(0.0, -1.0), (0.5, -1.0), *side, (0.5, 1.0), (0.0, 1.0)]))
+    return surface_of_revolution(np.array([(0.0, -1.0), (0.5, -1.0), *side, (0.5, 1.0), (0.0, 1.0)]))
 
 
 def cone() -> TriangleMesh:
     """Return a cone with its base: radius 1 at height -1, tip at height 1."""
     side = [((1 - height) / 2, height) for height in np.linspace(-1, 1, 9)]
-    return revolved(np.array([(0.0, -1.0), (0.5, -1.0), *side]))
+    return surface_of_revolution(np.array([(0.0, -1.0), (0.5, -1.0), *side]))
 
 
 def block() -> TriangleMesh:
@@ -86,7 +88,7 @@ def block() -> TriangleMesh:
     along = np.linspace(-1, 1, 7)
     u, v = np.meshgrid(along, along, indexing="ij")
     sides = [np.roll(np.stack([u, v, np.full_like(u, end)], 2), turn, axis=2) for turn in range(3) for end in (-1, 1)]
-    return joined([sheet(side) for side in sides])
+    return join_meshes([sheet(side) for side in sides])
 
 
 def spring(turns: float, rise: float, thickness: float) -> TriangleMesh:

@@ -52,8 +52,8 @@ def unit_cube(points: torch.Tensor) -> torch.Tensor:
     if not torch.isfinite(extent):
         nowhere = int((~torch.isfinite(points).all(1)).sum())
         raise DataError(
-            f"a cloud of {len(points)} points reaches from {low.tolist()} to {high.tolist()} and {nowhere} of them are "
-            f"nowhere; leave it out, or write it again"
+            f"a cloud of {len(points)} points has {nowhere} points that are not finite (range {low.tolist()} "
+            f"to {high.tolist()}). Leave the cloud out, or write it again."
         )
     scaled = (points - low) - (high - low) / 2
     return (scaled / torch.where(extent > 0, extent, 1) + 0.5).clamp(0, 1)
@@ -85,10 +85,10 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
         If ``resolution`` is out of range, or a point lies outside the unit cube.
     """
     if not 1 <= resolution <= LARGEST:
-        raise DataError(f"a grid of {resolution} voxels along a side: give 1 to {LARGEST}")
+        raise DataError(f"resolution={resolution}: must be 1 to {LARGEST} voxels along each side")
     if len(points) and not 0 <= points.amin() <= points.amax() <= 1:
         raise DataError(
-            f"points from {points.amin():g} to {points.amax():g} are not in the unit cube; move them with unit_cube"
+            f"points from {points.amin():g} to {points.amax():g} are not in the unit cube. Move them with unit_cube."
         )
     scaled = points * resolution
     cell = scaled.long().clamp(max=resolution - 1)  # the far side of the cube belongs to the last voxel
@@ -101,7 +101,7 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
     return Voxels(coords, features, of_point)
 
 
-def majority(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
+def majority_part(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
     """Return the part to which most points of each voxel belong; the smallest part of a tie.
 
     Parameters

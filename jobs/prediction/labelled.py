@@ -29,11 +29,11 @@ from distconv.jobs.training.options import default_grid
 from distconv.placement import scatter
 from distconv.writing import count_written_rows, open_output
 
-from .network import Trained
+from .network import TrainedNetwork
 from .samples import DATASET
 
 
-def is_labelled(of: Trained, data: Path) -> bool:
+def is_labelled(of: TrainedNetwork, data: Path) -> bool:
     """Return True if the samples are opened as for training, not read as index ranges of an array.
 
     Parameters
@@ -51,7 +51,9 @@ def is_labelled(of: Trained, data: Path) -> bool:
     return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
 
 
-def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Intracomm) -> tuple[Path, str, Score]:
+def predict(
+    options: argparse.Namespace, of: TrainedNetwork, device: str, comm: MPI.Intracomm
+) -> tuple[Path, str, Score]:
     """Predict the held-out samples and write their probabilities. Collective: call on every rank.
 
     Parameters

@@ -32,7 +32,7 @@ from distconv.parameters.weight_files import load_weights
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """Source of the network of a prediction."""
 
     path: Path
@@ -52,7 +52,7 @@ class Trained:
         return image, label
 
 
-def trained(path: Path, comm: MPI.Intracomm) -> Trained:
+def trained(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
     """Find the network of a prediction. Collective: call on every rank.
 
     Parameters
@@ -71,24 +71,24 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
         On all ranks, if there is no checkpoint or file, or the checkpoint lacks the settings of its training.
     """
 
-    def look() -> Trained:
+    def look() -> TrainedNetwork:
         if path.is_file():
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            return Trained(path, "", {}, {}, digest)
+            return TrainedNetwork(path, "", {}, {}, digest)
         directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
         folder = checkpoint.newest(directory, MPI.COMM_SELF)
         if folder is None:
-            raise CheckpointError(f"{path}: there is no finished checkpoint, and no file of weights")
+            raise CheckpointError(f"{path}: neither a finished checkpoint nor a file of weights")
         manifest = read_complete_manifest(folder)
         values = from_json(manifest["values"])
         notes = checkpoint_notes(values)
         if "task" not in notes or "settings" not in values:
             raise CheckpointError(
-                f"{folder} does not say what it was trained for; export its weights (distconv checkpoint export) and "
-                "give --model and --normalise-as"
+                f"{folder}: the settings of the training are missing. Export the weights (distconv checkpoint "
+                "export), and give --model and --normalise-as."
             )
         digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
-        return Trained(path, notes["task"], values["settings"], notes, digest, folder)
+        return TrainedNetwork(path, notes["task"], values["settings"], notes, digest, folder)
 
     return try_on_rank_0(comm, look, CheckpointError)
 
@@ -99,16 +99,16 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-def settings_of(of: Trained, kind: type[TrainingSettings]) -> TrainingSettings:
+def settings_of(of: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
     """Return the settings of a run as an instance of ``kind``, without unknown settings."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in of.settings.items() if name in names})
 
 
-def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
+def build(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
     """Build the network. Collective: call on every rank.
 
-    Weights of a file are loaded. Those of a checkpoint are loaded by :func:`on_grid`.
+    Weights of a file are loaded. Those of a checkpoint are loaded by :func:`distribute_network`.
 
     Parameters
     ----------
@@ -142,14 +142,14 @@ def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> t
             width=settings.width,
         )
     if options.model is None:
-        raise ModelError(f"{of.path} holds weights alone: give the network with --model package.module:factory")
+        raise ModelError(f"{of.path}: holds weights only. Name the network with --model package.module:factory.")
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     load_weights(model, of.path, comm, of=f"--model {options.model}", unfit=ModelError)
     return model
 
 
-def on_grid(
-    of: Trained, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
+def distribute_network(
+    of: TrainedNetwork, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
 ) -> Callable[[Any], Any]:
     """Distribute the network over a grid and load the weights of a checkpoint. Collective: call on every rank.
 

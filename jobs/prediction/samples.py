@@ -27,7 +27,7 @@ from distconv.jobs import progress
 from distconv.tensor import DistTensor
 from distconv.writing import Output, count_written_rows, open_output
 
-from .network import Trained
+from .network import TrainedNetwork
 from .windows import Blend, WindowSource
 
 DATASET = "prediction"
@@ -36,7 +36,7 @@ _AXES = "dhw"
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PredictionInputs:
     """Samples to predict, and their labels if there are any."""
 
     source: StoredSource
@@ -56,7 +56,7 @@ class Inputs:
             self.labels.close()
 
 
-def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -> Inputs:
+def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intracomm) -> PredictionInputs:
     """Open the samples and, if there are any, their labels. Collective: call on every rank.
 
     Parameters
@@ -87,8 +87,10 @@ def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -
             raise
         labels = None
     if len(source.shape(name)) < 3:
-        raise DataError(f"{source.path}: {name!r} is {source.shape(name)}; samples have channels and extents")
-    return Inputs(source, name, labels, wanted)
+        raise DataError(
+            f"{source.path}: the shape of dataset {name!r} is {source.shape(name)}, but samples are (N, C, ...)"
+        )
+    return PredictionInputs(source, name, labels, wanted)
 
 
 def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int) -> tuple[StoredSource, str]:
@@ -102,7 +104,9 @@ def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, reader
     raise reasons[0] if given else reasons[_GROUPS.index("")]
 
 
-def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: torch.dtype) -> Field:
+def loader_field(
+    options: argparse.Namespace, of: TrainedNetwork, inputs: PredictionInputs, dtype: torch.dtype
+) -> Field:
     """Return the field of the loader, with the normalization used in training. Collective: call on every rank.
 
     Parameters
@@ -126,7 +130,10 @@ def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: to
     shape = inputs.shape
     dims = {3: "ncw", 4: "nchw", 5: "ncdhw"}.get(len(shape))
     if dims is None:
-        raise DataError(f"{inputs.source.path}: {inputs.name!r} is {shape}; samples have one to three extents")
+        raise DataError(
+            f"{inputs.source.path}: the shape of dataset {inputs.name!r} is {shape}, but samples have one to "
+            "three spatial dimensions"
+        )
     if of.task == "classify":
         dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its share
     if options.normalise_as is not None:
@@ -140,7 +147,8 @@ def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: to
         return Field(inputs.name, dims, dtype)
     if len(mean) != shape[1]:
         raise DataError(
-            f"{inputs.source.path}: {inputs.name!r} has {shape[1]} channels, the network was trained on {len(mean)}"
+            f"{inputs.source.path}: dataset {inputs.name!r} has {shape[1]} channels, but the network was "
+            f"trained with {len(mean)}"
         )
     return Field(inputs.name, dims, dtype, mean, std)
 
@@ -150,8 +158,8 @@ class PredictionRun:
     """A network, the samples to predict, and the options of the prediction."""
 
     options: argparse.Namespace
-    of: Trained
-    inputs: Inputs
+    of: TrainedNetwork
+    inputs: PredictionInputs
     field: Field
     grid: ProcessGrid
     model: Callable[..., Any]
@@ -229,7 +237,7 @@ class PredictionRun:
         outputs = self.model(inputs)
         if not isinstance(outputs, DistTensor) or outputs.dim() < 2:
             raise DataError(
-                f"the network gives {type(outputs).__name__}; predictions are tensors (samples, channels, ...)"
+                f"the network returns {type(outputs).__name__}, but a prediction is a tensor (samples, channels, ...)"
             )
         return outputs
 
@@ -244,8 +252,8 @@ class PredictionRun:
             outputs = self._outputs(batch.tensors[0])
             if tuple(outputs.shape[2:]) != window:
                 raise DataError(
-                    f"--window: the network gives {tuple(outputs.shape)} for windows of {window}; windows are for "
-                    "networks whose output has the extents of their input"
+                    f"--window: the network returns {tuple(outputs.shape)} for windows of {window}, but windows "
+                    "require outputs with the spatial size of the inputs. Leave --window out."
                 )
             for row, number in enumerate(batch.samples):
                 sample, place = divmod(number, each)

@@ -22,14 +22,16 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.segmentation.scores import Confusion, SegmentationScores
 from distconv.whole_files import write_picture
 
-from .samples import DATASET, Inputs
+from .samples import DATASET, PredictionInputs
 
 SHOWN = 4
 _LARGEST = 512
 """Approximate maximum number of pixels of a map along each side."""
 
 
-def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = None) -> SegmentationScores | None:
+def score(
+    path: Path, inputs: PredictionInputs, grid: ProcessGrid, ignore: int | None = None
+) -> SegmentationScores | None:
     """Score the written predictions. Collective: call on every rank.
 
     Parameters
@@ -58,7 +60,10 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = No
     source = open_source(path, [DATASET], grid.world)
     shape, labels = source.shape(DATASET), inputs.labels.shape(inputs.label)
     if labels != (shape[0], *shape[2:]):
-        raise DataError(f"{inputs.labels.path}: {inputs.label!r} is {labels}, but predictions are {shape}")
+        raise DataError(
+            f"{inputs.labels.path}: the shape of dataset {inputs.label!r} is {labels}, but that of the "
+            f"predictions is {shape}"
+        )
     dist = Distribution(grid, (None, *default_axes(None, len(shape))[2:])) if len(shape) > 2 else None
     classes = shape[1]
     confusion = Confusion(classes, ignore)
@@ -93,7 +98,7 @@ def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: P
     return None if 0 in (each.extent for each in block) else (Interval(sample, sample + 1), *block)
 
 
-def draw(path: Path, predictions: Path, inputs: Inputs, title: str) -> None:
+def draw(path: Path, predictions: Path, inputs: PredictionInputs, title: str) -> None:
     """Draw the first samples: input, label and prediction, or the middle slice of volumes. Call it on one rank.
 
     Parameters

@@ -25,7 +25,7 @@ SMALLEST = 1e-3
 """Minimum weight: at corners the Gaussian is so small that a division by it would amplify rounding errors."""
 
 
-def begins(extent: int, window: int, overlap: float) -> list[int]:
+def window_starts(extent: int, window: int, overlap: float) -> list[int]:
     """Return the first index of each window along a dimension.
 
     Parameters
@@ -73,7 +73,7 @@ class WindowSource:
         shape = source.shape(name)
         self.space = shape[len(shape) - len(window) :]
         self.window = tuple(min(w, extent) for w, extent in zip(window, self.space, strict=True))
-        lines = (begins(extent, w, overlap) for extent, w in zip(self.space, self.window, strict=True))
+        lines = (window_starts(extent, w, overlap) for extent, w in zip(self.space, self.window, strict=True))
         self.places = list(itertools.product(*lines))
 
     def close(self) -> None:

@@ -62,9 +62,9 @@ class SegmentationSamples:
         On all ranks, if images and labels do not fit each other, or labels are not valid classes.
     """
 
-    odd: Mapping[str, Sequence[float]] = {}
+    sign_flipped: Mapping[str, Sequence[float]] = {}
     """By axis, the factor of each channel of an image that is flipped along it (``distconv.data.loader.Field``)."""
-    exchanged: Sequence[tuple[int, float]] = ()
+    transposed: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed image (``distconv.data.loader.Field``)."""
 
     def __init__(
@@ -80,7 +80,7 @@ class SegmentationSamples:
             self._check_extents(group)
         train = groups["train"]
         if not self.count("train"):
-            raise DataError(f"{train.source.path}: {train.image!r} has no samples")
+            raise DataError(f"{train.source.path}: dataset {train.image!r} has no samples")
         self.moments = moments(train.source, train.image)
         counts = {name: label_counts(group.source, group.label) for name, group in groups.items()}
         largest = max(label for counted in counts.values() for label in [1, *counted] if label != ignore)
@@ -96,18 +96,18 @@ class SegmentationSamples:
         image, label = group.source.shape(group.image), group.source.shape(group.label)
         if not 3 <= len(image) <= 5:
             raise DataError(
-                f"{group.source.path}: {group.image!r} is {image}; images are (samples, channels, ...) with one to "
-                "three extents"
+                f"{group.source.path}: the shape of dataset {group.image!r} is {image}, but images are (samples, "
+                "channels, ...) with one to three spatial dimensions"
             )
         if label != (image[0], *image[2:]):
             raise DataError(
-                f"{group.source.path}: {group.label!r} is {label}; label maps for images {image} are "
-                f"{(image[0], *image[2:])}"
+                f"{group.source.path}: the shape of dataset {group.label!r} is {label}, but labels of images "
+                f"{image} are {(image[0], *image[2:])}"
             )
         if image[1:] != self.extents:
             raise DataError(
-                f"{group.source.path}: dataset {group.image!r} has samples of {image[1:]}, those to train on are of "
-                f"{self.extents}"
+                f"{group.source.path}: the samples of dataset {group.image!r} have the shape {image[1:]}, but the "
+                f"training samples have {self.extents}. Use samples of the same shape."
             )
 
     @property
@@ -156,7 +156,15 @@ class SegmentationSamples:
         """
         of = self.groups[group]
         fields = (
-            Field(of.image, f"nc{self.axes}", dtype, self.moments.mean, self.moments.std, self.odd, self.exchanged),
+            Field(
+                of.image,
+                f"nc{self.axes}",
+                dtype,
+                self.moments.mean,
+                self.moments.std,
+                self.sign_flipped,
+                self.transposed,
+            ),
             Field(of.label, f"n{self.axes}", dtype if self.classes == 1 else torch.int64),
         )
         return Loader(of.source, fields, grid, batch, **{"shuffle": False, **options})
@@ -255,7 +263,7 @@ def label_counts(file: SampleSource, name: str) -> Counter[int]:
 def _counted(labels: NDArray[Any], where: str) -> dict[int, int]:
     low, high = labels.min(), labels.max()
     if not np.isfinite([low, high]).all() or high - float(low) >= MOST_LABELS or (labels % 1).any():
-        raise DataError(f"{where} has values from {low:g} to {high:g}; labels are classes: 0, 1, 2, ...")
+        raise DataError(f"{where} has values from {low:g} to {high:g}, but labels are classes: 0, 1, 2, ...")
     counts = np.bincount((labels.ravel() - low).astype(np.int64))
     return {int(low) + int(index): int(counts[index]) for index in np.flatnonzero(counts)}
 
@@ -276,6 +284,7 @@ def _check_labels(group: SegmentationGroup, counts: Mapping[int, int], classes: 
     wrong = sorted(label for label in counts if label != ignore and not 0 <= label < classes)
     if wrong:
         raise DataError(
-            f"{group.source.path}: {group.label!r} has the label {wrong[0]} at {counts[wrong[0]]} places; labels are 0 "
-            f"to {classes - 1}: correct the data, or say --classes or --ignore-label"
+            f"{group.source.path}: dataset {group.label!r} has the label {wrong[0]} in {counts[wrong[0]]} "
+            f"pixels, but labels are 0 to {classes - 1}. Correct the data, or give --classes or "
+            "--ignore-label."
         )

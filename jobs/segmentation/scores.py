@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distconv.distribution import Distribution
 
 
-def counts_here(dist: Distribution) -> bool:
+def is_counting_rank(dist: Distribution) -> bool:
     """Return True if this rank counts its block: of the ranks that hold the same block, only the first does."""
     return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 

@@ -18,7 +18,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.accumulation import accumulate_batches
 from distconv.jobs.training.model_factory import ModelError, build_segmenter
 from distconv.layers.models import MODELS
 from distconv.placement import gather
@@ -27,7 +27,7 @@ from distconv.tensor import DistTensor
 
 from .loss import SegmentationLoss
 from .samples import SegmentationSamples
-from .scores import Confusion, SegmentationScores, counts_here
+from .scores import Confusion, SegmentationScores, is_counting_rank
 
 LOSSES = ("cross-entropy", "cross-entropy+dice")
 BALANCED = "balanced"
@@ -78,7 +78,7 @@ class SegmentationTraining(training.Trainer):
         super().__init__(settings, model, place, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loading(device)}
-        self.loader = accumulated(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
+        self.loader = accumulate_batches(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the segmentation loss of network outputs.
@@ -108,8 +108,9 @@ class SegmentationTraining(training.Trainer):
         if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != wanted:
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ModelError(
-                f"--model {self.settings.model} gives {shape} for labels {tuple(labels.shape)}; a segmentation network "
-                f"gives (samples, classes, ...), here {wanted}"
+                f"--model {self.settings.model}: the outputs for labels {tuple(labels.shape)} are {shape}, but a "
+                f"segmentation network returns (samples, classes, ...), here {wanted}. Change the model or "
+                "--classes."
             )
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
@@ -185,18 +186,18 @@ class SegmentationTrainer(SegmentationTraining):
         """
         confusion, sums = Confusion(self.samples.classes, self.samples.ignore), []
         for batch, logits in self.predictions(group):
-            labels = training.beside(batch.tensors[1], logits)
+            labels = training.match_grid(batch.tensors[1], logits)
             self._check_outputs(logits, labels)
             sums.append([gather(part).double().cpu() for part in self.criterion.sums(logits, labels)])
-            called = called_classes(logits)
+            called = predicted_classes(logits)
             here = batch.tensors[1].redistribute(called.dist).local
-            if counts_here(called.dist):
+            if is_counting_rank(called.dist):
                 confusion.add(called.local.cpu().numpy(), here.cpu().numpy())
         loss = self.criterion.of(*(torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)))
         return confusion.sum_over(self.comm), float(loss)
 
 
-def called_classes(logits: DistTensor) -> DistTensor:
+def predicted_classes(logits: DistTensor) -> DistTensor:
     """Return the classes (N, ...) that logits (N, C, ...) predict.
 
     The class of the largest logit. With one channel: 1 where the logit is not negative, otherwise 0.
@@ -227,11 +228,13 @@ def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch
         On all ranks, if no network is named, or it is for another number of dimensions.
     """
     if not settings.model:
-        raise ModelError(f"samples are {samples.extents}: name a network for them with --model")
+        raise ModelError(f"samples of {samples.extents}: no reference model. Name your own with --model.")
     reference = MODELS.get(settings.model)
     if reference is not None and len(reference.sample) != len(samples.extents):
         extents = len(reference.sample) - 1
-        raise ModelError(f"--model {settings.model} is for samples of {extents} extents; these are {samples.extents}")
+        raise ModelError(
+            f"--model {settings.model}: for samples with {extents} dimensions, but these are {samples.extents}"
+        )
     return build_segmenter(
         settings.model,
         samples.comm,
@@ -267,13 +270,16 @@ def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None
         return None
     places = samples.places
     if samples.classes == 1:
-        raise DataError("--class-weights: one class has none to be weighed against; say --classes 2")
+        raise DataError("--class-weights: a single class cannot be weighted. Use --classes 2.")
     if text == BALANCED:
         there = places > 0
         return [float(places.sum() / (there.sum() * count)) if count else 0.0 for count in places]
     weights = [float(word) for word in text.split(",")]
     if len(weights) != samples.classes:
-        raise DataError(f"--class-weights {text}: these are {len(weights)} for {samples.classes} classes")
+        raise DataError(
+            f"--class-weights {text}: {len(weights)} weights for {samples.classes} classes. Give one weight "
+            "for each class."
+        )
     return weights
 
 

@@ -56,7 +56,7 @@ class Recordings:
     """Number of channels of every sound."""
 
 
-def recordings(path: Path) -> Recordings:
+def read_recordings(path: Path) -> Recordings:
     """Read the sounds of a file or a folder. Local.
 
     Parameters
@@ -76,11 +76,13 @@ def recordings(path: Path) -> Recordings:
     """
     loaded = _of_folder(path) if path.is_dir() else _of_file(path)
     if not len(loaded.groups.get("train", Clips([], np.zeros(0, np.int64))).labels):
-        raise DataError(f"{path}: no sound to train on; give clips that are not held out, or train/CLASS/*.wav")
+        raise DataError(
+            f"{path}: no training sounds found. Add clips that are not held out, or files train/CLASS/*.wav."
+        )
     for group, clips in loaded.groups.items():
         for index, sound in enumerate(clips.sounds):
             if not len(sound):
-                raise DataError(f"{path}: sound {index} of {group!r} is empty; leave it out")
+                raise DataError(f"{path}: sound {index} of {group!r} is empty. Leave it out.")
     return loaded
 
 
@@ -94,14 +96,17 @@ def _of_file(path: Path) -> Recordings:
         def numbers(name: str, kinds: str) -> NDArray[Any]:
             row = read_dataset(file, name, path, state.size)
             if row.ndim != 1 or row.dtype.kind not in kinds:
-                raise DataError(f"{path}: {name!r} is {row.dtype} {row.shape} but must be a row of {_KINDS[kinds]}")
+                raise DataError(
+                    f"{path}: dataset {name!r} is {row.dtype} {row.shape}, but must be one-dimensional, of "
+                    f"{_KINDS[kinds]}"
+                )
             return row
 
         missing = [name for name in ("audio", "offset", "label") if resolve_internal_link(file, name) is None]
         if missing or "sample_rate" not in file.attrs:
             raise DataError(
-                f"{path}: has no {', '.join(missing) or 'attribute sample_rate'}; sounds are audio, offset, label "
-                "and the attribute sample_rate"
+                f"{path}: no {', '.join(missing) or 'attribute sample_rate'}. Store sounds as the datasets audio, "
+                "offset and label with the attribute sample_rate."
             )
         audio, offset, label = numbers("audio", "iuf"), numbers("offset", "iu"), numbers("label", "iu")
         held_out = np.zeros(len(label), bool)
@@ -111,16 +116,20 @@ def _of_file(path: Path) -> Recordings:
             held_out = numbers("take", "iuf") < HELD_OUT_TAKES
         rate = _rate(file.attrs["sample_rate"], path)
     if len(held_out) != len(label):
-        raise DataError(f"{path}: {len(held_out)} clips are held out or not, but there are {len(label)} labels")
+        raise DataError(
+            f"{path}: heldout has {len(held_out)} values, but there are {len(label)} labels. Write one value "
+            "for each clip."
+        )
     offset = offset.astype(np.int64)
     if len(offset) != len(label) + 1 or offset[0] < 0 or offset[-1] > len(audio) or (np.diff(offset) < 0).any():
         raise DataError(
-            f"{path}: offset has {len(offset)} values up to {offset[-1] if len(offset) else 0} for {len(label)} labels "
-            f"and {len(audio)} samples; it must rise from the first clip's begin to the last one's end"
+            f"{path}: offset has {len(offset)} values up to {offset[-1] if len(offset) else 0} for "
+            f"{len(label)} labels and {len(audio)} samples, but must rise from the start of the first clip to "
+            "the end of the last one"
         )
     label = label.astype(np.int64)
     if len(label) and not 0 <= label.min() <= label.max() < MOST_CLASSES:
-        raise DataError(f"{path}: labels go from {label.min()} to {label.max()}; classes are numbered from 0 on")
+        raise DataError(f"{path}: labels are {label.min()} to {label.max()}, but classes are counted from 0")
     groups = {}
     for group, chosen in (("train", ~held_out), ("test", held_out)):
         places = np.flatnonzero(chosen)
@@ -136,7 +145,7 @@ def _rate(given: object, path: Path) -> float:
     except (TypeError, ValueError):
         rate = 0.0
     if not 0 < rate < np.inf:
-        raise DataError(f"{path}: its attribute sample_rate is {given!r}, but must be a number of Hz above zero")
+        raise DataError(f"{path}: the attribute sample_rate is {given!r}, but must be a positive number of Hz")
     return rate
 
 
@@ -159,7 +168,9 @@ def _of_folder(path: Path) -> Recordings:
             groups[group] = Clips(sounds, np.array([names.index(file.parent.name) for file in files]))
     if len(kinds) > 1:
         listed = ", ".join(f"{file} {rate:g} Hz, {channels} channel(s)" for (rate, channels), file in kinds.items())
-        raise DataError(f"{path}: sounds of several rates or numbers of channels ({listed}); bring them to one")
+        raise DataError(
+            f"{path}: sounds have different sample rates or numbers of channels ({listed}). Convert them to one."
+        )
     rate, channels = next(iter(kinds), (0.0, 1))
     return Recordings(groups, names, rate, channels)
 

@@ -47,7 +47,7 @@ def rate(label: int) -> float:
     return 0.05 + 0.1 * label
 
 
-def by_counting(streams: Bitstreams) -> float:
+def counting_accuracy(streams: Bitstreams) -> float:
     """Return the accuracy of choosing the class whose probability is nearest to the fraction of set bits.
 
     It is about the best possible accuracy.

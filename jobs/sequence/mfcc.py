@@ -40,7 +40,7 @@ class CoefficientRecipe:
         return (channels if self.stereo else 1) * (self.coefficients - 1)
 
 
-def library() -> Any:
+def import_fbank() -> Any:
     """Import kaldi-native-fbank.
 
     Raises
@@ -51,10 +51,7 @@ def library() -> Any:
     try:
         return importlib.import_module("kaldi_native_fbank")
     except ImportError as missing:
-        raise DataError(
-            "coefficients of sounds need kaldi-native-fbank, which is not installed here: "
-            "pip install kaldi-native-fbank"
-        ) from missing
+        raise DataError("sounds: kaldi-native-fbank is not installed. Run pip install kaldi-native-fbank.") from missing
 
 
 def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:
@@ -89,7 +86,7 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray
 
 
 def _of_channel(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> NDArray[np.float32]:
-    knf = library()
+    knf = import_fbank()
     options = knf.MfccOptions()
     options.frame_opts.samp_freq, options.frame_opts.dither = rate, 0.0
     options.frame_opts.frame_length_ms, options.frame_opts.frame_shift_ms = recipe.window_ms, recipe.hop_ms

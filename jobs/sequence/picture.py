@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 
 BITS_IN_A_ROW = 25
 
@@ -24,4 +24,4 @@ def _show(axis: Any, values: NDArray[Any]) -> None:
         axis.set(xlabel="frame", ylabel="coefficient")
 
 
-PICTURE = Picture(columns=4, row_inches=1.8, curves=2.0, show=_show)
+RESULT_FIGURE = ResultFigure(columns=4, row_inches=1.8, curves=2.0, show=_show)

@@ -23,7 +23,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.placement import scatter
 
-from .audio import Sounds, recordings
+from .audio import Sounds, read_recordings
 from .bitstreams import CLASSES, TEST, TRAIN, Bitstreams
 from .mfcc import CoefficientRecipe
 
@@ -69,7 +69,7 @@ class SequenceSamples:
             self.name, self.class_names, self.channels = "bitstreams", tuple(map(str, range(CLASSES))), 1
             self.groups = {group: Bitstreams(count, length, stream) for group, (count, stream) in STREAMS.items()}
             return
-        loaded = try_on_all_ranks(comm, lambda: recordings(path), DataError)
+        loaded = try_on_all_ranks(comm, lambda: read_recordings(path), DataError)
         check_same_on_all_ranks(
             comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items())
         )
@@ -124,13 +124,13 @@ class SequenceLoader(EpochLoader):
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank."""
         for samples in self.batches(number, start):
-            inputs, labels = padded([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
+            inputs, labels = pad_sequences([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
             place = partial(scatter, target=self.grid)
             x = place(torch.from_numpy(inputs).to(self.device, self.dtype), dims="nw-")
             yield Batch(samples, (x, place(torch.from_numpy(labels).to(self.device), dims="n")))
 
 
-def padded(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+def pad_sequences(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Return sequences (T, C) as one array, padded with zeros to the longest.
 
     Parameters

@@ -12,7 +12,7 @@ from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.accumulation import accumulate_batches
 from distconv.jobs.training.classifier import Classifier
 from distconv.layers.recurrent import ScanGRU, ScanRNN
 
@@ -104,11 +104,11 @@ class SequenceTrainer(Classifier, training.Trainer):
     ) -> None:
         useless = [axis for axis in grid.split_axes(grid.shape) if axis not in ("n", "w")]
         if useless:
-            raise GridError(f"sequences are split in samples (n) and time (w); axis {useless[0]} cuts none of them")
+            raise GridError(f"--grid: sequences have no axis {useless[0]}. Use samples (n) and time (w).")
         super().__init__(settings, _built(settings, samples, method), grid, samples.comm, device)
         self.samples = samples
         parts = SequenceLoader(samples, "train", grid, settings.part, seed=settings.seed, **settings.loading(device))
-        self.loader = accumulated(parts, settings.accumulate)
+        self.loader = accumulate_batches(parts, settings.accumulate)
 
     @property
     def notes(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from distconv.data.loader import Batch, EpochLoader
 
 
-class Accumulated(EpochLoader):
+class AccumulatedLoader(EpochLoader):
     """Mini-batches of ``count`` consecutive batches of ``parts``.
 
     Each tensor of a mini-batch is a tuple with one tensor per part. The last mini-batch of an epoch may have fewer
@@ -53,7 +53,7 @@ class Accumulated(EpochLoader):
                 yield Batch(samples, tuple(zip(*(part.tensors for part in group), strict=True)))
 
 
-def accumulated(parts: EpochLoader, count: int) -> EpochLoader:
+def accumulate_batches(parts: EpochLoader, count: int) -> EpochLoader:
     """Return a loader of mini-batches of ``count`` parts each, or ``parts`` itself if ``count`` is 1.
 
     Parameters
@@ -73,4 +73,4 @@ def accumulated(parts: EpochLoader, count: int) -> EpochLoader:
     DataError
         If the samples are too few for one mini-batch.
     """
-    return parts if count == 1 else Accumulated(parts, count)
+    return parts if count == 1 else AccumulatedLoader(parts, count)

@@ -26,7 +26,7 @@ from distconv.jobs import progress
 from distconv.placement import gather
 
 from .job import Job, JobOutcome
-from .picture import ClassifiedExample, Picture
+from .picture import ClassifiedExample, ResultFigure
 from .report import Metrics
 from .training import Training
 
@@ -76,8 +76,7 @@ def score(path: object, group: str, batches: Iterable[tuple[Sequence[int], torch
         loss = float(F.cross_entropy(logits.double(), labels, reduction="sum"))
         if not math.isfinite(loss):
             raise DataError(
-                f"{path}: the loss on samples {samples[0]} to {samples[-1]} of {group!r} is {loss}; look for NaN in "
-                "them"
+                f"{path}: the loss of samples {samples[0]} to {samples[-1]} of {group!r} is {loss}. Check them for NaN."
             )
         count += len(labels)
         total += loss
@@ -182,7 +181,7 @@ class ClassifierScores(JobOutcome):
     """Further results of the job."""
     no_test: str
     """Line printed if there are no held-out samples."""
-    picture: Picture
+    picture: ResultFigure
 
     @property
     def results(self) -> dict[str, Any]:
@@ -213,7 +212,7 @@ class ClassifierScores(JobOutcome):
 class ClassifierJob(Job):
     """Training job of a classifier, evaluated after every epoch or every ``--evaluate-every`` epochs."""
 
-    picture: Picture
+    picture: ResultFigure
     shown: Callable[[int], Sequence[int]]
     """Returns the samples to draw, given the number of samples."""
     value: Callable[[Any, str, int], NDArray[Any]]

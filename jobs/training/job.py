@@ -20,12 +20,12 @@ from mpi4py import MPI
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
-from distconv.jobs.configuration.options_file import NAME, text_of
+from distconv.jobs.configuration.options_file import NAME, format_options
 from distconv.layers.models import MODELS
 from distconv.plan import Plan
 from distconv.whole_files import write_file
 
-from .options import device_for, place_of, settings_of
+from .options import parallelism_from_options, select_device, settings_of
 from .pipelines.options import Pipelining, pipelining_of, planned_pipelining
 from .report import Metrics, announcement, conclude, picture, times
 from .run import prepare, take_steps
@@ -144,20 +144,20 @@ def train(options: argparse.Namespace, job: Job) -> int:
     comm = MPI.COMM_WORLD
     if options.print_config:
         if comm.rank == 0:
-            print(text_of(options), end="")
+            print(format_options(options), end="")
         return 0
-    config = text_of(options)
-    place, device = _place_of(options, comm, job), device_for(options.device, comm)
+    config = format_options(options)
+    place, device = _parallelism_from_options(options, comm, job), select_device(options.device, comm)
     begin = time.perf_counter()
     with closing(job.samples(options, comm)) as samples:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
-        choice = capture_of(options)
+        choice = capture_choice(options)
         if choice != "off":
             trainer.capture(choice)
         if options.init_from is not None and not options.resume:
-            trainer.begin_with(options.init_from)
+            trainer.load_initial_weights(options.init_from)
         resumed = prepare(options, trainer)
         try_on_all_ranks(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
@@ -172,7 +172,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
     return 0
 
 
-def capture_of(options: argparse.Namespace) -> str:
+def capture_choice(options: argparse.Namespace) -> str:
     """Return the value of ``--capture``, or its default.
 
     The default is ``auto`` for reference models without ``--trace``, otherwise ``off``. Recording runs a step several
@@ -185,15 +185,17 @@ def capture_of(options: argparse.Namespace) -> str:
     return "auto" if is_reference and options.trace is None else "off"
 
 
-def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:
+def _parallelism_from_options(
+    options: argparse.Namespace, comm: MPI.Intracomm, job: Job
+) -> ProcessGrid | Plan | Pipelining:
     """Return the pipeline, plan or grid selected by the options. Collective."""
     if job.pipeline is not None:
         pipelining = pipelining_of(options, comm.size) or planned_pipelining(options, comm)
         if pipelining is not None:
             return pipelining
-    place = place_of(options, comm, job.rest_along)
+    place = parallelism_from_options(options, comm, job.rest_along)
     if job.one_grid and isinstance(place, Plan):
-        raise GridError(f"--plan: the layers of a {job.one_grid} are all on one grid; give it with --grid")
+        raise GridError(f"--plan: a {job.one_grid} has the same grid for all layers. Give it with --grid.")
     return place
 
 

@@ -101,10 +101,10 @@ def _built(
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)
     torch.manual_seed(seed)
-    with _importing_from_here():
-        model = _guarded(name, lambda: factory(**arguments))
+    with _search_current_directory():
+        model = _call_user_code(name, lambda: factory(**arguments))
     if not isinstance(model, torch.nn.Module):
-        raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
+        raise ModelError(f"--model {name}: returned {type(model).__name__}, but must return a torch.nn.Module")
     return model
 
 
@@ -113,8 +113,7 @@ def _factory(name: str, kind: str) -> Callable[..., Any]:
         names = _KINDS[kind]
         if name not in names:
             raise ModelError(
-                f"--model {name}: there is no such {kind}; there are {', '.join(names)}, or your own as "
-                "package.module:factory"
+                f"--model {name}: no such {kind}. Use {', '.join(names)}, or your own as package.module:factory."
             )
         return MODELS[name].factory
     module, _, attribute = name.partition(":")
@@ -123,27 +122,29 @@ def _factory(name: str, kind: str) -> Callable[..., Any]:
         raise ModelError(f"--model {name}: {getattr(source, '__file__', module)} has no {attribute!r}")
     factory = getattr(source, attribute)
     if not callable(factory):
-        raise ModelError(f"--model {name}: {attribute!r} is {type(factory).__name__}; it must be a class or a function")
+        raise ModelError(
+            f"--model {name}: {attribute!r} is {type(factory).__name__}, but must be a class or a function"
+        )
     return factory  # type: ignore[no-any-return]
 
 
 def _module(name: str, module: str) -> Any:
     def load() -> Any:
         try:
-            with _importing_from_here():
+            with _search_current_directory():
                 return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(f"{error.name}.")):
                 raise ModelError(
-                    f"--model {name}: there is no module {error.name!r} in {os.getcwd()} or on Python's path"
+                    f"--model {name}: no module {error.name!r} in {os.getcwd()} or on Python's path"
                 ) from error
             raise
 
-    return _guarded(name, load)
+    return _call_user_code(name, load)
 
 
 @contextlib.contextmanager
-def _importing_from_here() -> Iterator[None]:
+def _search_current_directory() -> Iterator[None]:
     """Search the current directory first inside the context, and last afterwards, where it shadows no module."""
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -164,7 +165,7 @@ def _arguments(
         parameters = {}
     taken = set(parameters)
     if width is not None and "width" not in taken:
-        raise ModelError(f"--width {width}: the model {name} takes no width")
+        raise ModelError(f"--width {width}: the model {name} has no parameter width. Remove --width.")
     offered = {"in_channels": in_channels, "width": width, "classes": classes, "num_classes": classes}
     given = {key: value for key, value in offered.items() if key in taken and value is not None}
     needed = [key for key, parameter in parameters.items() if parameter.default is _NOTHING and key not in given]
@@ -176,7 +177,7 @@ def _arguments(
     return given
 
 
-def _guarded(name: str, call: Callable[[], T]) -> T:
+def _call_user_code(name: str, call: Callable[[], T]) -> T:
     """Call user code; turn any exception into a ModelError of one line with the location."""
     try:
         return call()

@@ -22,7 +22,7 @@ from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.captured_steps import CHOICES
 from distconv.jobs.configuration.optimisation import optimizer_name, scheduler_name
-from distconv.jobs.configuration.options_file import add_config_arguments, mapping
+from distconv.jobs.configuration.options_file import add_config_arguments, parse_mapping
 from distconv.jobs.configuration.tracking import TRACKERS
 from distconv.local_device import device
 from distconv.plan import Plan
@@ -58,7 +58,7 @@ def add_training_arguments(
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
         "--grid",
-        type=grid_extents,
+        type=grid_shape,
         metavar="n=2,h=2",
         help="process grid (default: along n as many ranks as divide the batch, the others along h)",
     )
@@ -77,7 +77,7 @@ def add_training_arguments(
     add_device_argument(parser)
     parser.add_argument(
         "--seed",
-        type=natural,
+        type=nonnegative_int,
         default=defaults.seed,
         help="seed of the weights, the order of samples and the augmentation (default: %(default)s)",
     )
@@ -110,7 +110,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--optimizer-args",
-        type=mapping,
+        type=parse_mapping,
         default={},
         metavar="{NAME: VALUE}",
         help="further arguments of the optimizer, as YAML",
@@ -125,7 +125,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--scheduler-args",
-        type=mapping,
+        type=parse_mapping,
         default={},
         metavar="{NAME: VALUE}",
         help="arguments of the scheduler, as YAML; the number of steps and the maximum learning rate (--lr) are "
@@ -146,7 +146,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--ema",
-        type=below_one,
+        type=fraction_below_one,
         metavar="DECAY",
         help="keep an exponential moving average of the weights with this decay; evaluation, prediction and "
         "export use it (default: none)",
@@ -163,13 +163,13 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--momentum",
-        type=not_negative,
+        type=nonnegative_float,
         default=defaults.momentum,
         help="momentum of the optimizer sgd (default: %(default)s)",
     )
     parser.add_argument(
         "--weight-decay",
-        type=not_negative,
+        type=nonnegative_float,
         default=defaults.weight_decay,
         help="weight decay of the optimizer (default: %(default)s)",
     )
@@ -226,7 +226,7 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     earlier.add_argument("--overwrite", action="store_true", help="delete the run in --out, if there is one")
     parser.add_argument(
         "--checkpoint-every",
-        type=natural,
+        type=nonnegative_int,
         default=200,
         metavar="STEPS",
         help="save a checkpoint every STEPS steps; 0: never (default: %(default)s)",
@@ -263,11 +263,11 @@ def step_range(text: str) -> range:
     """
     first, colon, end = text.partition(":")
     if not (colon and first.isdigit() and end.isdigit() and 0 < int(first) < int(end)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no FIRST:END of steps counted from 1, such as 10:13")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range FIRST:END of steps counted from 1, such as 10:13")
     return range(int(first), int(end))
 
 
-def grid_extents(text: str) -> dict[str, int]:
+def grid_shape(text: str) -> dict[str, int]:
     """Parse the axes and sizes of a grid, such as ``n=2,h=2``.
 
     Raises
@@ -290,11 +290,11 @@ def positive(text: str) -> int:
         If the string is not valid.
     """
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
-def natural(text: str) -> int:
+def nonnegative_int(text: str) -> int:
     """Parse an integer that is not negative.
 
     Raises
@@ -303,7 +303,7 @@ def natural(text: str) -> int:
         If the string is not valid.
     """
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative integer")
     return int(text)
 
 
@@ -316,11 +316,11 @@ def positive_float(text: str) -> float:
         If the string is not valid.
     """
     if not _number(text) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return _number(text)
 
 
-def not_negative(text: str) -> float:
+def nonnegative_float(text: str) -> float:
     """Parse a finite number that is not negative.
 
     Raises
@@ -329,7 +329,7 @@ def not_negative(text: str) -> float:
         If the string is not valid.
     """
     if not _number(text) >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative number")
     return _number(text)
 
 
@@ -346,7 +346,7 @@ def share(text: str) -> float:
     return _number(text)
 
 
-def below_one(text: str) -> float:
+def fraction_below_one(text: str) -> float:
     """Parse a number from 0 to 1, without 1.
 
     Raises
@@ -355,7 +355,7 @@ def below_one(text: str) -> float:
         If the string is not valid.
     """
     if not 0 <= _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0 and below 1")
     return _number(text)
 
 
@@ -387,7 +387,9 @@ def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
     return kind(**values | {"batch_norm": options.batch_norm or "global"})
 
 
-def place_of(options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str = "h") -> ProcessGrid | Plan:
+def parallelism_from_options(
+    options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str = "h"
+) -> ProcessGrid | Plan:
     """Return the plan or grid of the options, or a default grid. Collective: call on every rank.
 
     The batch-norm scope of a plan is stored in ``options.batch_norm`` unless the option is given. Call it before
@@ -462,7 +464,7 @@ def device_name(text: str) -> str:
     return text
 
 
-def device_for(name: str | None, comm: MPI.Intracomm) -> str:
+def select_device(name: str | None, comm: MPI.Intracomm) -> str:
     """Select the device of this rank and make a GPU torch's current device. Collective: call on every rank.
 
     Parameters

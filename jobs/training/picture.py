@@ -22,7 +22,7 @@ class ClassifiedExample:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ResultFigure:
     """Layout of the figure: curves above rows of examples.
 
     Parameters

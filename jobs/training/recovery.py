@@ -133,8 +133,8 @@ class Recoverable(ABC):
             block = parameter.local if isinstance(parameter, DistTensor) else parameter
             if not torch.isfinite(block.detach()).all():
                 raise DistconvError(
-                    f"step {self.step_count}: {name!r} is not finite any more, and no checkpoint is written; "
-                    "lower --lr or look at the data"
+                    f"step {self.step_count}: {name!r} is no longer finite, so no checkpoint is written. Use a "
+                    "smaller --lr, or check the data."
                 )
 
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
@@ -181,7 +181,7 @@ class Recoverable(ABC):
             )
         return True
 
-    def begin_with(self, path: Path) -> None:
+    def load_initial_weights(self, path: Path) -> None:
         """Load the weights of a file into the model. Collective: call on every rank.
 
         Parameters
@@ -204,8 +204,8 @@ class Recoverable(ABC):
             self._steps_of(then)
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"checkpoint of step {saved.step} is none of distconv train: it has no settings and position; one of "
-                "dc.save_checkpoint is read by dc.load_checkpoint"
+                f"checkpoint of step {saved.step}: not written by distconv train, since it has no settings and "
+                "position. Read checkpoints of dc.save_checkpoint with dc.load_checkpoint."
             ) from error
         now = asdict(self.settings) | {"training samples": self.loader.samples}
         wrong = [
@@ -214,7 +214,9 @@ class Recoverable(ABC):
             if then.get(key) != value and key not in FREE
         ]
         if wrong:
-            raise CheckpointError(f"checkpoint of step {saved.step} was made with other settings: {'; '.join(wrong)}")
+            raise CheckpointError(
+                f"checkpoint of step {saved.step}: written with different settings: {'; '.join(wrong)}"
+            )
         noted = saved.values.get("notes") or {}
         other = [
             f"{key} was {was!r} and is {self.notes.get(key)!r}"
@@ -222,9 +224,12 @@ class Recoverable(ABC):
             if was != self.notes.get(key)
         ]
         if other:
-            raise CheckpointError(f"checkpoint of step {saved.step} was made with other data: {'; '.join(other)}")
+            raise CheckpointError(f"checkpoint of step {saved.step}: written with different data: {'; '.join(other)}")
         if saved.step > self.steps:
-            raise CheckpointError(f"checkpoint of step {saved.step} lies beyond the {self.steps} steps of this run")
+            raise CheckpointError(
+                f"checkpoint of step {saved.step}: later than the {self.steps} steps of this run. Use more "
+                "--epochs or --steps."
+            )
 
     def _steps_of(self, settings: Mapping[str, Any]) -> int:
         steps: int = settings["steps"] or settings["epochs"] * self.loader.steps

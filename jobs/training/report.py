@@ -136,7 +136,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
     """
     peaks = trainer.comm.gather(peak_memory_bytes(), root=0)
 
-    def on_rank_0() -> None:
+    def run_on_rank_0() -> None:
         if peaks is None:
             return
         losses = metrics.losses()
@@ -153,7 +153,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
         show()
         print(f"peak memory per rank: {', '.join(f'{peak / 2**20:.0f}' for peak in peaks)} MiB")
 
-    try_on_all_ranks(trainer.comm, on_rank_0, DataError)
+    try_on_all_ranks(trainer.comm, run_on_rank_0, DataError)
 
 
 def times(training_s: float, total_s: float) -> str:

@@ -56,22 +56,20 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     try_on_all_ranks(comm, lambda: lock_directory(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
-            raise DataError(
-                f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
-            )
+            raise DataError(f"--resume: no finished checkpoint in {folder / CHECKPOINTS}. Start without --resume.")
         return True
     # Rank 0 alone checks and erases: a late rank would find the files that this run has already written.
-    try_on_all_ranks(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
+    try_on_all_ranks(comm, lambda: _erase_earlier_run(folder, options.overwrite) if comm.rank == 0 else None, DataError)
     return False
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
+def _erase_earlier_run(folder: Path, overwrite: bool) -> None:
     """Erase an earlier run in the folder, but no other files."""
-    taken = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
+    taken = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _is_nonempty(path := folder / name)]
     if taken and not overwrite:
         raise DataError(
-            f"--out {folder} holds an earlier run ({', '.join(path.name for path in taken)}): go on with it by "
-            "--resume, erase it by --overwrite, or name another folder"
+            f"--out {folder}: holds an earlier run ({', '.join(path.name for path in taken)}). Resume it with "
+            "--resume, delete it with --overwrite, or choose another folder."
         )
     for path in taken:
         for each in _inside(path) if _is_folder(path) else (path,):
@@ -88,7 +86,7 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _holds_something(path: Path) -> bool:
+def _is_nonempty(path: Path) -> bool:
     """Return True if the path is a file or folder that is not empty; a link counts as such, wherever it points."""
     return any(_inside(path)) if _is_folder(path) else os.path.lexists(path) and path.lstat().st_size > 0
 
@@ -165,7 +163,7 @@ def _take_steps(
             stops = requests.stop_requested() and not last
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
-                trainer.settle()
+                trainer.finish_steps()
             if requests.least_written == trainer.checkpoints_begun:
                 trainer.finish_saving()
             if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:

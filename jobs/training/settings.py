@@ -64,7 +64,10 @@ class TrainingSettings:
             If the parts of a mini-batch would not be equal.
         """
         if self.batch % self.accumulate:
-            raise DistconvError(f"--batch {self.batch} cannot be taken in {self.accumulate} equal parts (--accumulate)")
+            raise DistconvError(
+                f"--batch {self.batch}: cannot be split into {self.accumulate} equal parts (--accumulate). Use a "
+                "multiple."
+            )
         return self.batch // self.accumulate
 
     def evaluating(self, device: str) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
     return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate

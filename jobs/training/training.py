@@ -30,12 +30,12 @@ from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .recovery import Recoverable
-from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_rate
+from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_learning_rate
 
 T = TypeVar("T")
 
 
-def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def match_grid(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Redistribute ``tensor`` to the grid of ``other``, if both are distributed. Collective.
 
     A plan may place a model's output on another grid than its input, where the labels are.
@@ -88,7 +88,7 @@ class Training(Recoverable):
         """
         super().__init__()
         if settings.precision != "full" and settings.dtype != "float32":
-            raise DistconvError(f"--precision {settings.precision} needs --dtype float32, not {settings.dtype}")
+            raise DistconvError(f"--precision {settings.precision}: needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
@@ -130,10 +130,12 @@ class Training(Recoverable):
             If ``choice`` is ``on`` and steps cannot be captured.
         """
         if choice == "on":
-            raise DistconvError("--capture on: steps of a pipeline are messages between stages, and not captured")
+            raise DistconvError(
+                "--capture on: steps of a pipeline exchange messages between stages and cannot be captured. Remove it."
+            )
 
     @abstractmethod
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         """Finish the steps in flight. All losses are known afterwards. Collective."""
 
     @abstractmethod
@@ -171,7 +173,7 @@ class Training(Recoverable):
         """Set the learning rate, and the other scheduled values, of the next step in ``optimizer``."""
         of = self.settings
         if not of.scheduler:
-            set_rate(optimizer, self.rate)
+            set_learning_rate(optimizer, self.rate)
             return
         if self._schedule is None:
             schedule = RateSchedule(lambda parameters: make_optimizer(of, parameters))
@@ -202,7 +204,7 @@ class Training(Recoverable):
                 if self.step_count >= self.steps:
                     return
 
-    def note_loss(self, step: int, loss: float) -> None:
+    def record_loss(self, step: int, loss: float) -> None:
         """Record the loss of a step.
 
         Parameters
@@ -217,7 +219,7 @@ class Training(Recoverable):
             If the loss is not finite.
         """
         if not math.isfinite(loss):
-            raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
+            raise DistconvError(f"step {step}: the loss is {loss}. Use a smaller --lr, or check the data.")
         self.losses.append((step, loss))
 
     def check_replicas(self) -> None:
@@ -298,7 +300,7 @@ class Trainer(Training):
         self.optimizer.zero_grad()
         value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
         # All ranks must decide the same: if replicas have diverged, a loss may be finite on some ranks only.
-        try_on_all_ranks(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        try_on_all_ranks(self.comm, lambda: self.record_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
@@ -325,7 +327,9 @@ class Trainer(Training):
             If ``choice`` is ``on`` and ``accumulate > 1``.
         """
         if choice == "on" and self.settings.accumulate > 1:
-            raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
+            raise DistconvError(
+                "--capture on: steps with --accumulate cannot be captured. Remove one of the two options."
+            )
         self.taken = AutoCapturedStep(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
@@ -334,13 +338,13 @@ class Trainer(Training):
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
-        loss = self.loss(outputs, beside(labels, outputs))
+        loss = self.loss(outputs, match_grid(labels, outputs))
         if share != 1.0:
             loss = loss * share
         loss.backward()
         return loss.detach()
 
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         """Do nothing: no step is in flight between calls."""
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from torch import nn
 from distconv.capture.captured import capture
 from distconv.errors import CaptureError
 from distconv.grid import ProcessGrid
-from distconv.jobs.training.options import natural, positive
+from distconv.jobs.training.options import nonnegative_int, positive
 from distconv.jobs.verification.differential import networks
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
@@ -217,10 +217,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=natural, default=0, help="seed from which the cases are drawn (default: %(default)s)"
+        "--seed", type=nonnegative_int, default=0, help="seed from which the cases are drawn (default: %(default)s)"
     )
     parser.add_argument(
-        "--first", type=natural, default=0, metavar="NUMBER", help="index of the first case (default: %(default)s)"
+        "--first",
+        type=nonnegative_int,
+        default=0,
+        metavar="NUMBER",
+        help="index of the first case (default: %(default)s)",
     )
 
 

@@ -23,9 +23,9 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
-from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.training import settings as common
-from distconv.jobs.training.options import grid_extents, positive, positive_float
+from distconv.jobs.training.options import grid_shape, positive, positive_float
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.placement import scatter
@@ -156,7 +156,7 @@ def reference(
 ) -> Run:
     """Train the same steps with plain torch, on rank 0 alone. Collective."""
     own = ProcessGrid(MPI.COMM_SELF)
-    return on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
+    return run_on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -196,8 +196,8 @@ def compare_at_random(
     grid = ProcessGrid(comm, **axes)
     model = MODELS[settings.model]
     samples = RandomSamples((model.sample[0], *size), 10, model.predicts)
-    expected = on_rank_0(comm, lambda: train_at_random(settings, samples, None))
-    yardstick = difference(on_rank_0(comm, lambda: train_at_random(settings, samples, None, nudged=True)), expected)
+    expected = run_on_rank_0(comm, lambda: train_at_random(settings, samples, None))
+    yardstick = difference(run_on_rank_0(comm, lambda: train_at_random(settings, samples, None, nudged=True)), expected)
     deviation = difference(train_at_random(settings, samples, grid), expected)
     return [deviation, yardstick]
 
@@ -219,7 +219,7 @@ def extents(text: str) -> tuple[int, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify exactness``."""
     parser.add_argument(
-        "--grid", type=grid_extents, default={"n": 1}, metavar="n=2,h=2", help="process grid (default: n=1)"
+        "--grid", type=grid_shape, default={"n": 1}, metavar="n=2,h=2", help="process grid (default: n=1)"
     )
     parser.add_argument(
         "--model",

@@ -19,10 +19,17 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.explore import DEFAULT, Known, best_known, explored, graph_of, measured_once
+from distconv.jobs.commands.explore import (
+    DEFAULT,
+    Measurements,
+    combine_measurements,
+    graph_of,
+    measure_once,
+    search_candidates,
+)
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.measured_steps import pipeline_step_s
-from distconv.jobs.planning.options import built, on_rank_0
+from distconv.jobs.planning.options import built, run_on_rank_0
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
@@ -97,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
         case.batch = options.batch or case.batch
-        rows += _in_turns(case, options.rounds, network, comm)
+        rows += _time_interleaved(case, options.rounds, network, comm)
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -106,16 +113,16 @@ def run(options: argparse.Namespace) -> int:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _variants(case: argparse.Namespace, machine: Known) -> list[PipelineVariant]:
+def _variants(case: argparse.Namespace, machine: Measurements) -> list[PipelineVariant]:
     """Return the plans that the search chooses, also per schedule, and other split points, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
-    exploration = explored(case, machine, cuts)
+    exploration = search_candidates(case, machine, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
     best = {
         CHOSEN: exploration.best,
         **{f"{s} explored": _best(exploration.table, s) for s in DEFAULT if s != PARALLEL},
-        "pipedream explored": _best(explored(asynchronous, machine, cuts).table, "pipedream"),
+        "pipedream explored": _best(search_candidates(asynchronous, machine, cuts).table, "pipedream"),
         "replicas": _best([choice for choice in exploration.table if choice.width == 1], PARALLEL),
     }
     priced = partial(_priced, case, machine, cuts)
@@ -151,7 +158,7 @@ def _best(table: Sequence[Choice], schedule: str) -> Choice:
 
 def _priced(
     case: argparse.Namespace,
-    measured: Known,
+    measured: Measurements,
     cuts: Sequence[str],
     schedule: str,
     microbatches: int,
@@ -184,15 +191,17 @@ def _equal_cuts(stages: PipelineCandidate, share: float) -> list[int]:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[AccuracyRow]:
+def _time_interleaved(
+    case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm
+) -> list[AccuracyRow]:
     """Profile the network, measure the choices of all profiles so far, interleaved, and print them. Collective."""
-    known: list[Known] = []
+    known: list[Measurements] = []
     seconds: dict[str, list[float]] = {}
     turns = min(TURNS, rounds)
     for turn in range(turns):
-        known.append(measured_once(case, network, comm))
-        machine = best_known(known)
-        variants = on_rank_0(comm, partial(_variants, case, machine))
+        known.append(measure_once(case, network, comm))
+        machine = combine_measurements(known)
+        variants = run_on_rank_0(comm, partial(_variants, case, machine))
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for key, times in _measured(case, {repr(v.plan): v.plan for v in variants}, share, comm).items():
             seconds.setdefault(key, []).extend(times)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import machine_of, profiled, undisturbed
+from distconv.jobs.commands.profile import combine_machines, measure_machine, profiled
 from distconv.jobs.planning import measured_steps
-from distconv.jobs.planning.options import on_rank_0, traced
+from distconv.jobs.planning.options import run_on_rank_0, traced
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
@@ -107,7 +107,7 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     plans = {
         ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)
     }
-    machine, seconds = _in_turns(name, graph, plans, rounds, network=network, comm=comm)
+    machine, seconds = _time_interleaved(name, graph, plans, rounds, network=network, comm=comm)
 
     def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> AccuracyRow:
         predicted = evaluate(graph, plan, machine, ranks).time
@@ -116,7 +116,7 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     rows = [row(ranks, grid, plans[ranks][grid], times) for (ranks, grid), times in seconds.items()]
     together = {row.name: row for row in rows[1:]}
     best = min(together, key=lambda grid: together[grid].measured)
-    chosen = on_rank_0(comm, lambda: select(graph, machine, comm.size).plan)
+    chosen = run_on_rank_0(comm, lambda: select(graph, machine, comm.size).plan)
     same = next((grid for grid, plan in plans[comm.size].items() if _are_same(graph, plan, chosen, comm.size)), None)
     if same is None:
         both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm)
@@ -134,7 +134,7 @@ def _grids(ranks: int) -> list[dict[str, int]]:
     return [{axis: ranks} for axis in GRIDS] if ranks > 1 else [{}]
 
 
-def _in_turns(
+def _time_interleaved(
     name: str,
     graph: LayerGraph,
     plans: Mapping[int, Mapping[str, Plan]],
@@ -148,14 +148,14 @@ def _in_turns(
     seconds: dict[tuple[int, str], list[float]] = {}
     turns = min(TURNS, rounds)
     for turn in range(turns):
-        machine = machine_of("here", network, comm, CPU)
+        machine = measure_machine("here", network, comm, CPU)
         more = _grids(comm.size)
         profiles.append(profiled(machine, graph, list(plans), comm, CPU, rounds=1, more=more))
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for ranks, which in plans.items():
             for grid, times in _steps(name, ranks, which, share, comm).items():
                 seconds.setdefault((ranks, grid), []).extend(times)
-    return undisturbed(profiles), seconds
+    return combine_machines(profiles), seconds
 
 
 def _steps(

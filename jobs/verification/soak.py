@@ -29,7 +29,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
-from distconv.jobs.training.options import natural, positive
+from distconv.jobs.training.options import nonnegative_int, positive
 from distconv.jobs.verification.engine import launch
 from distconv.whole_files import Folder
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=positive, default=2, help="number of ranks of the training job (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=natural, default=0, help="seed from which the faults are drawn (default: %(default)s)"
+        "--seed", type=nonnegative_int, default=0, help="seed from which the faults are drawn (default: %(default)s)"
     )
     parser.add_argument(
         "--mpiexec", default=launch.mpiexec(), help="command that starts an MPI job (default: %(default)s)"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from distconv.jobs.timing import CPU, clocked, deviation, idle, in_turns, medians, timed
+from distconv.jobs.timing import CPU, deviation, idle, medians, time_interleaved, timed, timed_variants
 
 
 def test_the_deviation_is_that_of_a_sample() -> None:
@@ -31,12 +31,12 @@ def test_variants_take_turns_and_the_first_rounds_do_not_count(comm, asleep: boo
         return seconds + len(done) if comm.rank == 0 else 0.0
 
     variants = {"a": lambda: variant("a", 0.0), "b": lambda: variant("b", 100.0), "of others": idle}
-    times = in_turns(comm, variants, 2, warm_up=1, asleep=asleep)
+    times = time_interleaved(comm, variants, 2, warm_up=1, asleep=asleep)
     assert done == ["a", "b"] * 3
     assert times == {"a": [3, 5], "b": [104, 106], "of others": [0, 0]}
     assert medians(times) == {"a": 4, "b": 105, "of others": 0}
 
 
 def test_a_clock_runs_while_the_action_does() -> None:
-    variants = clocked({"long": lambda: time.sleep(0.05), "short": lambda: None})
+    variants = timed_variants({"long": lambda: time.sleep(0.05), "short": lambda: None})
     assert variants["short"]() < 0.05 <= variants["long"]()

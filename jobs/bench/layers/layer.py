@@ -21,10 +21,10 @@ from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import add_machine_argument, on_rank_0
+from distconv.jobs.planning.options import add_machine_argument, run_on_rank_0
 from distconv.jobs.planning.single_layers import LAYERS
-from distconv.jobs.timing import clocked, idle, in_turns, medians
-from distconv.jobs.training.options import add_device_argument, device_for, positive
+from distconv.jobs.timing import idle, medians, time_interleaved, timed_variants
+from distconv.jobs.training.options import add_device_argument, positive, select_device
 from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
 from distconv.parameters.sharding import convolution_split
@@ -117,11 +117,11 @@ def run(options: argparse.Namespace) -> int:
     axes = parse_grid(options.grid) if options.grid else {AXIS: comm.size}
     _check(options)
     if options.layer is not None:
-        machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
-        device = torch.device(device_for(options.device, comm))
+        machine = run_on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
+        device = torch.device(select_device(options.device, comm))
         figures = paper_layers.run(options.layer, options.batch, axes, device, machine)
         if figures is not None:
-            report.give_json(figures, options.json)
+            report.print_json(figures, options.json)
         return 0
     options = argparse.Namespace(**vars(options) | _stack(options))
     grid = ProcessGrid(comm, **axes)
@@ -130,8 +130,8 @@ def run(options: argparse.Namespace) -> int:
         split.step()
     held = comm.gather(split.held())
     single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
-    variants = clocked({"ranks": split.step, **({"one": single.step} if single is not None else {})})
-    times = in_turns(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
+    variants = timed_variants({"ranks": split.step, **({"one": single.step} if single is not None else {})})
+    times = time_interleaved(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
         _report(options, grid, split, alone=single.held(), held=held, traffic=traffic, times=times)
     return 0
@@ -141,14 +141,21 @@ def _check(options: argparse.Namespace) -> None:
     """Raise DistconvError for options that would be ignored, and layers that cannot be."""
     strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
     if strange and options.layer:
-        raise DistconvError(f"--{strange[0]} is of the stack of layers, but --layer {options.layer} is a single one")
+        raise DistconvError(
+            f"--{strange[0]}: not an option of a single layer (--layer {options.layer}). Remove one of the two options."
+        )
     if strange:
-        raise DistconvError(f"--{strange[0]}: that is for a single layer; name it with --layer")
+        raise DistconvError(f"--{strange[0]}: only an option of a single layer. Select a layer with --layer.")
     stack = _stack(options)
     if stack["channels"] % stack["groups"]:
-        raise DistconvError(f"--groups {stack['groups']} does not divide --channels {stack['channels']}")
+        raise DistconvError(
+            f"--groups {stack['groups']}: does not divide --channels {stack['channels']}. Use a divisor."
+        )
     if stack["kernel"] % 2 == 0:
-        raise DistconvError(f"--kernel {stack['kernel']}: the extent must be odd, or outputs are larger than inputs")
+        raise DistconvError(
+            f"--kernel {stack['kernel']}: the kernel size must be odd, or outputs are larger than inputs. Use "
+            f"{stack['kernel'] + 1}."
+        )
 
 
 def _stack(options: argparse.Namespace) -> dict[str, int]:
@@ -190,7 +197,7 @@ def _report(
         "reduced_bytes": {f"{what} over {ranks} ranks": size for (what, ranks), size in traffic.reduced.items()},
         "median_s": medians(times),
     }
-    report.give_json(figures, options.json)
+    report.print_json(figures, options.json)
 
 
 def _algorithm(split: LayerStack, grid: ProcessGrid) -> str:

@@ -18,11 +18,11 @@ from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.report import TimeComparison
-from distconv.jobs.commands.profile import machine_of
+from distconv.jobs.commands.profile import measure_machine
 from distconv.jobs.planning.measured_steps import random
-from distconv.jobs.planning.options import on_first_ranks
+from distconv.jobs.planning.options import run_on_first_ranks
 from distconv.jobs.planning.single_layers import LAYERS, PHASES, PaperLayer, operation, predicted
-from distconv.jobs.timing import Variant, clocked, idle, in_turns
+from distconv.jobs.timing import Variant, idle, time_interleaved, timed_variants
 from distconv.parallel import parallelize
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
@@ -59,17 +59,17 @@ class Bench:
             self.layer.zero_grad()
             self.x.grad = None
 
-        return clocked({"FP": forward, "BP": backward}, self.device)
+        return timed_variants({"FP": forward, "BP": backward}, self.device)
 
 
-def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
+def profile_this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
     """This machine, profiled for the layer on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD."""
     comm, op = MPI.COMM_WORLD, operation(layer, batch)
-    machine = machine_of("this machine", profile_network(comm, device), comm, device)
+    machine = measure_machine("this machine", profile_network(comm, device), comm, device)
 
     def table(parts: Mapping[str, int], ranks: int, group: MPI.Intracomm) -> dict[str, float]:
         call = local_call(op, AxisParts.from_axes(parts, ranks, machine.ranks_per_node))
-        return on_first_ranks(comm, ranks, lambda: measure({call.key: call}, group, device))
+        return run_on_first_ranks(comm, ranks, lambda: measure({call.key: call}, group, device))
 
     alone, *together = machine.compute
     entries = [replace(alone, table=table({}, 1, MPI.COMM_SELF))]
@@ -86,7 +86,7 @@ def run(
     """
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
     grid = ProcessGrid(comm, **axes)
-    machine = machine or this_machine(layer, batch, axes, device)
+    machine = machine or profile_this_machine(layer, batch, axes, device)
     variants = {
         f"{phase}, {grid.describe()}": run for phase, run in Bench(layer, batch, grid, device).variants().items()
     }
@@ -94,7 +94,7 @@ def run(
     if comm.rank == 0:
         one = Bench(layer, batch, ProcessGrid(MPI.COMM_SELF), device)
         variants |= {f"{phase}, 1 rank": run for phase, run in one.variants().items()}
-    times = in_turns(comm, variants, REPETITIONS, warm_up=WARM_UP, asleep=True)
+    times = time_interleaved(comm, variants, REPETITIONS, warm_up=WARM_UP, asleep=True)
     if comm.rank:
         return None
     rows = [

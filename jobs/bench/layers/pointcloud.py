@@ -27,13 +27,13 @@ from distconv import placement
 from distconv.errors import DistconvError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
 from distconv.jobs.commands.train_pointcloud import share
-from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.pointcloud.batches import VoxelBatch, VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
-from distconv.jobs.timing import Variant, clocked, idle, in_turns, medians
+from distconv.jobs.timing import Variant, idle, medians, time_interleaved, timed_variants
 from distconv.jobs.training.options import positive
 from distconv.layers.models.sparse import dense_resnet, dense_vgg16_bn, sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter, to_dense
@@ -98,7 +98,9 @@ def run(options: argparse.Namespace) -> int:
     """
     comm = MPI.COMM_WORLD
     if comm.size > options.batch:
-        raise GridError(f"bench pointcloud: {comm.size} ranks cannot share {options.batch} clouds; raise --batch")
+        raise GridError(
+            f"--batch {options.batch}: fewer clouds than ranks ({comm.size}). Use a larger --batch or fewer ranks."
+        )
     if options.alone:
         print(json.dumps(asdict(_measured_here(options))))
         return 0
@@ -112,18 +114,18 @@ def run(options: argparse.Namespace) -> int:
     with ProcessGrid(comm, n=comm.size) as grid:
         figures = {str(resolution): _compared(options, resolution, grid) for resolution in options.resolution}
     if comm.rank == 0:
-        report.give_json({"resolution": figures}, options.json)
+        report.print_json({"resolution": figures}, options.json)
     return 0
 
 
-def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> VoxelBatch:
+def make_batch(options: argparse.Namespace, resolution: int, keep: float) -> VoxelBatch:
     """Return the voxels of the first embedded shapes."""
     return voxel_batch(
         Shapes(options.batch, CACHED_POINTS), range(options.batch), VoxelRecipe(resolution, keep=keep), 0
     )
 
 
-def step_of(
+def make_step(
     options: argparse.Namespace, resolution: int, name: str, grid: ProcessGrid | None = None
 ) -> Callable[[], torch.Tensor]:
     """Return a function that takes a training step of a variant, from the same weights, and returns its loss.
@@ -136,7 +138,7 @@ def step_of(
     if grid is not None:
         model = parallelize(model, grid)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
-    voxels = batch_of(options, resolution, 1.0 if name == DENSE else float(name.removeprefix("S-")))
+    voxels = make_batch(options, resolution, 1.0 if name == DENSE else float(name.removeprefix("S-")))
 
     labels = voxels.labels if grid is None else placement.scatter(voxels.labels, grid, dims="n")
 
@@ -168,7 +170,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
     cap = options.cap << 30
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
     try:
-        return first_step(lambda: step_of(options, options.resolution[0], options.alone))
+        return measure_first_step(lambda: make_step(options, options.resolution[0], options.alone))
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error):
             raise
@@ -180,7 +182,7 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
     given = {"model": options.model, "width": options.width, "batch": options.batch, "cap": options.cap}
     words = ["pointcloud", "--alone", name, "--resolution", str(resolution)]
     try:
-        return in_new_process(words + [word for key, value in given.items() for word in (f"--{key}", str(value))])
+        return run_in_new_process(words + [word for key, value in given.items() for word in (f"--{key}", str(value))])
     except DistconvError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
@@ -190,16 +192,18 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
 def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
     """Times and memory of all variants at one resolution, which rank 0 prints too. Collective."""
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
-    peaks = on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
+    peaks = run_on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
     fitting = [name for name in names if peaks[name] is not None]
     variants: dict[str, Variant] = dict.fromkeys(fitting, idle)
     if grid.rank == 0:
-        variants |= clocked({name: _apart(step_of(options, resolution, name)) for name in fitting})
-    if grid.size > 1:
-        variants |= clocked(
-            {f"{name}, {grid.size} ranks": step_of(options, resolution, name, grid) for name in fitting}
+        variants |= timed_variants(
+            {name: _preserve_random_state(make_step(options, resolution, name)) for name in fitting}
         )
-    times = in_turns(grid.world, variants, options.rounds, asleep=True)
+    if grid.size > 1:
+        variants |= timed_variants(
+            {f"{name}, {grid.size} ranks": make_step(options, resolution, name, grid) for name in fitting}
+        )
+    times = time_interleaved(grid.world, variants, options.rounds, asleep=True)
     if grid.rank == 0:
         _print(options, resolution, times, peaks)
     return {
@@ -209,7 +213,7 @@ def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -
     }
 
 
-def _apart(step: Callable[[], object]) -> Callable[[], object]:
+def _preserve_random_state(step: Callable[[], object]) -> Callable[[], object]:
     """``step`` of one rank alone, whose dropout leaves the random numbers as they are on the others."""
 
     def run() -> None:
@@ -221,7 +225,7 @@ def _apart(step: Callable[[], object]) -> Callable[[], object]:
 
 def _voxels(options: argparse.Namespace, resolution: int) -> dict[float, int]:
     """Return the number of voxels for each fraction of the points."""
-    return {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
+    return {keep: len(make_batch(options, resolution, keep).coords) for keep in options.keep}
 
 
 def _print(

@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.timing import clocked, in_turns
-from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
+from distconv.jobs.timing import time_interleaved, timed_variants
+from distconv.jobs.training.options import add_device_argument, positive, positive_float, select_device
 from distconv.kernels.recurrence import is_compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
 from distconv.layers.recurrent.methods import BackwardProblem, fastest_method
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    device = torch.device(device_for(options.device, comm))
+    device = torch.device(select_device(options.device, comm))
     loop = "compiled" if is_compiled(device, torch.float32, options.hidden) else "not compiled"
     if comm.rank == 0:
         what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
@@ -91,7 +91,9 @@ def run(options: argparse.Namespace) -> int:
     good = sum(ratio <= NEAR for ratio in judged)
     if comm.rank == 0:
         print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(judged)} cells")
-        report.give_json({"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}, options.json)
+        report.print_json(
+            {"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}, options.json
+        )
     return 0
 
 
@@ -102,7 +104,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
         for way in WAYS
         if _arithmetic(options, way, steps, batch, grid.size) <= options.limit * RATE
     }
-    times = in_turns(grid.world, clocked(runs, device), options.rounds)
+    times = time_interleaved(grid.world, timed_variants(runs, device), options.rounds)
     least = {way: min(seconds) for way, seconds in times.items()}
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)

@@ -21,8 +21,8 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
-from distconv.jobs.timing import clocked, in_turns, medians
+from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         If there are several ranks.
     """
     if MPI.COMM_WORLD.size > 1:
-        raise GridError(f"bench sparse measures one process, not {MPI.COMM_WORLD.size} ranks; start it without mpiexec")
+        raise GridError(f"measures one process, but there are {MPI.COMM_WORLD.size} ranks. Start it without mpiexec.")
     if options.alone:
         print(json.dumps(asdict(_measured_here(options))))
         return 0
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
-    report.give_json({"resolution": figures}, options.json)
+    report.print_json({"resolution": figures}, options.json)
     return 0
 
 
@@ -139,7 +139,9 @@ def dense_bytes(resolution: int, channels: int) -> int:
 
 
 def _measured_here(options: argparse.Namespace) -> Peak:
-    return first_step(lambda: variants(options.resolution[0], options.channels, (options.alone,))[options.alone])
+    return measure_first_step(
+        lambda: variants(options.resolution[0], options.channels, (options.alone,))[options.alone]
+    )
 
 
 def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
@@ -147,13 +149,15 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     estimate, cap = dense_bytes(resolution, options.channels), options.cap << 30
     names = (SPARSE, BUILT, DENSE) if estimate <= cap else (SPARSE, BUILT)
     used = {
-        name: in_new_process(
+        name: run_in_new_process(
             ["sparse", "--alone", name, "--resolution", str(resolution), "--channels", str(options.channels)]
         ).used
         for name in names
         if name != BUILT
     }
-    times = in_turns(MPI.COMM_SELF, clocked(variants(resolution, options.channels, names)), options.rounds)
+    times = time_interleaved(
+        MPI.COMM_SELF, timed_variants(variants(resolution, options.channels, names)), options.rounds
+    )
     sites = len(surface(resolution))
     memory = {name: f"  {size / MIB:8.0f} MiB" for name, size in used.items()}
     print(f"\n{sites} voxels of {resolution}^3\n{report.table(times, DENSE, beside=memory)}")

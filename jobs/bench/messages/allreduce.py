@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.communication import gradient_reduction
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
-from distconv.jobs.timing import clocked, in_turns, medians
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.options import positive
 from distconv.layers.models import resnet50
 
@@ -54,18 +54,18 @@ def run(options: argparse.Namespace) -> int:
     def summed() -> None:
         for parameter in parameters:
             parameter.grad = None
-        _HandOut.apply(start, world, parameters, shares).backward()  # type: ignore[no-untyped-call]
+        _ReturnGradients.apply(start, world, parameters, shares).backward()  # type: ignore[no-untyped-call]
 
     actions = {RAW: lambda: world.Allreduce(MPI.IN_PLACE, whole.numpy()), "gradients": summed}
-    times = in_turns(world, clocked(actions), options.repeats, warm_up=WARM_UP)
+    times = time_interleaved(world, timed_variants(actions), options.repeats, warm_up=WARM_UP)
     if world.rank == 0:
         print(report.heading(f"sum of {len(parameters)} gradients, {nbytes / 1e6:.1f} MB, float32, {world.size} ranks"))
         print(report.table(times, RAW, label="ms"))
-        report.give_json({"median_s": medians(times)}, options.json)
+        report.print_json({"median_s": medians(times)}, options.json)
     return 0
 
 
-class _HandOut(torch.autograd.Function):
+class _ReturnGradients(torch.autograd.Function):
     """The identity, whose backward pass has each parameter's share of its gradient."""
 
     @staticmethod

@@ -19,8 +19,8 @@ from distconv.errors import DistconvError
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
-from distconv.jobs.timing import clocked, in_turns, medians
-from distconv.jobs.training.options import grid_extents, positive
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
+from distconv.jobs.training.options import grid_shape, positive
 from distconv.kernels.convolution import Geometry
 from distconv.layers.common.input_windows import window_needs
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="odd kernel size; the halo is kernel // 2 wide (default: %(default)s)",
     )
-    parser.add_argument("--grid", type=grid_extents, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--grid", type=grid_shape, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
     parser.add_argument("--repeats", type=positive, default=50, help="exchanges per result (default: %(default)s)")
     report.add_json_argument(parser)
 
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """
     world = MPI.COMM_WORLD
     if options.kernel % 2 == 0:
-        raise DistconvError(f"--kernel {options.kernel}: the extent must be odd; use {options.kernel + 1}")
+        raise DistconvError(f"--kernel {options.kernel}: the kernel size must be odd. Use {options.kernel + 1}.")
     grid = dc.ProcessGrid(world, **(options.grid or {"h": world.size}))
     if world.rank == 0:
         print(report.heading(f"halo exchange over {grid.describe()}, float32, kernel {options.kernel}"))
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
         plan = _halo_plan(grid, shape, options.kernel)
-        times = in_turns(world, clocked(_actions(plan)), options.repeats, warm_up=WARM_UP)
+        times = time_interleaved(world, timed_variants(_actions(plan)), options.repeats, warm_up=WARM_UP)
         sent = world.allreduce(sum(peer.numel for peer in plan.sends) * 4, MPI.MAX)
         results[str(size)] = medians(times)
         if world.rank == 0:
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
                 f"\nx {shape}, at most {sent} bytes sent per rank\n{report.table(times, RAW, label='ms')}", flush=True
             )
     if world.rank == 0:
-        report.give_json({"median_s": results}, options.json)
+        report.print_json({"median_s": results}, options.json)
     return 0
 
 

@@ -18,8 +18,8 @@ from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
-from distconv.jobs.timing import clocked, in_turns, medians
-from distconv.jobs.training.options import grid_extents, positive
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
+from distconv.jobs.training.options import grid_shape, positive
 
 RAW = "Alltoallv"
 
@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=1, help="samples of the tensor (default: %(default)s)")
     parser.add_argument(
         "--source",
-        type=grid_extents,
+        type=grid_shape,
         metavar="h=2",
         help="process grid before the redistribution (default: h over all ranks)",
     )
     parser.add_argument(
         "--target",
-        type=grid_extents,
+        type=grid_shape,
         metavar="w=2",
         help="process grid after the redistribution (default: w over all ranks)",
     )
@@ -69,12 +69,14 @@ def run(options: argparse.Namespace) -> int:
     results = {}
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
-        times = in_turns(world, clocked(_actions(source, target, shape)), options.repeats, warm_up=WARM_UP)
+        times = time_interleaved(
+            world, timed_variants(_actions(source, target, shape)), options.repeats, warm_up=WARM_UP
+        )
         results[str(size)] = medians(times)
         if world.rank == 0:
             print(f"\nx {shape}\n{report.table(times, RAW, label='ms')}", flush=True)
     if world.rank == 0:
-        report.give_json({"median_s": results}, options.json)
+        report.print_json({"median_s": results}, options.json)
     return 0
 
 

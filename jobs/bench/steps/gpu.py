@@ -25,10 +25,10 @@ from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
 from distconv.jobs.planning.measured_steps import random, training_step
-from distconv.jobs.planning.options import add_network_arguments, on_first_ranks
-from distconv.jobs.timing import clocked, in_turns, medians
+from distconv.jobs.planning.options import add_network_arguments, run_on_first_ranks
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import add_device_argument, device_for, positive
+from distconv.jobs.training.options import add_device_argument, positive, select_device
 from distconv.kernels.convolution import Geometry
 from distconv.layers.common.input_windows import window_needs
 
@@ -63,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    device = torch.device(device_for(options.device, comm))
+    device = torch.device(select_device(options.device, comm))
 
     def times(comm: MPI.Intracomm, actions: Actions) -> Times:
-        return in_turns(comm, clocked(actions, device), options.rounds, warm_up=WARM_UP)
+        return time_interleaved(comm, timed_variants(actions, device), options.rounds, warm_up=WARM_UP)
 
-    alone = on_first_ranks(comm, 1, lambda: times(MPI.COMM_SELF, _steps(options, device)))
+    alone = run_on_first_ranks(comm, 1, lambda: times(MPI.COMM_SELF, _steps(options, device)))
     split = times(comm, _convolution(options, comm, device)) if comm.size > 1 else {}
     if comm.rank == 0:
         _print(options, comm.size, alone or {}, split)
@@ -139,4 +139,4 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
             way, exchange = name.removeprefix(EXCHANGE).strip(), median[name]
             hidden = min(1.0, (median[LOCAL] + exchange - median[f"{CONVOLUTION} {way}"]) / exchange)
             print(f"{ranks} ranks, {way}: {hidden:.0%} of the exchange is hidden")
-    report.give_json({"median_s": median}, options.json)
+    report.print_json({"median_s": median}, options.json)

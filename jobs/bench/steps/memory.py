@@ -21,10 +21,10 @@ from mpi4py import MPI
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.child_processes import MIB, Peak, in_new_process
+from distconv.jobs.bench.child_processes import MIB, Peak, run_in_new_process
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.measured_steps import random
-from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.planning.package_memory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     grid = ProcessGrid(comm, **(options.grid or {"h": comm.size}))
     # The one rank goes first: the others hold nothing yet, and sleep.
-    alone = on_rank_0(comm, lambda: by_itself(options))
+    alone = run_on_rank_0(comm, lambda: measure_by_itself(options))
     # The one that takes less goes first: the peak is that of the process.
     split = comm.gather(measure(options, grid, split=True), root=0) if options.shard_optimizer else None
     peaks = comm.gather(measure(options, grid), root=0)
@@ -99,16 +99,16 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = False) -> Peak:
     """Training on random samples over ``grid``; ``split``: with the optimizer's state. Collective."""
     before = peak_memory_bytes()
-    model = parallelize(model_options.model_of(options), grid)
+    model = parallelize(model_options.make_model(options), grid)
     make, slots = OPTIMIZERS[options.optimizer]
     optimizer = make(model.parameters(), 1e-3)
     if split:
         shard_optimizer(optimizer, grid.world)
-    shape = model_options.shape_of(options)
+    shape = model_options.batch_shape(options)
     x = random(Distribution(grid, default_axes(None, len(shape))), shape, model_options.CPU)
     for _ in range(2 if slots else 1):
         start = time.perf_counter()
-        model_options.loss_of(options, model(x)).backward()
+        model_options.random_label_loss(options, model(x)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
@@ -120,7 +120,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
     ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
     """
     machine = Machine.load("localhost")
-    graph = trace(model_options.model_of(options), model_options.shape_of(options))
+    graph = trace(model_options.make_model(options), model_options.batch_shape(options))
     slots = OPTIMIZERS[options.optimizer][1]
     prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
     parts = AxisParts.from_axes(axes, ranks, machine.ranks_per_node)
@@ -128,7 +128,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
     return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)
 
 
-def by_itself(options: argparse.Namespace) -> Peak:
+def measure_by_itself(options: argparse.Namespace) -> Peak:
     """Run the same step in a new process outside this job.
 
     Raises
@@ -140,7 +140,7 @@ def by_itself(options: argparse.Namespace) -> Peak:
     words += ["--optimizer", options.optimizer]
     words += ["--input", ",".join(map(str, options.input))] if options.input else []
     words += ["--classes", str(options.classes)] if options.classes else []
-    return in_new_process(words + (["--width", str(options.width)] if options.width else []))
+    return run_in_new_process(words + (["--width", str(options.width)] if options.width else []))
 
 
 def _report(
@@ -149,7 +149,7 @@ def _report(
     worst, worst_used = max(peak.peak for peak in peaks), max(peak.used for peak in peaks)
     print(
         f"{options.model}{f' of width {options.width}' if options.width else ''}, "
-        f"{' x '.join(map(str, model_options.shape_of(options)))}, float32, cpu, {TRAINED[options.optimizer]}"
+        f"{' x '.join(map(str, model_options.batch_shape(options)))}, float32, cpu, {TRAINED[options.optimizer]}"
     )
     print(f"{'':<24}{'process':>12}{'libraries':>12}{'model':>12}{'step':>9}")
     _print_row("one rank", alone)
@@ -179,7 +179,7 @@ def _report(
         "predicted_alone": asdict(predicted(options, {"n": 1}, 1, alone.before)),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
-    report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)
+    report.print_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)
 
 
 def _print_row(name: str, peak: Peak) -> None:

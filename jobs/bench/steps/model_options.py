@@ -12,9 +12,9 @@ from distconv.distribution import Distribution, default_axes
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.planning.measured_steps import random
 from distconv.jobs.planning.options import extents
-from distconv.jobs.planning.package_memory import weighed
+from distconv.jobs.planning.package_memory import build_and_measure
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import grid_extents, positive
+from distconv.jobs.training.options import grid_shape, positive
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.tensor import DistTensor
 
@@ -50,27 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
         "--size", type=positive, default=size, help="height and width of the samples (default: %(default)s)"
     )
     parser.add_argument("--batch", type=positive, default=batch, help="samples per step (default: %(default)s)")
-    parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="process grid (default: h over all ranks)")
+    parser.add_argument("--grid", type=grid_shape, metavar="h=4", help="process grid (default: h over all ranks)")
 
 
-def model_of(options: argparse.Namespace) -> torch.nn.Module:
+def make_model(options: argparse.Namespace) -> torch.nn.Module:
     """Return the model, with the same weights on all ranks."""
-    shape, classes = shape_of(options), getattr(options, "classes", None)
+    shape, classes = batch_shape(options), getattr(options, "classes", None)
     channels, width = shape[1], options.width
-    return weighed(
+    return build_and_measure(
         options.model,
         lambda: build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=classes, width=width),
     )
 
 
-def shape_of(options: argparse.Namespace) -> tuple[int, ...]:
+def batch_shape(options: argparse.Namespace) -> tuple[int, ...]:
     """Return the shape of a mini-batch."""
     if getattr(options, "input", None):
         return options.batch, *options.input
     return options.batch, 3 if options.model in CLASSIFIED else len(CHANNELS), options.size, options.size
 
 
-def loss_of(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
+def random_label_loss(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
     """Return the loss of the model's output with random labels."""
     if y.shape[1] > 1:  # a class for each sample, or for each of its positions
         shape = (y.shape[0], *y.shape[2:])

@@ -28,7 +28,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.measured_steps import random
-from distconv.jobs.timing import clocked, in_turns, medians
+from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.options import positive
 from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
@@ -66,15 +66,15 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     world = MPI.COMM_WORLD
     grid = ProcessGrid(world, **(options.grid or {"h": world.size}))
-    model = parallelize(model_options.model_of(options), grid)
+    model = parallelize(model_options.make_model(options), grid)
     buckets = _buckets([p.local if isinstance(p, DistTensor) else p for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-    shape = model_options.shape_of(options)
+    shape = model_options.batch_shape(options)
     x, sample = random(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
 
     def step() -> None:
         optimizer.zero_grad()
-        model_options.loss_of(options, model(x)).backward()
+        model_options.random_label_loss(options, model(x)).backward()
         optimizer.step()
 
     def digests() -> None:
@@ -94,10 +94,10 @@ def run(options: argparse.Namespace) -> int:
         "check_replicas": lambda: check_replicas(model, world),
     }
     with _shared_folder(world, options.directory) as folder:
-        times = in_turns(world, clocked(guards), options.repeats, warm_up=WARM_UP)
+        times = time_interleaved(world, timed_variants(guards), options.repeats, warm_up=WARM_UP)
         saves = _Saves(world, folder, model, optimizer)
-        saving = clocked({RAW: saves.raw, "save_checkpoint": saves.whole})
-        written = in_turns(world, saving, options.repeats, warm_up=WARM_UP)
+        saving = timed_variants({RAW: saves.raw, "save_checkpoint": saves.whole})
+        written = time_interleaved(world, saving, options.repeats, warm_up=WARM_UP)
         beside = [saves.beside(step) for _ in range(options.repeats)]
     stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
     if world.rank == 0:
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
         figures = {"median_s": {**medians(times), **medians(stalls), **medians(written)}, "bytes": saves.nbytes}
-        report.give_json(figures, options.json)
+        report.print_json(figures, options.json)
     return 0
 
 

@@ -24,11 +24,11 @@ from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
     check_writable,
-    on_rank_0,
+    run_on_rank_0,
     traced,
 )
 from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, strategies
-from distconv.jobs.training.options import add_device_argument, device_for, positive
+from distconv.jobs.training.options import add_device_argument, positive, select_device
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure_parallelism
 from distconv.plan import Plan, format_parts
@@ -71,13 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict on rank 0, measure, print and draw. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    device = torch.device(device_for(options.device, comm))
-    plans, scaling = on_rank_0(comm, lambda: _predicted(options, comm.size))
+    device = torch.device(select_device(options.device, comm))
+    plans, scaling = run_on_rank_0(comm, lambda: _predicted(options, comm.size))
     times: dict[str, dict[int, list[float]]] = {}
     for ranks, variants in plans.items():
         for name, seconds in measured(options, comm, ranks, variants, device).items():
             times.setdefault(name, {})[ranks] = seconds
-    on_rank_0(comm, lambda: _report(options, device, plans, scaling, times))
+    run_on_rank_0(comm, lambda: _report(options, device, plans, scaling, times))
     return 0
 
 
@@ -143,7 +143,7 @@ def _report(
         "measured": {name: {ranks: row.figures() for ranks, row in row_of.items()} for name, row_of in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in row_of.items()} for name, row_of in predicted.items()},
     }
-    report.give_json(figures, options.json)
+    report.print_json(figures, options.json)
     if options.plot is not None:
         picture.draw_measured(options.plot, scaling, times, what)
         print(f"picture: {options.plot}")

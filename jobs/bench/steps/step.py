@@ -23,8 +23,8 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
-from distconv.jobs.timing import CPU, idle, in_turns, medians, timed
-from distconv.jobs.training.options import grid_extents, positive
+from distconv.jobs.timing import CPU, idle, medians, time_interleaved, timed
+from distconv.jobs.training.options import grid_shape, positive
 from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", type=positive, default=16, help="channels of every layer (default: %(default)s)")
     parser.add_argument("--layers", type=positive, default=4, help="number of layers (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
-    parser.add_argument("--grid", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--grid", type=grid_shape, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument(
         "--rounds",
         type=positive,
@@ -141,7 +141,7 @@ def _measure(
         **{name: children[name].steps if alone else None for name in processes},
     }
     variants = {name: partial(take, options.steps) if take else idle for name, take in steps.items()}
-    times = in_turns(world, variants, options.rounds, asleep=True)
+    times = time_interleaved(world, variants, options.rounds, asleep=True)
     for child in children.values():
         child.close()
     return times, moved
@@ -167,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
             _print(size, times)
             print(f"all ranks hand {moved['messages']:,} bytes to messages in a step, {moved['sums']:,} to sums")
     if world.rank == 0:
-        report.give_json({"median_s": median, "moved_bytes": bytes_moved}, options.json)
+        report.print_json({"median_s": median, "moved_bytes": bytes_moved}, options.json)
     return 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from .jit import Floats, kernel
 from .state import Gas, HydroState
 
-__all__ = ["broken_cell", "internal_work", "move_nodes", "predict_nodes", "stable_step"]
+__all__ = ["first_broken_cell", "internal_work", "move_nodes", "predict_nodes", "stable_step"]
 
 
 @kernel
@@ -183,7 +183,7 @@ def internal_work(
 
 
 @kernel
-def broken_cell(state: HydroState) -> int:
+def first_broken_cell(state: HydroState) -> int:
     """Return the flat index of the first cell whose area or internal energy is not positive; -1 if there is none."""
     x, y, _, _, energy = state
     height, width = energy.shape

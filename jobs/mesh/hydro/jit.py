@@ -27,12 +27,10 @@ try:
     llvm.set_option("distconv", "--vectorize-memory-check-threshold=1000")
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
-    raise DataError(
-        "the mesh-tangling generator needs numba, which is not installed here; pip install numba"
-    ) from missing
+    raise DataError("data mesh: numba is not installed. Run pip install numba.") from missing
 
 
-def forget_older(folder: Path) -> None:
+def remove_stale_cache(folder: Path) -> None:
     """Remove cached machine code of the kernels in ``folder`` that is older than one of its modules.
 
     Numba checks only if the file of a kernel has changed, not the files of the kernels that are compiled into it.
@@ -44,7 +42,7 @@ def forget_older(folder: Path) -> None:
                 kept.unlink()
 
 
-forget_older(Path(__file__).parent)
+remove_stale_cache(Path(__file__).parent)
 
 
 def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

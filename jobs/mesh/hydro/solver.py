@@ -13,7 +13,7 @@ import numpy as np
 
 from distconv.errors import DataError
 
-from .advance import broken_cell, internal_work, move_nodes, predict_nodes, stable_step
+from .advance import first_broken_cell, internal_work, move_nodes, predict_nodes, stable_step
 from .cell_geometry import areas, corner_volumes
 from .forces import corner_forces
 from .jit import Floats
@@ -148,7 +148,7 @@ class Hydro:
         # Exactly the end: a sum of steps would miss it by a rounding error.
         self.time = end if dt == end - self.time else self.time + dt
         self.steps += 1
-        cell = broken_cell(self.state)
+        cell = first_broken_cell(self.state)
         if cell >= 0:
             row, column = divmod(cell, self.gas.mass.shape[1])
             raise RunStopped(f"time {self.time:.4f}, step {self.steps}: cell ({row}, {column}) lost its area or energy")

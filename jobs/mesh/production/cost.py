@@ -71,9 +71,7 @@ def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int 
         If ``size`` is below 16 or ``steps`` is not positive.
     """
     if size < 16 or steps < 1:
-        raise DataError(
-            f"size {size}, {steps} steps: a mesh needs at least 16 cells along each side and a measure one step"
-        )
+        raise DataError(f"--measure-steps {steps} --size {size}: at least 1 step and 16 cells are required")
     origin = run_seed(seed, 0, list(FAMILIES).index(family), 0)
     reference = perform_run(family, min(size, REFERENCE_SIZE), origin)
     criteria = Criteria()

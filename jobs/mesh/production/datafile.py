@@ -57,7 +57,10 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
     DataError
         If the file of a run is damaged, or the file cannot be written.
     """
-    chosen = [in_turn(parts, [stream for stream in wanted if stream.split == split]) for split in range(len(SPLITS))]
+    chosen = [
+        alternate_families(parts, [stream for stream in wanted if stream.split == split])
+        for split in range(len(SPLITS))
+    ]
     summary = summarise(target, recipe, parts, wanted, chosen)
     needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
     if needed <= IMAGE_BYTES:
@@ -72,7 +75,7 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
     return summary
 
 
-def in_turn(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
+def alternate_families(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
     """Return the samples of a split as (run, number in the run), alternating between the families."""
     each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
@@ -88,7 +91,7 @@ def summarise(
     target, recipe, parts, wanted
         As in :func:`assemble`.
     chosen : list
-        The samples of each split, as :func:`in_turn` returns them.
+        The samples of each split, as :func:`alternate_families` returns them.
 
     Returns
     -------
@@ -138,10 +141,10 @@ def fill(file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Cho
     for name, split in zip(SPLITS, chosen, strict=True):
         group = file.create_group(name)
         group.attrs["positive_fraction"] = kept[f"positive_fraction_{name}"]
-        fill_group(group, recipe, parts, split)
+        write_group(group, recipe, parts, split)
 
 
-def fill_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: Chosen) -> None:
+def write_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: Chosen) -> None:
     """Write the samples of one split to its group."""
     count, side = len(chosen), recipe.size
     tile = min(64, max(8, side // 4))

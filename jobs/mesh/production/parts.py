@@ -133,7 +133,7 @@ class RunFolder:
         self._outlines: dict[FlowRun, Outline] = {}
 
     @property
-    def alarm_file(self) -> Path:
+    def stop_file(self) -> Path:
         """File by which a rank that has given up stops the other ranks."""
         return self.folder / f"alarm-{self.session}"
 
@@ -187,7 +187,7 @@ class RunFolder:
         """
         for index in range(self.most_runs):
             for stream in wanted:
-                if self._hoped(stream, index) < stream.quota and self._take(stream.run(index)):
+                if self._most_samples_before(stream, index) < stream.quota and self._take(stream.run(index)):
                     return stream.run(index)
         return None
 
@@ -208,12 +208,11 @@ class RunFolder:
             last = stream.run(self.most_runs - 1)
             if self.accepted(last) is not None and self.done(stream) < stream.quota:
                 raise DataError(
-                    f"{self.folder}: {self.most_runs} runs of {list(FAMILIES)[stream.family]!r} gave "
-                    f"{self.done(stream)} samples where {stream.quota} are wanted; the mesh may be too small "
-                    f"(use 64 or more) or tau too short"
+                    f"{self.folder}: {self.most_runs} simulations of {list(FAMILIES)[stream.family]!r} gave "
+                    f"{self.done(stream)} of {stream.quota} samples. Use a larger mesh (at least 64) or a larger tau."
                 )
 
-    def _hoped(self, stream: RunStream, index: int) -> int:
+    def _most_samples_before(self, stream: RunStream, index: int) -> int:
         """Return the largest possible number of samples of the runs before ``index``."""
         counts = (self.accepted(stream.run(k)) for k in range(index))
         return sum(self.per_run if count is None else count for count in counts)
@@ -284,7 +283,7 @@ class RunFolder:
                 yield stored
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as damage:
             raise DataError(
-                f"{path}: damaged ({damage}); delete it and start again, the other runs are kept"
+                f"{path}: damaged ({damage}). Delete it and start again; the other simulations are kept."
             ) from damage
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from tqdm import tqdm
 
-__all__ = ["collectively", "produce", "warm_up"]
+__all__ = ["call_on_rank_0", "produce", "warm_up"]
 
 Result = TypeVar("Result")
 
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 PATIENCE_S = 0.1
 
 
-def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
+def call_on_rank_0(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
     """Call a function on rank 0 and return its result on all ranks. Collective: call on every rank.
 
     Unlike in ``agreement.try_on_rank_0``, the wait of the other ranks has no time limit: assembling a large file may
@@ -73,7 +73,7 @@ def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
 def warm_up(comm: MPI.Comm | None) -> None:
     """Compile the kernels on rank 0 so that the other ranks find them in the cache. Collective: call on every rank."""
     criteria = Criteria(tau=0.002, least_labelled=0.0, last_time=0.003)
-    collectively(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
+    call_on_rank_0(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
 
 
 def produce(
@@ -123,7 +123,7 @@ def produce(
             work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback)
         except DataError as error:
             failure = str(error)
-            parts.alarm_file.touch()
+            parts.stop_file.touch()
     failures = [failure] if comm is None else comm.allgather(failure)
     for text in failures:
         if text is not None:
@@ -154,7 +154,7 @@ def work(
     DataError
         On this rank.
     """
-    while not parts.alarm_file.exists():
+    while not parts.stop_file.exists():
         parts.check(wanted)
         done = sum(parts.done(stream) for stream in wanted)
         bar.update(done - bar.n)

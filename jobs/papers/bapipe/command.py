@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
-from distconv.jobs.planning.options import quantity
+from distconv.jobs.planning.options import quantity_parser
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL
 from distconv.perfmodel.exploration.choices import Choice, Exploration
 from distconv.perfmodel.exploration.explore import SYNCHRONOUS, explore
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="machine of Table III, a built-in name or a file (default: %(default)s)",
     )
-    bandwidth = quantity(Bandwidth)
+    bandwidth = quantity_parser(Bandwidth)
     parser.add_argument(
         "--link",
         type=bandwidth,
@@ -110,7 +110,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
         "III": lambda: table_iii(machine, options.link, options.neighbours),
         "IV": lambda: table_iv(machine),
         "VI": table_vi,
-        "cuts": lambda: cuts_table(as_fitted(machine)),
+        "cuts": lambda: cuts_table(fitted_machine(machine)),
     }
     return {name: tables[name]() for name in options.tables}
 
@@ -121,7 +121,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> Rows:
     """Speedups over data parallelism of 64 samples per GPU, ours and the paper's."""
     if link is None:
-        here = as_fitted(machine)
+        here = fitted_machine(machine)
     else:
         here = replace(machine, node=Link(machine.node.latency_s, link))
     shared = here.node.bandwidth_bytes_per_s
@@ -189,7 +189,7 @@ def pipedream_rate(profile: ProfileOf, machine: Machine, gpus: int) -> float:
     return GPU_BATCH / stages.time
 
 
-def as_fitted(machine: Machine) -> Machine:
+def fitted_machine(machine: Machine) -> Machine:
     """``machine`` with the link that Table III implies, and an allreduce that nothing hides."""
     link = Link(machine.node.latency_s, implied_link(machine))
     return replace(machine, node=link, overlap=Overlap(halo=False, allreduce=False))

@@ -21,7 +21,7 @@ from torch import nn
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.jobs.papers.stale_weights.table import standard_error
-from distconv.jobs.training.settings import set_rate
+from distconv.jobs.training.settings import set_learning_rate
 from distconv.layers.models.vgg import vgg16_bn
 from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.splitting.split import split
@@ -74,7 +74,7 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
     pipe = SerialPipeline(stages, F.cross_entropy, lambda parameters: torch.optim.Adam(parameters, RATE), schedule)
     for iteration, (images, labels) in enumerate(data):
         for optimizer in filter(None, pipe.optimizers):
-            set_rate(optimizer, RATE * 0.1 ** sum(iteration >= fall * len(data) for fall in FALLS))
+            set_learning_rate(optimizer, RATE * 0.1 ** sum(iteration >= fall * len(data) for fall in FALLS))
         pipe.step(images, labels)
     pipe.drain()
 

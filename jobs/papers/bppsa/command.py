@@ -26,7 +26,7 @@ from distconv.jobs.papers.bppsa import (
     training,
 )
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
-from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
+from distconv.jobs.training.options import add_device_argument, positive, positive_float, select_device
 
 EXAMPLES = """\
 examples:
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
     for part, option in NEEDED.items():
         if part in options.parts and getattr(options, option) is None:
             raise DataError(f"{part} needs --{option}, a folder or file of samples")
-    device = torch.device(device_for(options.device, MPI.COMM_WORLD))
+    device = torch.device(select_device(options.device, MPI.COMM_WORLD))
     print_tables(lambda: _tables(options, device), options.json)
     return 0
 

@@ -20,7 +20,7 @@ from torch import nn
 from distconv.jobs.bench import report
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.jobs.sequence.trainer import LAYERS, SequenceNetwork
-from distconv.jobs.timing import CPU, clocked, in_turns
+from distconv.jobs.timing import CPU, time_interleaved, timed_variants
 
 HIDDEN, CLASSES = 20, 10
 RATES = {"rnn": 1e-5, "gru": 3e-4}
@@ -128,7 +128,7 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
     if device.type == "cuda":
         actions |= {name: step_of(setting, COLUMNS[of][0], device, graph=True) for name, of in GRAPHS.items()}
     rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
-    times = in_turns(MPI.COMM_SELF, clocked(actions, device), rounds)
+    times = time_interleaved(MPI.COMM_SELF, timed_variants(actions, device), rounds)
     seconds = {column: epoch * min(turns) for column, turns in times.items()}
     ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
     theirs = ratios(*setting.published)

@@ -19,7 +19,7 @@ from distconv.jobs.papers.dryden.layers import section
 from distconv.jobs.papers.dryden.page import page, tables
 from distconv.jobs.papers.dryden.predictions import PredictedTimes, held_out, mean_error
 from distconv.jobs.papers.dryden.published import TABLES
-from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.jobs.planning.options import check_writable, run_on_rank_0
 from distconv.perfmodel.machine.machine import Machine
 from distconv.whole_files import write_file
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print on rank 0, or write the page. Collective over MPI.COMM_WORLD."""
-    on_rank_0(MPI.COMM_WORLD, lambda: _tables(options) if options.tables else _page(options.out))
+    run_on_rank_0(MPI.COMM_WORLD, lambda: _tables(options) if options.tables else _page(options.out))
     return 0
 
 

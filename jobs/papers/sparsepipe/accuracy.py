@@ -25,8 +25,8 @@ from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_t
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.clouds import Clouds
-from distconv.jobs.training.options import natural, positive, positive_float
-from distconv.jobs.training.settings import learning_rate, set_rate
+from distconv.jobs.training.options import nonnegative_int, positive, positive_float
+from distconv.jobs.training.settings import learning_rate, set_learning_rate
 from distconv.layers.models.sparse import dense_vgg16_bn, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, to_dense
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=natural,
+        type=nonnegative_int,
         nargs="+",
         default=[0, 1, 2],
         metavar="N",
@@ -168,7 +168,7 @@ def trained(
         order = np.random.default_rng((seed, epoch)).permutation(parts["train"].indices)
         recipe = VoxelRecipe(resolution, options.points, seed=seed)
         for x, labels in _batches(kind, Subset(parts["train"].clouds, tuple(order)), options.batch, recipe, epoch):
-            set_rate(optimizer, learning_rate(step, steps, options.lr))
+            set_learning_rate(optimizer, learning_rate(step, steps, options.lr))
             optimizer.zero_grad()
             F.cross_entropy(model(x), labels).backward()
             optimizer.step()

@@ -84,7 +84,7 @@ class ProfileSource:
     name: str
     on: Callable[[str], Profile]
 
-    def louder(self, factor: float) -> ProfileSource:
+    def with_larger_messages(self, factor: float) -> ProfileSource:
         """The same with messages of ``factor`` times as many bytes between layers."""
         if factor == 1.0:
             return self

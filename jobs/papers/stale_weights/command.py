@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training.options import natural, positive
+from distconv.jobs.planning.options import run_on_rank_0
+from distconv.jobs.training.options import nonnegative_int, positive
 from distconv.jobs.training.report import picture
 from distconv.layers.models import MODELS
 from distconv.pipeline import split
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=natural,
+        type=nonnegative_int,
         nargs="+",
         default=[0, 1, 2],
         metavar="N",
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        on_rank_0(MPI.COMM_WORLD, lambda: _experiment(options))
+        run_on_rank_0(MPI.COMM_WORLD, lambda: _experiment(options))
     finally:
         torch.set_num_threads(threads)
     return 0

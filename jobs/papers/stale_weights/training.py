@@ -17,7 +17,7 @@ from torch import nn
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.training.settings import set_rate
+from distconv.jobs.training.settings import set_learning_rate
 from distconv.layers.models import MODELS
 from distconv.pipeline import schedule
 from distconv.pipeline.reference.serial import SerialPipeline
@@ -91,7 +91,7 @@ def iterations_of(
             if variant.hybrid and iteration == pipelined:
                 pipe.switch("gpipe")
             for optimizer in filter(None, pipe.optimizers):
-                set_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
+                set_learning_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
             pipe.step(*next(data))
             if iteration + 1 == run.iterations:
                 pipe.drain()

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 
 
 def _show(axis: Any, points: NDArray[Any]) -> None:
@@ -17,4 +17,4 @@ def _show(axis: Any, points: NDArray[Any]) -> None:
     axis.set_axis_off()
 
 
-PICTURE = Picture(columns=4, row_inches=3.0, curves=1.3, show=_show, projection="3d")
+RESULT_FIGURE = ResultFigure(columns=4, row_inches=3.0, curves=1.3, show=_show, projection="3d")

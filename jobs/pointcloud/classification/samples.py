@@ -27,7 +27,7 @@ SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
 """Number of embedded shapes in each group, and points of each shape."""
 
 
-class Kept:
+class CachedClouds:
     """Clouds that are read once and kept in memory."""
 
     def __init__(self, clouds: Clouds) -> None:
@@ -66,7 +66,7 @@ class CloudSamples:
         if self._file is None:
             self.name, self.class_names = "embedded shapes", Shapes.class_names
             self.groups = {
-                group: Kept(Shapes(count, SHAPE_POINTS, group=number))
+                group: CachedClouds(Shapes(count, SHAPE_POINTS, group=number))
                 for number, (group, count) in enumerate(SHAPES.items())
             }
         else:
@@ -134,7 +134,7 @@ class VoxelLoader(EpochLoader):
         self.points = min(recipe.points, self._clouds.points)
         if not round(recipe.keep * self.points):
             raise DataError(
-                f"--keep {recipe.keep:g} of {self.points} points is none; keep more, or draw more with --points"
+                f"--keep {recipe.keep:g}: no point is left of {self.points}. Use a larger --keep or --points."
             )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.batches import VoxelRecipe
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.accumulation import accumulate_batches
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.pipelines.options import Pipelining
 from distconv.jobs.training.pipelines.training import PipelineTrainer as AnyPipelineTrainer
@@ -78,7 +78,7 @@ class CloudTrainer(_Clouds, training.Trainer):
         super().__init__(settings, network(settings, samples), grid, samples.comm, device)
         self.samples = samples
         parts = _training_loader(settings, samples, device, self._placed)
-        self.loader = accumulated(parts, settings.accumulate)
+        self.loader = accumulate_batches(parts, settings.accumulate)
 
     def _placed(self, x: SparseTensor) -> Any:
         return scatter(x, grid=self.grid)
@@ -97,7 +97,10 @@ class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
         self, settings: CloudSettings, samples: CloudSamples, pipelining: Pipelining, device: str = "cpu"
     ) -> None:
         if pipelining.plans is not None:
-            raise PlanError("--pipeline-plan: its stages have plans, and those of a sparse network take none")
+            raise PlanError(
+                "--pipeline-plan: its stages distribute layers, which a sparse network does not support. Use a "
+                "plan without distributions."
+            )
         model = network(settings, samples).to(device, common.dtype_of(settings))
         loader = _training_loader(settings, samples, device, packed)
         super().__init__(

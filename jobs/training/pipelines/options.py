@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import PlanError
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import positive, select_device
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.device_kinds import Kinds, kind_of_rank, parse_kinds
@@ -222,17 +222,26 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         If the stages need another number of ranks.
     """
     if options.check_replicas_every and (options.pipeline or options.pipeline_plan):
-        raise ScheduleError("--check-replicas-every is for grids and plans: stages have weights of their own")
+        raise ScheduleError(
+            "--check-replicas-every: cannot be combined with a pipeline, whose stages have different "
+            "weights. Remove it."
+        )
     if options.shard_optimizer and (options.pipeline or options.pipeline_plan):
-        raise ScheduleError("--shard-optimizer is for grids and plans: stages have weights of their own")
+        raise ScheduleError(
+            "--shard-optimizer: cannot be combined with a pipeline, whose stages have different weights. Remove it."
+        )
     if options.batch_norm and (options.pipeline or options.pipeline_plan):
-        raise ScheduleError("--batch-norm is for grids and plans: a stage normalises over its micro-batch")
+        raise ScheduleError(
+            "--batch-norm: cannot be combined with a pipeline, whose stages normalize over the micro-batch. Remove it."
+        )
     if options.devices is not None and options.pipeline_plan is None:
-        raise ScheduleError("--devices is for --pipeline-plan, a file of distconv explore --devices")
+        raise ScheduleError("--devices: only an option of --pipeline-plan, with a file of distconv explore --devices")
     if options.pipeline is None:
         given = [name for name in REFINEMENTS if getattr(options, name) is not None]
         if given:
-            raise ScheduleError(f"--{given[0].replace('_', '-')} needs --pipeline SCHEDULE")
+            raise ScheduleError(
+                f"--{given[0].replace('_', '-')}: only an option of pipelines. Add --pipeline SCHEDULE."
+            )
         return None
     order = schedule(options.pipeline, 1, 1)
     stages = _stages(options, ranks, order.chunks)
@@ -240,7 +249,8 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
     replicas = per_stage_replicas("--replicas", replicas * stages if len(replicas) == 1 else replicas, stages)
     if options.switch_after is not None and order.chunks > 1:
         raise ScheduleError(
-            f"--switch-after: {options.pipeline} has {order.chunks} chunks on each rank and must keep them"
+            f"--switch-after: not supported by {options.pipeline}, which has {order.chunks} chunks on each "
+            "rank. Remove it."
         )
     return Pipelining(
         schedule=options.pipeline,
@@ -280,7 +290,7 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
     plan.check_matches(model=options.model, batch=options.batch, ranks=comm.size)
     kind = None
     if plan.kinds and options.devices is not None:
-        kind = kind_of_rank(options.devices, comm, torch.device(device_for(options.device, comm)))
+        kind = kind_of_rank(options.devices, comm, torch.device(select_device(options.device, comm)))
     return Pipelining(
         schedule=plan.schedule,
         replicas=plan.replicas,
@@ -305,8 +315,8 @@ def _stages(options: argparse.Namespace, ranks: int, chunks: int) -> int:
         if options.stages not in (None, parts // chunks) or parts % chunks:
             wanted = "whole stages" if options.stages is None else f"--stages {options.stages}"
             raise ScheduleError(
-                f"--ppv {','.join(map(str, options.ppv))} cuts the model into {parts} parts, which are not {wanted} of "
-                f"{chunks} {'part' if chunks == 1 else 'parts'} each"
+                f"--ppv {','.join(map(str, options.ppv))}: splits the model into {parts} parts, which are not "
+                f"{wanted} of {chunks} {'part' if chunks == 1 else 'parts'} each"
             )
         return parts // chunks
     if options.stages is not None:
@@ -316,8 +326,8 @@ def _stages(options: argparse.Namespace, ranks: int, chunks: int) -> int:
         return len(replicas)
     if ranks % replicas[0]:
         raise ScheduleError(
-            f"--replicas {replicas[0]}: {ranks} ranks are not stages of {replicas[0]} ranks each; start a multiple of "
-            f"{replicas[0]}, or say the replicas of each stage"
+            f"--replicas {replicas[0]}: {ranks} ranks cannot form stages of {replicas[0]} ranks each. Start a "
+            f"multiple of {replicas[0]}, or give the replicas of each stage."
         )
     return ranks // replicas[0]
 

@@ -79,7 +79,7 @@ def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], mo
     """
     if len(starts) < len(replicas):
         raise SplitError(
-            f"{model} has {len(starts)} layers to cut at, too few for {len(replicas)} parts; use fewer stages"
+            f"{model}: has {len(starts)} layers to split at, too few for {len(replicas)} parts. Use fewer stages."
         )
     blocks = join_layers(profile, starts[1:])
     times = [layer.time_s for layer in blocks.layers]

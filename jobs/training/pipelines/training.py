@@ -83,9 +83,14 @@ class PipelineTrainer(training.Training):
         example: torch.Tensor | None = None,
     ) -> None:
         if settings.clip_norm is not None:
-            raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
+            raise DistconvError(
+                "--clip-norm: cannot be combined with a pipeline, since no stage has the gradients of the "
+                "others. Remove it."
+            )
         if settings.accumulate > 1 or settings.ema is not None:
-            raise DistconvError("--accumulate and --ema are not for pipelines; they have --microbatches")
+            raise DistconvError(
+                "--accumulate, --ema: cannot be combined with a pipeline. Use --microbatches instead of --accumulate."
+            )
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
@@ -171,33 +176,33 @@ class PipelineTrainer(training.Training):
         with self.autocast():
             loss = self.pipe.step(_whole(inputs), _whole(labels))
         self.step_count += 1
-        self._note_losses()
+        self._record_losses()
         return loss
 
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         """Drain the pipeline. Collective.
 
         The next step fills it again. In asynchronous schedules this changes the results.
         """
         self.pipe.drain()
-        self._note_losses()
+        self._record_losses()
 
     def _switch_in_time(self) -> None:
         after = self.pipelining.switch_after
         if after is not None and not self._switched and self.step_count >= after:
             self.pipe.switch("gpipe")
             self._switched = True
-            self._note_losses()
+            self._record_losses()
 
-    def _note_losses(self) -> None:
+    def _record_losses(self) -> None:
         for number, loss in self.pipe.losses[len(self.losses) :]:
-            self.note_loss(number + 1, loss)
+            self.record_loss(number + 1, loss)
 
     # -- the full model -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Finish the steps in flight and copy the trained weights of all stages to ``model``. Collective."""
-        self.settle()
+        self.finish_steps()
         self.pipe.synchronize()
         if self.pipelining.plans is not None:
             for stage in self.stages:
@@ -217,7 +222,7 @@ class PipelineTrainer(training.Training):
             computed = try_on_all_ranks(self.comm, partial(_computed, mine, compute), ModelError)
             yield from zip(turn, self.comm.allgather(computed), strict=False)
 
-    def _by_name(self) -> dict[str, torch.nn.Parameter]:
+    def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that this rank's stage trains, by their names in the full model."""
         mine = {p for group in self.pipe.optimizer.param_groups for p in group["params"]} if self.pipe.optimizer else ()
         return {name: p for stage in self.stages for name, p in stage.named_parameters() if p in mine}
@@ -228,7 +233,7 @@ class PipelineTrainer(training.Training):
         names = dict(self.model.named_parameters())
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
         with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
-            state = {name: _gathered(own[p]) for name, p in self._by_name().items() if p in own}
+            state = {name: _gathered(own[p]) for name, p in self._trained_parameters().items() if p in own}
             states = self.comm.gather(state, root=0)
         self.optimizer.state.update({names[name]: state for each in states or [] for name, state in each.items()})
         super().start_saving(directory)
@@ -241,23 +246,23 @@ class PipelineTrainer(training.Training):
         """
         if not super().resume(directory, fallback=fallback):
             return False
-        self._give_to_stages()
+        self._copy_to_stages()
         if self.pipe.optimizer is not None:
             whole = {
                 name: self.optimizer.state[p] for name, p in self.model.named_parameters() if p in self.optimizer.state
             }
-            mine = self._by_name()
+            mine = self._trained_parameters()
             self.pipe.optimizer.state.update({mine[name]: state for name, state in whole.items() if name in mine})
         self.optimizer.state.clear()
         self.pipe.minibatches = self.step_count
         return True
 
-    def begin_with(self, path: Path) -> None:
+    def load_initial_weights(self, path: Path) -> None:
         """Load the weights of a file into the model and its stages. Collective."""
-        super().begin_with(path)
-        self._give_to_stages()
+        super().load_initial_weights(path)
+        self._copy_to_stages()
 
-    def _give_to_stages(self) -> None:
+    def _copy_to_stages(self) -> None:
         """Copy the weights of ``model`` to stages with plans, which do not share its parameters."""
         if self.pipelining.plans is not None:
             for stage in self.stages:

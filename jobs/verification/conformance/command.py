@@ -22,8 +22,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.planning.options import check_writable, on_rank_0
-from distconv.jobs.training.options import natural
+from distconv.jobs.planning.options import check_writable, run_on_rank_0
+from distconv.jobs.training.options import nonnegative_int
 from distconv.jobs.verification.conformance import page, samples, samples_page
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.samples_page import DTENSOR, FAMILY
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
     parser.add_argument(
         "--samples",
-        type=natural,
+        type=nonnegative_int,
         metavar="N",
         help="only the first N samples of each operator of the family torch-samples (default: all)",
     )
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         If torch's samples were asked for together with other families.
     """
     comm = MPI.COMM_WORLD
-    on_rank_0(comm, lambda: _check_files(options))
+    run_on_rank_0(comm, lambda: _check_files(options))
     families: list[str] = options.family or list(FAMILIES)
     of_samples = set(families) <= set(SAMPLES)
     if not of_samples and set(families) & set(SAMPLES):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.jobs.training.options import natural, positive
+from distconv.jobs.training.options import nonnegative_int, positive
 from distconv.jobs.verification.differential.runs import KINDS, TIME_LIMIT_S, DifferentialRun, drawn, summary, table
 from distconv.jobs.verification.engine import launch
 from distconv.jobs.verification.engine.journal import Journal, Line
@@ -33,14 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=natural, default=0, help="seed from which the cases are drawn (default: %(default)s)"
+        "--seed", type=nonnegative_int, default=0, help="seed from which the cases are drawn (default: %(default)s)"
     )
     parser.add_argument("--only", choices=KINDS, default="all", help="kind of the cases (default: %(default)s)")
     parser.add_argument(
-        "--case", type=natural, metavar="NUMBER", help="run only the case with this index, and print its outcome"
+        "--case",
+        type=nonnegative_int,
+        metavar="NUMBER",
+        help="run only the case with this index, and print its outcome",
     )
     parser.add_argument(
-        "--first", type=natural, default=0, metavar="NUMBER", help="index of the first case (default: %(default)s)"
+        "--first",
+        type=nonnegative_int,
+        default=0,
+        metavar="NUMBER",
+        help="index of the first case (default: %(default)s)",
     )
     launch.add_arguments(parser)
 

@@ -166,7 +166,7 @@ def judge(reference: Refusal | None, outcomes: Sequence[RankOutcome], *, infinit
             return Verdict.OTHER_WORDS, f"torch says {words!r}, distconv {common.text!r}"
     if not common.on_purpose:
         return Verdict.UNCLEAR, f"{common.kind}: {common.text}"
-    return (Verdict.RAISES if names_a_way_out(common.text) else Verdict.UNCLEAR), common.text
+    return (Verdict.RAISES if suggests_fix(common.text) else Verdict.UNCLEAR), common.text
 
 
 def _judge_results(reference: Refusal | None, differences: Sequence[str], infinite: bool) -> tuple[Verdict, str]:
@@ -178,7 +178,7 @@ def _judge_results(reference: Refusal | None, differences: Sequence[str], infini
     return (Verdict.INFINITE if infinite and _NOT_FINITE in text else Verdict.WRONG), text
 
 
-def names_a_way_out(text: str) -> bool:
+def suggests_fix(text: str) -> bool:
     """Return True if a message says what to do instead: one of its clauses, behind the first, is an imperative.
 
     >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
 
 
 def test_the_peak_of_a_first_step_counts_what_is_made_for_it() -> None:
-    found = first_step(lambda: torch.ones(32 * MIB // 4).sum)
+    found = measure_first_step(lambda: torch.ones(32 * MIB // 4).sum)
     assert 30 * MIB < found.used < 60 * MIB and found.step_s > 0
 
 
@@ -29,12 +29,12 @@ def test_a_process_of_its_own_knows_nothing_of_the_launcher(monkeypatch: pytest.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("KEPT", "yes")
     monkeypatch.setattr(subprocess, "run", run)
-    assert in_new_process(["memory", "--alone"]) == Peak(1, 5, 0.5)
+    assert run_in_new_process(["memory", "--alone"]) == Peak(1, 5, 0.5)
     assert given["words"] == ["memory", "--alone"] and given["KEPT"] == "yes" and int(given["OMP_NUM_THREADS"]) > 0
     assert not {"PMI_RANK", "OMPI_COMM_WORLD_SIZE"} & set(given)
 
 
 def test_a_process_that_fails_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=7, stderr="first\nlast\n"))
-    with pytest.raises(DistconvError, match="the run on one rank ended with code 7: last"):
-        in_new_process(["memory"])
+    with pytest.raises(DistconvError, match=r"failed \(exit code 7\): last"):
+        run_in_new_process(["memory"])

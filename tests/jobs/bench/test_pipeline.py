@@ -79,4 +79,4 @@ def test_cuts_that_do_not_fit_are_refused_in_a_line(
 def test_one_rank_is_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = outcome(SMALL, capsys)
     assert code == 2
-    assert errors == "distconv bench pipeline: bench pipeline needs one rank for each stage: start 2 or more\n"
+    assert errors == "distconv bench pipeline: needs one rank for each stage, at least 2. Start it with mpiexec -n 2.\n"

@@ -62,4 +62,4 @@ def test_each_search_begins_with_empty_caches(comm: Any, monkeypatch: pytest.Mon
 def test_no_number_of_ranks_is_refused_before_planning(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "planner", *NETWORK, "--from", "8", "--to", "4"]) == 2
     err = capsys.readouterr().err
-    assert err == ("" if comm.rank else "distconv bench planner: --from 8 is more than --to 4\n")
+    assert err == ("" if comm.rank else "distconv bench planner: --from 8: larger than --to 4. Swap the values.\n")

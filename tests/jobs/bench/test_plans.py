@@ -49,7 +49,7 @@ def test_plans_are_timed_in_turns_against_the_first(comm: Any, shared_tmp_path: 
     [
         (["first"], [], "specify the kind of device of each rank (--devices)"),
         (["first"], ["--devices", "old:2"], "made for old:1,new:1, found old:2"),
-        (["first", "other"], ["--devices", "old:1,new:1"], "compare those of one model and mini-batch"),
+        (["first", "other"], ["--devices", "old:1,new:1"], "Compare plans of one model and mini-batch"),
     ],
 )
 def test_plans_that_cannot_be_compared_are_refused(

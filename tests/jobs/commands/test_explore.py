@@ -171,8 +171,8 @@ def test_of_turns_the_fastest_profiles_and_the_medians_of_overheads_count() -> N
     for small, large, pass_s in ((1.0, 9.0, 0.2), (5.0, 7.0, 0.1), (2.0, 8.0, 0.4)):
         profiles = {size: Profile([Layer("a", 1.0, time, 8, 4)], []) for size, time in ((2, small), (8, large))}
         overheads = Overheads(pass_s, 2 * pass_s, 3 * pass_s, True, 4 * pass_s)
-        turns.append(explore.Known(Machine.load("localhost"), overheads, profiles))
-    found = explore.best_known(turns)
+        turns.append(explore.Measurements(Machine.load("localhost"), overheads, profiles))
+    found = explore.combine_measurements(turns)
     assert {size: profile.layers[0].backward_s for size, profile in found.profiles.items()} == {2: 1.0, 8: 7.0}
     assert found.overheads == Overheads(0.2, 0.4, pytest.approx(0.6), True, 0.8)
 
@@ -204,8 +204,8 @@ def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.Cap
     [
         (["--schedules", "fast"], "--schedules fast: there are dp, "),
         (["--schedules", "1f1b-as"], "--schedules 1f1b-as: there are dp, "),
-        (["--machine", "here"], "--ranks is 2, but there are 1; start mpiexec -n 2"),
-        (["--plot", "picture.xyz"], "--plot picture.xyz: not a picture"),
+        (["--machine", "here"], "--ranks is 2 and this job has 1. Start mpiexec -n 2"),
+        (["--plot", "picture.xyz"], "--plot picture.xyz: unknown file format"),
     ],
 )
 def test_what_cannot_be_explored_is_refused(
@@ -272,11 +272,11 @@ def test_what_is_chosen_for_kinds_is_printed_beside_other_methods(tmp_path: Path
 @pytest.mark.parametrize(
     ("kinds", "more", "text"),
     [
-        ("gpu", [], "--devices gpu: say how many there are of each kind"),
+        ("gpu", [], "--devices gpu: the number of ranks of each device type is missing"),
         ("old:1,new:1", [], "there is no kind of device 'old'; all of its devices are of one kind"),
         ("old:1,new:1", ["--profiles", "/nowhere"], "there is no old.json"),
-        ("old:1,new:1", ["--schedules", "dp"], "--schedules does not go with --devices"),
-        ("old:1,new:1", ["--machine", "here"], "--machine here does not go with --devices"),
+        ("old:1,new:1", ["--schedules", "dp"], "--schedules: cannot be combined with --devices"),
+        ("old:1,new:1", ["--machine", "here"], "--machine here: cannot be combined with --devices"),
     ],
 )
 def test_kinds_that_cannot_be_cut_for_are_refused(
@@ -288,4 +288,4 @@ def test_kinds_that_cannot_be_cut_for_are_refused(
 
 def test_options_for_kinds_alone_are_refused_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, "--method", "exact")) == 2
-    assert "--method is for --devices" in capsys.readouterr().err
+    assert "--method: only an option of --devices" in capsys.readouterr().err

@@ -67,8 +67,8 @@ def test_steps_are_only_measured_if_asked_for(comm: Any, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--measure-steps", "0"], "--measure-steps 0 at --size 128: at least 1 step and 16 cells are needed"),
-        (["--size", "8", "--measure-steps", "2"], "--measure-steps 2 at --size 8: at least 1 step"),
+        (["--measure-steps", "0"], "--measure-steps 0 --size 128: at least 1 step and 16 cells are required"),
+        (["--size", "8", "--measure-steps", "2"], "--measure-steps 2 --size 8: at least 1 step"),
         (["--size", "8", "--out", "x.h5"], "size 8: a mesh needs at least 16 cells"),
         (["--out", "/dev/null/x.h5"], "/dev/null"),
     ],

@@ -56,10 +56,10 @@ def test_meshes_are_converted_and_shapes_need_no_test_group(comm: Any, shared_tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "data pointcloud needs --out PATH"),
-        (["--samples", "0", "--out", "x.h5"], "0 training and 0 held-out shapes of 16384 points, seed 0: at least 1"),
-        (["--points", "0", "--out", "x.h5"], "1000 training and 200 held-out shapes of 0 points"),
-        (["--seed", "-1", "--out", "x.h5"], "seed -1: at least 1 shape of 1 point is needed"),
+        ([], "--out: missing. Name the file"),
+        (["--samples", "0", "--out", "x.h5"], "--samples 0 --heldout 0 --points 16384 --seed 0: at least 1"),
+        (["--points", "0", "--out", "x.h5"], "--samples 1000 --heldout 200 --points 0 "),
+        (["--seed", "-1", "--out", "x.h5"], "--seed -1: at least 1 training cloud and 1 point are required"),
         (["--off", "/nowhere", "--out", "x.h5"], "No such file or directory: '/nowhere'"),
         (["--samples", "2", "--points", "9", "--out", "/dev/null/x.h5"], "/dev/null"),
     ],

@@ -186,7 +186,12 @@ def test_without_matplotlib_a_picture_is_refused(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install matplotlib")
+    refused(
+        comm,
+        capsys,
+        plan("--plot", "plan.png"),
+        "--plot plan.png: matplotlib is not installed. Run pip install matplotlib",
+    )
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str) -> None:
@@ -207,18 +212,18 @@ def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str)
     [
         (["--model", "lenet6"], "--model lenet6: there is no such model; there are lenet5, "),
         (["--model", "planned_nets:gone"], "has no 'gone'"),
-        (["--model", "planned_nets:number"], "returned int; it must return a torch.nn.Module"),
+        (["--model", "planned_nets:number"], "returned int, but must return a torch.nn.Module"),
         (["--model", "planned_nets:Shy"], "Shy does not run on meta tensors"),
-        (["--width", "3"], "--width 3: the model planned_nets:build takes no width"),
-        (["--input", "3"], "--input 3: planned_nets:build does not take samples of these extents ("),
+        (["--width", "3"], "--width 3: the model planned_nets:build has no parameter width"),
+        (["--input", "3"], "--input 3: planned_nets:build does not accept samples of this shape ("),
         (["--model", "planned_nets:needy"], "--model planned_nets:needy needs 'num_classes'; give --classes"),
         (["--model", "planned_nets:greedy"], "needs 'depth'; give it a default: only in_channels, classes and width"),
         (["--machine", "laptop"], "machine 'laptop': no built-in machine has this name ("),
         (["--machine", "planned_nets.py"], "machine planned_nets.py cannot be read as YAML"),
         (["--memory", "2kB"], "fits into 2e-06 GB per rank; the smallest limit that works is "),
-        (["--out", "gone/plan.json"], "--out gone/plan.json: there is no folder gone; make it first"),
-        (["--out", "."], "--out .: that is a folder; name a file"),
-        (["--plot", "plan.doc"], "--plot plan.doc: not a picture that can be drawn"),
+        (["--out", "gone/plan.json"], "--out gone/plan.json: no such folder (gone); make it first"),
+        (["--out", "."], "--out .: is a folder. Name a file"),
+        (["--plot", "plan.doc"], "--plot plan.doc: unknown file format"),
         (["--optimizer-slots", "-1"], "optimizer_slots=-1: it is 0 or more"),
     ],
     ids=lambda value: "".join(value[0]) if isinstance(value, list) else "",
@@ -235,11 +240,11 @@ def test_bad_input_is_one_line_and_exit_code_2_on_all_ranks(
     [
         (
             ["--input", "3,x"],
-            "argument --input: '3,x' is not the extents of a sample, channels first, such as 3,224,224",
+            "argument --input: '3,x' is not the shape of a sample, channels first, such as 3,224,224",
         ),
-        (["--batch", "0"], "argument --batch: '0' is not a whole number above zero"),
-        (["--ranks", "at-most:none"], "argument --ranks: 'none' is not a whole number above zero"),
-        (["--ranks", "-1"], "argument --ranks: '-1' is not a whole number above zero"),
+        (["--batch", "0"], "argument --batch: '0' is not a positive integer"),
+        (["--ranks", "at-most:none"], "argument --ranks: 'none' is not a positive integer"),
+        (["--ranks", "-1"], "argument --ranks: '-1' is not a positive integer"),
         (["--memory", "16"], "argument --memory: '16' is not a memory size such as '16 GB' (units: B, kB, MB, "),
         (["--memory", "16 MHz"], "argument --memory: '16 MHz' is not a memory size"),
         (["--method", "best"], "argument --method: invalid choice: 'best'"),

@@ -148,7 +148,7 @@ def test_kinds_of_devices_are_cut_for_as_the_options_say(
     monkeypatch.setattr(Machine, "of_kind", lambda self, kind: described)
     needed = "--model lenet5 --input 1,28,28 --machine ./tiny.yaml --batch 8 --devices old:1,new:2".split()
     options = parsed("explore", *needed, *more)
-    call = handed_on(monkeypatch, explore.mixed_devices.Mixed, "cut", lambda: explore.run(options))
+    call = handed_on(monkeypatch, explore.mixed_devices.DeviceMix, "cut", lambda: explore.run(options))
     mixed, *given = call.given
     assert given == [method]
     assert [(each.name, each.count, each.memory) for each in mixed.devices] == [
@@ -193,7 +193,7 @@ def test_a_simulation_has_the_costs_and_the_schedule_of_the_options(line: Line, 
 def test_a_machine_is_measured_for_one_rank_and_those_of_the_run_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     network = "--out here.yaml --model lenet5 --input 1,28,28 --batch 4".split()
     monkeypatch.setattr(profile, "profile_network", lambda comm, device: None)
-    monkeypatch.setattr(profile, "machine_of", lambda name, *_: name)
+    monkeypatch.setattr(profile, "measure_machine", lambda name, *_: name)
     for words, ranks, name in (([], [1, 1], None), (["--ranks", "2,6", "--name", "mine"], [2, 6], "mine")):
         options = parsed("profile", *network, *words)
         call = handed_on(monkeypatch, profile, "profiled", lambda options=options: profile.run(options))
@@ -358,7 +358,7 @@ def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
 
 
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "device_for", lambda name, comm: name)
+    monkeypatch.setattr(profile, "select_device", lambda name, comm: name)
     options = parsed("profile", "--layers", "--model", "lenet5", "--device", "cpu")
     call = handed_on(monkeypatch, profile, "_timed", lambda: profile.run(options))
     assert call.given[1] == torch.device("cpu")

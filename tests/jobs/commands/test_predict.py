@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_one_line(comm: Any, tmp_path: Path, capsys: pytest
     volumes(comm, tmp_path)
     for more, reason in {
         ("--window", "w=4,c=2"): "--window: samples of (10, 12, 9) have the axes d, h, w, not c",
-        ("--overlap", "1"): "'1' is not a number from 0 on and below 1",
+        ("--overlap", "1"): "'1' is not a number of at least 0 and below 1",
         ("--image-name", "none"): "there is no dataset 'none' in it",
         ("--label-name", "none"): "there is no dataset 'none' in it",
         ("--classes", "4"): "the weights do not fit --model",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distconv.jobs.commands import predict
-from distconv.jobs.prediction.network import Trained
+from distconv.jobs.prediction.network import TrainedNetwork
 from distconv.jobs.prediction.samples import PredictionRun
 from tests.jobs.command_lines import Line, pairs, parsed
 
@@ -32,7 +32,9 @@ from tests.jobs.command_lines import Line, pairs, parsed
 def test_what_predicts_follows_from_each_pair_of_options(
     line: Line, shape: tuple[int, ...], axis: str, trained_as: str | None, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    of = Trained(Path("run"), "mesh", {} if trained_as is None else {"dtype": trained_as}, {"ignore": 7}, "digest")
+    of = TrainedNetwork(
+        Path("run"), "mesh", {} if trained_as is None else {"dtype": trained_as}, {"ignore": 7}, "digest"
+    )
     found: dict[str, Any] = {"scores": None}
     inputs = SimpleNamespace(shape=shape, close=lambda: None)
 
@@ -59,20 +61,20 @@ def test_what_predicts_follows_from_each_pair_of_options(
         found.update(grid=extents, placed=Grid(**extents))
         return found["placed"]
 
-    def on_grid(of: Any, network: str, grid: Any, device: Any, dtype: Any) -> str:
+    def distribute_network(of: Any, network: str, grid: Any, device: Any, dtype: Any) -> str:
         assert (network, grid, dtype) == ("network", found["placed"], found["dtype"])
         found["device"] = device
         return "placed network"
 
     monkeypatch.setattr(predict, "MPI", Communicators)
-    monkeypatch.setattr(predict, "device_for", lambda name, comm: name)
+    monkeypatch.setattr(predict, "select_device", lambda name, comm: name)
     monkeypatch.setattr(predict, "trained", lambda path, comm: of)
     monkeypatch.setattr(predict.labelled, "is_labelled", lambda of, data: False)
     monkeypatch.setattr(predict, "open_inputs", lambda *_: inputs)
-    monkeypatch.setattr(predict, "field_of", lambda options, of, inputs, dtype: note(dtype=dtype) and "field")
+    monkeypatch.setattr(predict, "loader_field", lambda options, of, inputs, dtype: note(dtype=dtype) and "field")
     monkeypatch.setattr(predict, "ProcessGrid", grid)
     monkeypatch.setattr(predict, "build", lambda of, comm, channels, options: note(channels=channels) and "network")
-    monkeypatch.setattr(predict, "on_grid", on_grid)
+    monkeypatch.setattr(predict, "distribute_network", distribute_network)
     monkeypatch.setattr(predict, "PredictionRun", Predicted)
     monkeypatch.setattr(
         predict, "score", lambda path, inputs, grid, ignore: note(scores=SimpleNamespace(results=ignore))

@@ -82,7 +82,7 @@ def test_links_between_nodes_are_printed_beside_those_on_a_node(comm, tmp_path_f
 def test_a_model_needs_the_extents_of_its_samples(comm, tmp_path, capfd):
     assert main(["profile", "--out", str(tmp_path / "here.yaml"), "--model", "lenet5"]) == BAD_INPUT
     if comm.rank == 0:
-        assert "--model needs --input and --batch" in capfd.readouterr().err
+        assert "--model: needs --input" in capfd.readouterr().err
 
 
 @pytest.mark.ranks(1, 2)
@@ -121,20 +121,29 @@ def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--layers"], "--layers needs --model"),
-        (["--layers", "--model", "sparse_resnet", "--input", "1,8,8,9"], "voxels of a cloud are a cube; say --input"),
-        (["--layers", "--model", "collections:Counter"], "extents of collections:Counter are not known"),
-        (["--layers", *LENET, "--warmup", "-1"], "argument --warmup: '-1' is not a whole number from 0 on"),
-        (["--layers", *LENET, "--ranks", "2"], "--ranks is for a machine file"),
-        (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "there is no folder"),
-        (["--layers", *LENET, "--devices", "old:1"], "--devices needs --out: the folder"),
+        (["--layers"], "--layers: --model is missing"),
+        (
+            ["--layers", "--model", "sparse_resnet", "--input", "1,8,8,9"],
+            "the voxels of a cloud must form a cube. Use --input",
+        ),
+        (["--layers", "--model", "collections:Counter"], "the sample shape of collections:Counter is unknown"),
+        (["--layers", *LENET, "--warmup", "-1"], "argument --warmup: '-1' is not a non-negative integer"),
+        (["--layers", *LENET, "--ranks", "2"], "--ranks: only an option of machine files"),
+        (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "no such folder"),
+        (["--layers", *LENET, "--devices", "old:1"], "--devices: --out is missing"),
         (["--layers", *LENET, "--devices", "old:2", "--out", "x"], "2 ranks are counted, but there are 1"),
         (["--layers", *LENET, "--devices", "old"], "'old' is no kind of device"),
-        (["--out", "here.yaml", "--devices", "old:1"], "--devices is for --layers"),
+        (["--out", "here.yaml", "--devices", "old:1"], "--devices: only an option of --layers"),
         ([], "--out is missing"),
-        (["--out", "here.yaml", "--iterations", "3"], "--warmup and --iterations are for --layers alone"),
-        (["--out", "here.yaml", "--ranks", "2"], "--ranks is for the layers of a network; name it with --model"),
-        (["--out", "here.yaml", "--batch", "2"], "--batch is for the layers of a network; name it with --model"),
+        (["--out", "here.yaml", "--iterations", "3"], "--warmup, --iterations: only options of --layers"),
+        (
+            ["--out", "here.yaml", "--ranks", "2"],
+            "--ranks: only an option of a network's layers. Name the network with --model",
+        ),
+        (
+            ["--out", "here.yaml", "--batch", "2"],
+            "--batch: only an option of a network's layers. Name the network with --model",
+        ),
     ],
 )
 def test_impossible_layer_profiles_end_with_one_line(arguments, text, capfd):
@@ -150,7 +159,7 @@ def test_impossible_layer_profiles_end_with_one_line(arguments, text, capfd):
 def test_layers_are_timed_in_one_process_only(comm, capfd):
     assert main(["profile", "--layers", *LENET]) == BAD_INPUT
     if comm.rank == 0:
-        assert "this run has 2 ranks" in capfd.readouterr().err
+        assert "this job has 2 ranks" in capfd.readouterr().err
 
 
 @pytest.mark.ranks(3)
@@ -173,5 +182,5 @@ def test_of_several_profiles_the_shortest_times_and_the_medians_of_rates_count()
     for kernel, time in ((3.0, 5.0), (1.0, 9.0), (2.0, 2.0)):
         entry = Compute(1, Roofline(2e10, 4e9, kernel), {"a": time, f"only {time}": 1.0})
         profiles.append(replace(Machine.load("localhost"), compute=(entry,)))
-    (entry,) = profile.undisturbed(profiles).compute
+    (entry,) = profile.combine_machines(profiles).compute
     assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)

@@ -50,7 +50,7 @@ def test_an_error_of_a_script_ends_with_its_traceback_and_an_exit_with_its_code(
 
 def test_a_file_that_is_not_there_is_one_line(capsys: Any) -> None:
     assert cli.main(["run", "/nowhere/train.py"]) == 2
-    assert "there is no file /nowhere/train.py; to run a module, put -m before it" in capsys.readouterr().err
+    assert "/nowhere/train.py: no such file. Name an existing file, or put -m before" in capsys.readouterr().err
 
 
 def test_what_a_module_misses_is_its_own_error(script: Any, capsys: Any, monkeypatch: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import distconv as dc
 from distconv import cli
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import ONE_GRID, PLANS, on_ranks, planned
 from tests.jobs.images.image_files import written
@@ -22,7 +22,7 @@ users_folder = users_models.users_folder
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of the command that are not about their picture do not draw it."""
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
 
 
 def command(comm: Any, data: Path, *more: str) -> list[str]:
@@ -161,18 +161,21 @@ def test_a_model_of_the_user_is_found_in_the_current_directory(comm: Any, users_
     [
         (["--model", "lenet6"], "--model lenet6: there is no such classifier; there are lenet5, "),
         (["--model", "users_nets:fails"], "users_nets:fails: KeyError: 'no such\\nlayer' ("),
-        (["--model", "users_nets:cells"], "gives (16, 10, 28, 28) for images of (1, 28, 28); a classifier gives"),
+        (
+            ["--model", "users_nets:cells"],
+            "the outputs for images of (1, 28, 28) are (16, 10, 28, 28), but a classifier returns",
+        ),
         (
             ["--model", "users_nets:few"],
-            "gives (16, 4) for images of (1, 28, 28); a classifier gives (samples, classes)",
+            "the outputs for images of (1, 28, 28) are (16, 4), but a classifier returns (samples, classes)",
         ),
-        (["--augment", "turn"], "argument --augment: 'turn' is not some of crop,flip"),
-        (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 on"),
+        (["--augment", "turn"], "argument --augment: 'turn' is not a list of crop,flip"),
+        (["--seed", "-1"], "argument --seed: '-1' is not a non-negative integer"),
         (["--weight-decay", "-1"], "argument --weight-decay: '-1' is not a number from 0 on"),
         (["--plan", "plan.json"], "argument --plan: not allowed with argument --grid"),
-        (["--resume"], "--resume: there is no finished checkpoint in"),
+        (["--resume"], "--resume: no finished checkpoint in"),
         (["--test-data", "nowhere"], "No such file or directory"),
-        (["--data", "mnist"], "mnist: there is no such folder or file; known are MNIST (train-images-idx3-ubyte and "),
+        (["--data", "mnist"], "mnist: no such file or folder. Use MNIST (train-images-idx3-ubyte and "),
     ],
     ids=lambda value: value[1] if isinstance(value, list) and len(value) > 1 else "",
 )

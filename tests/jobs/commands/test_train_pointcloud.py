@@ -12,7 +12,7 @@ import distconv as dc
 from distconv import cli
 from distconv.jobs.pointcloud.classification import samples
 from distconv.jobs.pointcloud.folders import convert
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from distconv.pipeline import PipelinePlan
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_modelnet, write_ours
@@ -77,7 +77,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
 def test_resume_keeps_the_lines_and_takes_the_same_steps(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = with_clouds(comm, shared_tmp_path)
     assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "4")) == 0
     comm.Barrier()
@@ -98,7 +98,7 @@ def test_resume_keeps_the_lines_and_takes_the_same_steps(
 def test_a_folder_of_meshes_without_held_out_ones_is_trained_on(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = written(comm, shared_tmp_path, lambda place: write_modelnet(place / "meshes", test=0))
     convert(folder / "meshes", folder / "clouds.h5", comm, 100)
     assert cli.main(command(comm, folder, "--steps", "2")) == 0
@@ -112,7 +112,7 @@ def test_without_data_it_trains_on_the_embedded_shapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "SHAPES", {"train": 10, "test": 10})
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     arguments = ["train", "pointcloud", "--steps", "1", "--width", "1", "--points", "60", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     assert "on 10 samples of 60 points, embedded shapes, batch 16, 1 steps" in capsys.readouterr().out
@@ -124,12 +124,12 @@ def test_without_data_it_trains_on_the_embedded_shapes(
     [
         (["--keep", "0"], "argument --keep: '0' is not a number above 0 and at most 1"),
         (["--keep", "half"], "argument --keep: 'half' is not a number above 0 and at most 1"),
-        (["--keep", "0.01"], "--keep 0.01 of 30 points is none; keep more, or draw more with --points"),
-        (["--resolution", "2000000"], "a grid of 2000000 voxels along a side: give 1 to 1048576"),
+        (["--keep", "0.01"], "--keep 0.01: no point is left of 30. Use a larger --keep or --points"),
+        (["--resolution", "2000000"], "resolution=2000000: must be 1 to 1048576 voxels along each side"),
         (["--model", "pointnet"], "argument --model: invalid choice: 'pointnet'"),
         (["--grid", "c=2"], "axis c splits none of them. Use n, d, h, w"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
-        (["--resume"], "--resume: there is no finished checkpoint in"),
+        (["--resume"], "--resume: no finished checkpoint in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -149,7 +149,7 @@ def test_bad_input_is_one_line_and_code_2(
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
     assert cli.main(["train", "pointcloud", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: the layers of a sparse network are all on one grid; give it with --grid" in capsys.readouterr().err
+    assert "--plan: a sparse network has the same grid for all layers. Give it with --grid" in capsys.readouterr().err
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def pipelined(folder: Path, *more: str) -> list[str]:
 def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = with_clouds(comm, shared_tmp_path)
     arguments = ["--pipeline", "pipedream", "--weights", "stash", "--steps", "4", "--checkpoint-every", "2"]
     assert cli.main(pipelined(folder, *arguments)) == 0
@@ -189,9 +189,9 @@ def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ppv", "3"], "--ppv needs --pipeline SCHEDULE"),
+        (["--ppv", "3"], "--ppv: only an option of pipelines"),
         (["--pipeline", "gpipe", "--ppv", "99"], "a register must come after one of the layers 1 to"),
-        (["--pipeline-plan", "PLAN"], "its stages have plans, and those of a sparse network take none"),
+        (["--pipeline-plan", "PLAN"], "its stages distribute layers, which a sparse network does not support"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

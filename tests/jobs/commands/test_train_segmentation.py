@@ -67,12 +67,15 @@ def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--mirror", "x"], "argument --mirror: 'x' is not some of dhw"),
-        (["--class-weights", "1,a"], "argument --class-weights: '1,a' is neither balanced nor numbers from 0 on"),
+        (["--mirror", "x"], "argument --mirror: 'x' is not a list of the axes d, h and w"),
+        (
+            ["--class-weights", "1,a"],
+            "argument --class-weights: '1,a' is neither balanced nor a list of non-negative numbers",
+        ),
         (["--class-weights", "0,0"], "argument --class-weights: '0,0' is neither"),
         (["--crop", "h"], "argument --crop: grid 'h'"),
         (["--loss", "l2"], "argument --loss: invalid choice: 'l2'"),
-        (["--class-weights", "1,2"], "--class-weights 1.0,2.0: these are 2 for 3 classes"),
+        (["--class-weights", "1,2"], "--class-weights 1.0,2.0: 2 weights for 3 classes"),
         (["--image-name", "ct"], "there is no dataset 'train/ct'"),
     ],
 )

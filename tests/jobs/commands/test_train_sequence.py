@@ -13,7 +13,7 @@ from scipy.io import wavfile
 import distconv as dc
 from distconv import cli
 from distconv.jobs.sequence import samples
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import write_file, write_folder
 
@@ -65,7 +65,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
 def test_resume_takes_the_same_steps_by_another_method(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = with_sounds(comm, shared_tmp_path)
     exact = ["--epochs", "2", "--dtype", "float64"]
     assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4")) == 0
@@ -86,7 +86,7 @@ def test_resume_takes_the_same_steps_by_another_method(
 def test_a_folder_without_held_out_sounds_is_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = write_folder(tmp_path / "sounds", test=False)
     assert cli.main(["train", "sequence", "--data", str(folder), "--steps", "2", "--out", str(tmp_path / "out")]) == 0
     assert "no held-out sequences to test on" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_folder_without_held_out_sounds_is_trained_on(
 def test_stereo_sounds_are_trained_on_by_channel_in_frames_of_any_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     folder = write_folder(tmp_path / "sounds")
     for file in folder.glob("t*/*/*.wav"):
         rate, sound = wavfile.read(file)
@@ -124,13 +124,13 @@ def test_without_data_it_trains_on_bitstreams(
     [
         (["--method", "fast"], "argument --method: invalid choice: 'fast'"),
         (["--method", "autograd"], "torch cannot go back over ranks that share the steps"),
-        (["--coefficients", "1"], "--coefficients 1: the first is left out; ask for 2 or more"),
-        (["--hop-ms", "0"], "argument --hop-ms: '0' is not a number above zero"),
-        (["--window-ms", "0"], "argument --window-ms: '0' is not a number above zero"),
+        (["--coefficients", "1"], "--coefficients 1: too few, since the first coefficient is not used. Use 2 or more"),
+        (["--hop-ms", "0"], "argument --hop-ms: '0' is not a positive number"),
+        (["--window-ms", "0"], "argument --window-ms: '0' is not a positive number"),
         (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
         (["--grid", "h=2"], "axis h cuts none of them"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
-        (["--resume"], "--resume: there is no finished checkpoint in"),
+        (["--resume"], "--resume: no finished checkpoint in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -150,4 +150,4 @@ def test_bad_input_is_one_line_and_code_2(
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
     assert cli.main(["train", "sequence", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: the layers of a recurrent network are all on one grid" in capsys.readouterr().err
+    assert "--plan: a recurrent network has the same grid for all layers" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_classes_of_torch_are_known_and_others_refused() -> None:
         with pytest.raises(argparse.ArgumentTypeError, match="is not sgd, adam, adamw or another class"):
             optimizer_name(name)
     for name in ("ReduceLROnPlateau", "LRScheduler", "none"):
-        with pytest.raises(argparse.ArgumentTypeError, match="that goes by steps"):
+        with pytest.raises(argparse.ArgumentTypeError, match="that is stepped without arguments"):
             scheduler_name(name)
 
 

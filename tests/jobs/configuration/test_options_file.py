@@ -14,7 +14,7 @@ import yaml
 
 from distconv import checkpoint, cli
 from distconv.cli import Parser
-from distconv.jobs.configuration.options_file import add_config_arguments, mapping, text_of
+from distconv.jobs.configuration.options_file import add_config_arguments, format_options, parse_mapping
 from distconv.jobs.training.options import add_training_arguments
 from distconv.jobs.training.training import TrainingSettings
 from tests.jobs.images import image_files
@@ -36,7 +36,7 @@ def test_a_file_is_what_its_words_are(tmp_path: Path) -> None:
     words += ["--optimizer-args", "{betas: [0.8, 0.9]}"]
     expected = parser().parse_args(words)
     assert expected.optimizer_args == {"betas": [0.8, 0.9]} and expected.augment is False
-    (tmp_path / "a.yaml").write_text(text_of(expected))
+    (tmp_path / "a.yaml").write_text(format_options(expected))
     found = parser().parse_args(["--config", str(tmp_path / "a.yaml")])
     assert vars(found) | {"config": None} == vars(expected)
     later = parser().parse_args(["--lr", "9", "--config", str(tmp_path / "a.yaml"), "--seed", "7"])
@@ -44,18 +44,18 @@ def test_a_file_is_what_its_words_are(tmp_path: Path) -> None:
 
 
 def test_options_about_one_call_are_not_printed() -> None:
-    printed = yaml.safe_load(text_of(parser().parse_args(["--resume", "--lr", "0.5"])))
+    printed = yaml.safe_load(format_options(parser().parse_args(["--resume", "--lr", "0.5"])))
     assert printed["lr"] == 0.5 and not {"resume", "overwrite", "config", "print_config"} & set(printed)
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lr: -1", "argument --lr: '-1' is not a number above zero"),
-        ("nothing: 1", "there is no option 'nothing' for such a file"),
-        ("resume: true", "there is no option 'resume' for such a file"),
-        ("drop_last: 3", "drop_last is true or false, not 3"),
-        ("- lr", "found a list; write options by their names"),
+        ("lr: -1", "argument --lr: '-1' is not a positive number"),
+        ("nothing: 1", "'nothing' is not an option that a file can set"),
+        ("resume: true", "'resume' is not an option that a file can set"),
+        ("drop_last: 3", "drop_last must be true or false (found 3)"),
+        ("- lr", "not a mapping of options (a list). Write options by name"),
         ("lr: [", "argument --config: "),
         ("lr: 0.1\nlr: 0.2", "line 2: key 'lr' occurs twice"),
         ("!!python/object/apply:os.mkdir [exploded]", "argument --config: "),
@@ -74,10 +74,10 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_arguments_are_a_mapping() -> None:
-    assert mapping("{a: 1, b: [2, x]}") == {"a": 1, "b": [2, "x"]}
+    assert parse_mapping("{a: 1, b: [2, x]}") == {"a": 1, "b": [2, "x"]}
     for text in ("3", "{1: 2}", "{a", "[a]"):
-        with pytest.raises(argparse.ArgumentTypeError, match=r"is not \{NAME: VALUE"):
-            mapping(text)
+        with pytest.raises(argparse.ArgumentTypeError, match=r"is not a mapping, such as \{NAME: VALUE"):
+            parse_mapping(text)
     made = argparse.ArgumentParser()
     add_config_arguments(made)
     assert made.parse_args(["--print_config"]).print_config

@@ -48,14 +48,14 @@ def test_what_is_not_installed_is_named(
     tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=f"--track {name}: it is not installed: pip install {name}"):
+    with pytest.raises(DataError, match=f"--track {name}: not installed. Run pip install {name}"):
         tracker(name, tmp_path, [])
 
 
 def test_a_database_of_others_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     (tmp_path / "mlflow.db").symlink_to(tmp_path / "central.db")
-    with pytest.raises(DataError, match=r"--track mlflow: .*mlflow.db is a link"):
+    with pytest.raises(DataError, match=r"--track mlflow: .*mlflow.db is a symbolic link"):
         tracker("mlflow", tmp_path, [])
 
 

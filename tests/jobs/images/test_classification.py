@@ -105,7 +105,7 @@ def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path
     full = ImageTrainer(ImageSettings("lenet5", batch=16, steps=5, lr=0.1), samples, grid_of(comm))
     with pytest.raises(dc.CheckpointError, match="precision was 'bf16' and is 'full'"):
         full.resume(str(shared_tmp_path / "saved"))
-    with pytest.raises(dc.DistconvError, match="--precision bf16 needs --dtype float32, not float64"):
+    with pytest.raises(dc.DistconvError, match="--precision bf16: needs --dtype float32, not float64"):
         ImageTrainer(ImageSettings("lenet5", precision="bf16", dtype="float64"), samples, grid_of(comm))
 
 
@@ -162,7 +162,7 @@ def test_images_that_are_not_finite_are_found_in_the_evaluation(comm: Any, share
 
     folder = written(comm, shared_tmp_path, write)
     trainer = ImageTrainer(ImageSettings(batch=4), ImageSamples(folder / "x.h5", comm), grid_of(comm))
-    with pytest.raises(DataError, match=r"the loss on samples 4 to 5 of 'test' is nan; look for NaN") as caught:
+    with pytest.raises(DataError, match=r"the loss of samples 4 to 5 of 'test' is nan. Check them for NaN") as caught:
         trainer.evaluate("test")
     common(comm, caught.value)
 
@@ -204,5 +204,5 @@ def test_a_classifier_has_an_answer_for_each_class(tmp_path: Path, classes: int,
     image_files.write_mnist(tmp_path)
     samples = ImageSamples(tmp_path, MPI.COMM_SELF)
     trainer = ImageTrainer(ImageSettings(), samples, dc.ProcessGrid(MPI.COMM_SELF))
-    with nullcontext() if fine else pytest.raises(ModelError, match=r"gives .*, 9.* with at least 10 classes"):
+    with nullcontext() if fine else pytest.raises(ModelError, match=r"are .*, 9.* with at least 10 classes"):
         trainer.loss(torch.zeros(2, classes), torch.tensor([0, 1]))

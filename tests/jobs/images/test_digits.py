@@ -13,8 +13,8 @@ from distconv.jobs.images.samples import ImageSamples
 
 
 def test_they_are_the_same_each_time_and_every_class_is_there() -> None:
-    train, test = digits.drawn("train"), digits.drawn("test")
-    again = digits.drawn("test")
+    train, test = digits.render_digits("train"), digits.render_digits("test")
+    again = digits.render_digits("test")
     assert np.array_equal(test.pixels, again.pixels) and np.array_equal(test.labels, again.labels)
     for images, count in ((train, 6000), (test, 1000)):
         assert images.pixels.shape == (count, 1, 28, 28) and images.pixels.dtype == np.uint8
@@ -24,7 +24,7 @@ def test_they_are_the_same_each_time_and_every_class_is_there() -> None:
 
 def test_a_class_is_known_by_the_light_it_has() -> None:
     """An 8 has all segments, a 1 has two."""
-    train = digits.drawn("train")
+    train = digits.render_digits("train")
     light = [float(train.pixels[train.labels == label].mean()) for label in range(10)]
     assert np.argmax(light) == 8 and np.argmin(light) == 1
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distconv.errors import DataError, MismatchError
-from distconv.jobs.images.groups import locate
+from distconv.jobs.images.groups import locate_files
 from distconv.jobs.images.samples import ImageSamples
 from tests.distconv.data.sample_files import common, flip_bit
 from tests.jobs.images import image_files
@@ -21,7 +21,7 @@ from tests.jobs.images.image_files import arrays, idx, put, records, written
 def test_of_a_plain_and_a_compressed_copy_one_is_read(tmp_path: Path) -> None:
     image_files.write_cifar(tmp_path, ending="")
     image_files.write_cifar(tmp_path, ending=".xz")
-    files = locate(tmp_path, "train")
+    files = locate_files(tmp_path, "train")
     assert files is not None
     assert [path.name for path in files.paths] == ["data_batch_1.bin", "data_batch_2.bin"]
 
@@ -53,7 +53,7 @@ def test_hdf5_images_lie_in_groups_in_two_files_or_in_a_folder(comm: Any, shared
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ["images.zarr", "images.nc", "npy", "folder"])
+@pytest.mark.parametrize("name", ["images.zar", "images.nc", "npy", "folder"])
 def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: Path, name: str) -> None:
     def write(folder: Path) -> None:
         for group, count in (("train", 6), ("test", 4)):
@@ -68,9 +68,9 @@ def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: P
                 np.save(folder / name / group / "image.npy", images)
                 np.save(folder / name / group / "label.npy", labels)
             else:
-                zarr = pytest.importorskip("zarr")
+                zarr = pytest.importorskip("zar")
                 path, prefix = (
-                    (folder / name / f"{group}.zarr", "") if name == "folder" else (folder / name, f"{group}/")
+                    (folder / name / f"{group}.zar", "") if name == "folder" else (folder / name, f"{group}/")
                 )
                 zarr.open_group(path, mode="a").create_array(f"{prefix}image", data=images, chunks=(1, 2, 7, 7))
                 zarr.open_group(path, mode="a").create_array(f"{prefix}label", data=labels)
@@ -127,15 +127,18 @@ def nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (truncated_gzip, r"train-images-idx3-ubyte.gz \(\d+ bytes\) is truncated or damaged: .*; fetch it again"),
-        (truncated_idx, "the header says 40 x 28 x 28 images, 31360 bytes, but 30576 follow; fetch it again"),
-        (short_header, "t10k-images-idx3-ubyte.gz: 6 bytes are no idx file of images"),
-        (labels_for_images, "the magic number is 0x00000801 but idx images have 0x00000803"),
-        (huge_header, "the header says 4294967295 labels, 4294967295 bytes, but 40 follow"),
-        (fewer_labels, "images-idx3-ubyte.gz has 40 images but .*labels-idx1-ubyte.gz has 39 labels; take both from"),
-        (large_label, r"t10k-labels-idx1-ubyte.gz: 2 of 21 labels are not in 0 to 9, the first is 10 of sample 4"),
-        (no_labels, "has train-images-idx3-ubyte.gz but no train-labels-idx1-ubyte"),
-        (nothing, r"holds no training images; known are MNIST \(train-images-idx3-ubyte"),
+        (truncated_gzip, r"train-images-idx3-ubyte.gz: truncated or damaged \(\d+ bytes\): .* Download it again"),
+        (
+            truncated_idx,
+            r"the header announces 40 x 28 x 28 images \(31360 bytes\), but 30576 follow. Download it again",
+        ),
+        (short_header, "t10k-images-idx3-ubyte.gz: not an idx file of images .6 bytes."),
+        (labels_for_images, "the magic number is 0x00000801, but that of idx images is 0x00000803"),
+        (huge_header, r"the header announces 4294967295 labels \(4294967295 bytes\), but 40 follow"),
+        (fewer_labels, "images-idx3-ubyte.gz: 40 images, but .*labels-idx1-ubyte.gz has 39 labels. Use files of"),
+        (large_label, r"t10k-labels-idx1-ubyte.gz: 2 of 21 labels are not in 0 to 9; the first is 10, of sample 4"),
+        (no_labels, "found train-images-idx3-ubyte.gz but no train-labels-idx1-ubyte"),
+        (nothing, r"no training images found. Use MNIST \(train-images-idx3-ubyte"),
     ],
 )
 def test_bad_idx_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
@@ -171,10 +174,10 @@ def large_cifar_label(folder: Path) -> None:
     [
         (
             ragged_cifar,
-            r"data_batch_2.bin.xz: 9119 bytes are no whole number of CIFAR-10 records of 3073 bytes \(2.97\)",
+            r"data_batch_2.bin.xz: not a whole number of CIFAR-10 records of 3073 bytes \(9119 bytes, 2.97 records\)",
         ),
-        (truncated_xz, "test_batch.bin.xz .* is truncated or damaged"),
-        (broken_xz, "data_batch_1.bin.xz .* is truncated or damaged: Input format not supported"),
+        (truncated_xz, "test_batch.bin.xz: truncated or damaged"),
+        (broken_xz, "data_batch_1.bin.xz: truncated or damaged .*: Input format not supported"),
         (large_cifar_label, "3 of 15 labels are not in 0 to 9"),
     ],
 )
@@ -211,16 +214,16 @@ def change(path: Path, name: str, values: Any) -> None:
         ),
         (
             lambda p: change(p, "train/label", np.arange(6) - 1),
-            "1 of 6 labels are not in 0 to 4, the first is -1 of sam",
+            "1 of 6 labels are not in 0 to 4; the first is -1, of sam",
         ),
         (lambda p: change(p, "test/label", np.full(4, 12)), "x.h5: 'test/label': 4 of 4 labels are not in 0 to 5"),
         (
             lambda p: change(p, "test/image", np.zeros((4, 2, 28, 27))),
-            r"images are of \(2, 28, 27\), those to train on",
+            r"the shape of the images is \(2, 28, 27\), but that of the training images",
         ),
         (lambda p: change(p, "train/image", np.full((6, 2, 28, 28), np.nan)), "NaN or infinite values in 6 samples"),
         (lambda p: flip_bit(p, "train/image", 3), "of dataset 'train/image'"),
-        (lambda p: p.unlink(), "x.h5: there is no such folder or file"),
+        (lambda p: p.unlink(), "x.h5: no such file or folder"),
         (lambda p: p.write_bytes(b"no HDF5"), "cannot be opened as HDF5"),
     ],
 )

@@ -75,6 +75,7 @@ def test_only_the_first_training_images_are_used_if_asked_for(comm: Any, shared_
 def test_test_images_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     image_files.write_hdf5(tmp_path / "train.h5", {"": 4}, (2, 28, 28))
     image_files.write_hdf5(tmp_path / "test.h5", {"": 4}, shape)
-    said = re.escape(f"the images are of {shape}, those to train on in {tmp_path / 'train.h5'} of (2, 28, 28)")
+    training = f"but that of the training images in {tmp_path / 'train.h5'} is (2, 28, 28)"
+    said = re.escape(f"the shape of the images is {shape}, {training}")
     with pytest.raises(DataError, match=said):
         ImageSamples(tmp_path, MPI.COMM_SELF)

@@ -26,10 +26,10 @@ def test_a_complete_file_is_left_as_it_is(small: Path) -> None:
 
 
 def test_a_file_with_other_content_is_not_overwritten(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"mesh\.h5: exists and is not the data set asked for"):
+    with pytest.raises(DataError, match=r"mesh\.h5: exists with different options"):
         generate(small, size=SIZE, samples=8, heldout=5, seed=3, progress=False)
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(DataError, match="remove it or choose another name"):
+    with pytest.raises(DataError, match="Remove it or choose another name"):
         generate(tmp_path / "notes", size=SIZE, samples=1, progress=False)
     assert (tmp_path / "notes").read_text() == "mine"
 
@@ -37,7 +37,7 @@ def test_a_file_with_other_content_is_not_overwritten(small: Path, tmp_path: Pat
 def test_parts_of_another_recipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.h5.parts").mkdir()
     (tmp_path / "a.h5.parts" / "recipe.json").write_text('{"size": 64}')
-    with pytest.raises(DataError, match="holds runs with size = 64 where 32 is asked for"):
+    with pytest.raises(DataError, match="holds simulations with size = 64, but 32 is requested"):
         generate(tmp_path / "a.h5", size=SIZE, samples=1, progress=False)
     (tmp_path / "a.h5.parts" / "recipe.json").write_text("[64]")
     with pytest.raises(DataError, match=r"recipe\.json: found a list, expected a mapping"):
@@ -46,7 +46,7 @@ def test_parts_of_another_recipe_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be used"):
+    with pytest.raises(DataError, match="cannot hold the simulations of"):
         generate(tmp_path / "file" / "mesh.h5", size=SIZE, samples=1, progress=False)
 
 

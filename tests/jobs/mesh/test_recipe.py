@@ -14,12 +14,12 @@ from distconv.jobs.mesh.dataset import MeshRecipe, generate
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": 0}, "size 0: a mesh needs at least 16 cells"),
-        ({"samples": 0}, "0 samples and 1 held out"),
-        ({"heldout": -1}, "5 samples and -1 held out"),
-        ({"tau": 0.0}, "tau 0.0: the time"),
-        ({"threshold": 1.5}, "threshold 1.5: a scaled Jacobian"),
-        ({"seed": -1}, "seed -1: a seed is not negative"),
+        ({"size": 0}, "--size 0: a mesh needs at least 16 cells"),
+        ({"samples": 0}, "--samples 0 --heldout 1: at least 1"),
+        ({"heldout": -1}, "--samples 5 --heldout -1: at least 1"),
+        ({"tau": 0.0}, "--tau 0.0: must be positive"),
+        ({"threshold": 1.5}, "--threshold 1.5: must lie between 0 and 1"),
+        ({"seed": -1}, "--seed -1: must not be negative"),
     ],
 )
 def test_senseless_arguments_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.errors import DataError
 from distconv.jobs.mesh.dataset import CHANNELS, flip, transpose
-from distconv.jobs.mesh.samples import MeshSamples, exchanged, signs
+from distconv.jobs.mesh.samples import MeshSamples, flip_signs, transposed_channels
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.data.sample_files import common
 from tests.jobs.mesh.mesh_files import on_ranks, written
@@ -44,9 +44,12 @@ def other_size(file: h5py.File) -> None:
     ("damage", "reason"),
     [
         (drop_label, "there is no dataset 'train/label'"),
-        (large_label, "'train/label' has the label 7 at 1 places; labels are 0 to 1"),
+        (large_label, "'train/label' has the label 7 in 1 pixels, but labels are 0 to 1"),
         (nan_input, "'train/input' has NaN or infinite values in 1 samples, the first is 3"),
-        (other_size, "dataset 'heldout/input' has samples of (18, 16, 32), those to train on are of (18, 32, 32)"),
+        (
+            other_size,
+            "dataset 'heldout/input' have the shape (18, 16, 32), but the training samples have (18, 32, 32)",
+        ),
     ],
 )
 def test_bad_samples_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
@@ -64,17 +67,17 @@ def test_signs_are_those_of_a_mirrored_sample() -> None:
     sample = np.random.default_rng(0).standard_normal((len(CHANNELS), 4, 5)).astype(np.float32)
     for axis, dim in (("h", -2), ("w", -1)):
         mirrored, _ = flip(sample, np.zeros((4, 5), np.uint8), axis)
-        assert np.array_equal(mirrored, np.flip(sample, dim) * np.array(signs(axis), np.float32).reshape(-1, 1, 1))
-        odd = {CHANNELS[i] for i, sign in enumerate(signs(axis)) if sign < 0}
+        assert np.array_equal(mirrored, np.flip(sample, dim) * np.array(flip_signs(axis), np.float32).reshape(-1, 1, 1))
+        odd = {CHANNELS[i] for i, sign in enumerate(flip_signs(axis)) if sign < 0}
         assert odd == {"velocity v" if axis == "h" else "velocity u", "vorticity", "skew"}
 
 
 def test_exchanged_channels_are_those_of_a_transposed_sample() -> None:
     sample = np.random.default_rng(0).standard_normal((len(CHANNELS), 5, 5)).astype(np.float32)
     turned, _ = transpose(sample, np.zeros((5, 5), np.uint8))
-    for channel, (source, factor) in enumerate(exchanged()):
+    for channel, (source, factor) in enumerate(transposed_channels()):
         assert np.array_equal(turned[channel], sample[source].T * factor)
-    moved = {CHANNELS[channel] for channel, (source, _) in enumerate(exchanged()) if source != channel}
+    moved = {CHANNELS[channel] for channel, (source, _) in enumerate(transposed_channels()) if source != channel}
     assert moved == {"velocity u", "velocity v"}
 
 

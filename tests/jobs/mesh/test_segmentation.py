@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, sh
     with torch.no_grad():
         trainer.model.predict.bias.fill_(torch.inf)
     before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
-    with pytest.raises(DistconvError, match=r"step 1: the loss is (inf|nan); lower --lr"):
+    with pytest.raises(DistconvError, match=r"step 1: the loss is (inf|nan). Use a smaller --lr"):
         trainer.step(*next(trainer.batches()).tensors)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
     assert not Path(shared_tmp_path / "saved").exists()
@@ -107,7 +107,7 @@ def test_weights_that_are_not_finite_are_not_saved(comm: Any, shared_tmp_path: P
     if comm.rank == comm.size - 1:
         with torch.no_grad():
             trainer.model.predict.bias.fill_(torch.nan)
-    message = "step 1: 'predict.bias' is not finite any more, and no checkpoint is written; lower --lr"
+    message = "step 1: 'predict.bias' is no longer finite, so no checkpoint is written. Use a smaller --lr"
     raises_everywhere(comm, DistconvError, message, lambda: trainer.save(saved))
     assert trainer.resume(saved)
     assert trainer.step_count == 0

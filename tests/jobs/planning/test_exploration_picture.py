@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 
 from distconv.jobs.planning import exploration_picture
 from distconv.jobs.planning.chosen_pipeline import timeline
-from distconv.jobs.planning.exploration_picture import label, shown_of
+from distconv.jobs.planning.exploration_picture import label, shown_choices
 from distconv.layers.models import MODELS
 from distconv.perfmodel import Exploration, explore, trace
 from distconv.pipeline import possible_cuts
@@ -32,7 +32,7 @@ def found() -> Exploration:
 
 
 def test_the_choice_and_the_fastest_others_are_shown_each_once(found):
-    shown = shown_of(found)
+    shown = shown_choices(found)
     assert found.best in shown
     assert len({label(choice) for choice in shown}) == len(shown)
     assert shown == sorted(shown, key=lambda choice: choice.time)
@@ -46,7 +46,7 @@ def test_a_choice_that_is_slower_than_what_does_not_fit_is_still_shown(found, mo
     only = Exploration(
         slow, tuple(replace(c, fits=c is slow) if c is not slow else slow for c in found.table), 1e9, "q"
     )
-    shown = shown_of(only)
+    shown = shown_choices(only)
     assert len(shown) == 3 and shown[-1] is slow
 
 
@@ -60,7 +60,9 @@ def test_times_are_in_milliseconds_and_every_stage_has_its_memory(found, tmp_pat
     monkeypatch.setattr(exploration_picture, "write_picture", lambda path, figure, dpi: drawn.update(figure=figure))
     exploration_picture.draw(tmp_path / "x.png", replace(found, best=pipeline))
     choices, memory, passes = drawn["figure"].axes
-    assert max(bar.get_width() for bar in choices.patches) == pytest.approx(1e3 * shown_of(found)[-1].time, rel=0.5)
+    assert max(bar.get_width() for bar in choices.patches) == pytest.approx(
+        1e3 * shown_choices(found)[-1].time, rel=0.5
+    )
     assert [bar.get_height() for bar in memory.patches] == pytest.approx([size / 1e9 for size in pipeline.memory])
     ends = [bar.get_x() + bar.get_width() for bar in passes.patches]
     assert max(ends) == pytest.approx(1e3 * pipeline.time, rel=0.05)
@@ -75,7 +77,7 @@ def test_colours_numbers_and_titles_say_what_was_chosen_and_what_does_not_fit(fo
     exploration = replace(found, best=pipeline, table=table, room=5e8)
     exploration_picture.draw(tmp_path / "x.png", exploration)
     choices, memory, passes = figures[0].axes
-    shown = shown_of(exploration)
+    shown = shown_choices(exploration)
     assert [text.get_text() for text in choices.get_yticklabels()] == [label(choice) for choice in shown]
     assert [bar.get_width() for bar in choices.patches] == pytest.approx([1e3 * choice.time for choice in shown])
     assert [text.get_text() for text in choices.texts] == [f" {1e3 * choice.time:.4g}" for choice in shown]

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from distconv.errors import DistconvError, MachineError
-from distconv.jobs.planning.mixed_devices import Mixed, described, lines, mixed, plan_of, profiles_in
+from distconv.jobs.planning.mixed_devices import DeviceMix, described, lines, load_profiles, mixed, plan_of
 from distconv.perfmodel import Layer, Machine, Profile, trace
 from distconv.perfmodel.machine.machine import DeviceKind, Roofline
 from distconv.perfmodel.profiles.layer_profile import mean_profile
@@ -23,7 +23,7 @@ def equal_layers(seconds: float, outputs: float = 0.0) -> Profile:
     return Profile([Layer(name, seconds / 3, 2 * seconds / 3, outputs, 0) for name in NAMES])
 
 
-def over(kinds: dict[str, int], seconds: dict[str, float]) -> Mixed:
+def over(kinds: dict[str, int], seconds: dict[str, float]) -> DeviceMix:
     return mixed(kinds, machine(), {kind: equal_layers(seconds[kind], 1e6) for kind in kinds}, list(NAMES), None)
 
 
@@ -69,15 +69,17 @@ def test_the_cut_is_printed_with_its_devices_and_how_much_longer_other_cuts_take
 
 def test_kinds_of_different_networks_are_refused_with_both() -> None:
     profiles = {"old": equal_layers(1.0), "new": Profile([Layer("z", 1.0, 1.0, 0, 0)])}
-    with pytest.raises(DistconvError, match=r"layers on new \(1 of them.* not those on old \(6"):
+    with pytest.raises(DistconvError, match=r"new and old have different layers or split points \(1 layers.*; 6"):
         mixed({"old": 1, "new": 1}, machine(), profiles, list(NAMES), None)
 
 
 def test_a_kind_without_a_profile_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
     equal_layers(1.0).save(tmp_path / "old.json")
-    assert profiles_in(tmp_path, {"old": 1})["old"] == equal_layers(1.0)
-    with pytest.raises(DistconvError, match=r"there is no new\.json; distconv profile --layers --devices writes"):
-        profiles_in(tmp_path, {"old": 1, "new": 1})
+    assert load_profiles(tmp_path, {"old": 1})["old"] == equal_layers(1.0)
+    with pytest.raises(
+        DistconvError, match=r"no new\.json. Write a profile of each device type with distconv profile --layers"
+    ):
+        load_profiles(tmp_path, {"old": 1, "new": 1})
 
 
 def test_kinds_of_a_machines_file_have_its_times_and_memory() -> None:

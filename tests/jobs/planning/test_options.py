@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from distconv.errors import DataError, DistconvError, PlanError
-from distconv.jobs.planning.options import RankOption, check_writable, extents, fastest, on_first_ranks, on_rank_0
+from distconv.jobs.planning.options import (
+    RankOption,
+    check_writable,
+    extents,
+    fastest,
+    run_on_first_ranks,
+    run_on_rank_0,
+)
 from tests.distconv.layouts import raises_everywhere
 
 
@@ -19,7 +26,7 @@ def test_extents_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "3,", "3,-1", "3x4"])
 def test_extents_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not the extents of a sample, channels first"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not the shape of a sample, channels first"):
         extents(text)
 
 
@@ -67,13 +74,13 @@ def test_fewer_ranks_that_do_not_fit_or_take_as_long_are_not_taken() -> None:
 
 
 def test_what_the_first_rank_finds_all_ranks_get(comm) -> None:
-    assert on_rank_0(comm, lambda: ("found", comm.rank)) == ("found", 0)
+    assert run_on_rank_0(comm, lambda: ("found", comm.rank)) == ("found", 0)
 
 
 @pytest.mark.ranks(at_least=2)
 def test_only_the_first_ranks_try(comm) -> None:
     tried: list[int] = []
-    on_first_ranks(comm, 2, lambda: tried.append(comm.rank))
+    run_on_first_ranks(comm, 2, lambda: tried.append(comm.rank))
     assert comm.allgather(len(tried)) == [int(rank < 2) for rank in range(comm.size)]
 
 
@@ -87,13 +94,13 @@ def test_a_failure_of_one_of_them_is_raised_on_all(comm, error: Exception, text:
         if comm.rank == 1:
             raise error
 
-    raises_everywhere(comm, DistconvError, text, lambda: on_first_ranks(comm, 2, attempt))
+    raises_everywhere(comm, DistconvError, text, lambda: run_on_first_ranks(comm, 2, attempt))
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     check_writable("--out", tmp_path / "x.json")
     assert not (tmp_path / "x.json").exists()
-    with pytest.raises(DataError, match="that is a folder; name a file"):
+    with pytest.raises(DataError, match=r"is a folder\. Name a file"):
         check_writable("--out", tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder .*gone; make it first"):
+    with pytest.raises(DataError, match=r"no such folder .*gone\). Create it first"):
         check_writable("--out", tmp_path / "gone" / "x.json")

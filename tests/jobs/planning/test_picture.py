@@ -31,7 +31,7 @@ def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pyte
 
 def test_a_picture_of_a_format_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
     picture.check_format(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.doc: not a picture that can be drawn; its name ends in one of .*png"):
+    with pytest.raises(DataError, match=r"x\.doc: unknown file format. Use a name that ends in one of .*png"):
         picture.check_format(tmp_path / "x.doc")
 
 

@@ -40,8 +40,8 @@ def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
     ranks: int, message_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comm: Any = SimpleNamespace(size=ranks, allreduce=lambda value, op: value)
-    monkeypatch.setattr(pipeline_overheads, "_seconds_of_a_pass", lambda count, of: 4.0 if count == 1 else 7.0)
-    monkeypatch.setattr(pipeline_overheads, "_seconds_of_a_joined_update", lambda model, samples, of: 9.0)
+    monkeypatch.setattr(pipeline_overheads, "_pass_s", lambda count, of: 4.0 if count == 1 else 7.0)
+    monkeypatch.setattr(pipeline_overheads, "_joined_update_s", lambda model, samples, of: 9.0)
     monkeypatch.setattr(pipeline_overheads, "_update_s_per_byte", lambda model: 0.05)
     machine = Machine.load("localhost")
     found = measured_overheads(machine, torch.nn.Linear(4, 4), torch.zeros(2, 4), comm)
@@ -54,7 +54,7 @@ def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
 def test_replicas_are_joined_after_a_step_of_all(comm: Any) -> None:
     torch.manual_seed(0)
     model, samples = torch.nn.Linear(4, 4), torch.zeros(2, 4)
-    assert 0 < pipeline_overheads._seconds_of_a_joined_update(model, samples, comm) < 1
+    assert 0 < pipeline_overheads._joined_update_s(model, samples, comm) < 1
 
 
 def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +68,5 @@ def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -
         pipeline_overheads, "Pipeline", lambda *_: SimpleNamespace(step=step, close=lambda: asked.append(0))
     )
     monkeypatch.setattr(pipeline_overheads, "_median", lambda action: (action(), 100.0 + 5.0 * asked[-1])[1])
-    assert pipeline_overheads._seconds_of_a_pass(1, MPI.COMM_SELF) == pytest.approx(2.5)
+    assert pipeline_overheads._pass_s(1, MPI.COMM_SELF) == pytest.approx(2.5)
     assert asked == [pipeline_overheads.MICROBATCHES, 1, 0]

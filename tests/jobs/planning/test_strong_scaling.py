@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from distconv.jobs.planning.strong_scaling import Point, curves, profiled_up_to, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import Point, curves, last_profiled_count, rank_counts, strategies
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -62,4 +62,4 @@ def test_layers_are_measured_up_to_the_first_number_of_ranks_that_has_none(
                     1e-3
                 )
     profiled = replace(here, compute=(replace(here.compute[0], table=table),))
-    assert profiled_up_to(graph, profiled, planned) == end
+    assert last_profiled_count(graph, profiled, planned) == end

@@ -46,5 +46,5 @@ def test_the_perceptron_learns_what_single_points_tell_and_leaves_the_random_sta
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    with pytest.raises(DataError, match="0 training and 3 test clouds: give at least one of each"):
+    with pytest.raises(DataError, match="0 training and 3 test clouds: at least one of each is required"):
         perceptron(Sticks(0, 0), Sticks(3, 0))

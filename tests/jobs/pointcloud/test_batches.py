@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import VoxelRecipe, collated, voxel_batch
-from distconv.jobs.pointcloud.sampling import drawn
+from distconv.jobs.pointcloud.batches import VoxelRecipe, collate, voxel_batch
+from distconv.jobs.pointcloud.sampling import draw_points
 from distconv.jobs.pointcloud.shapes import Shapes
-from distconv.jobs.pointcloud.voxels import majority, unit_cube, voxelise
+from distconv.jobs.pointcloud.voxels import majority_part, unit_cube, voxelise
 
 SHAPES = Shapes(12, 600, seed=1)
 RECIPE = VoxelRecipe(16, points=300, keep=0.5, offsets=True, seed=9)
@@ -23,7 +23,7 @@ def test_a_batch_is_its_clouds_with_their_index_before_the_coordinates() -> None
     assert (batch.coords.dtype, batch.features.dtype, batch.labels.dtype) == (torch.int64, torch.float32, torch.int64)
     for place, sample in enumerate(samples):
         cloud = SHAPES[sample]
-        taken = drawn(600, 300, 0.5, seed=9, epoch=3, sample=sample)
+        taken = draw_points(600, 300, 0.5, seed=9, epoch=3, sample=sample)
         points = unit_cube(torch.from_numpy(cloud.points))[taken]
         alone = voxelise(points, 16, offsets=True)
         mine = batch.coords[:, 0] == place
@@ -47,11 +47,11 @@ def test_all_voxels_know_their_part() -> None:
 
 def test_parts_are_those_of_the_points_that_were_drawn() -> None:
     batch = voxel_batch(SHAPES, [6], VoxelRecipe(8, points=200), 0)
-    cloud, taken = SHAPES[6], drawn(600, 200, seed=0, epoch=0, sample=6)
+    cloud, taken = SHAPES[6], draw_points(600, 200, seed=0, epoch=0, sample=6)
     voxels = voxelise(unit_cube(torch.from_numpy(cloud.points))[taken], 8)
     assert cloud.part is not None and batch.part is not None
     part = torch.tensor([cloud.part[index] for index in taken.tolist()])
-    assert torch.equal(batch.part, majority(part, voxels.of_point, len(voxels.coords)))
+    assert torch.equal(batch.part, majority_part(part, voxels.of_point, len(voxels.coords)))
 
 
 def test_clouds_of_which_nothing_is_kept_have_no_voxels() -> None:
@@ -62,7 +62,7 @@ def test_clouds_of_which_nothing_is_kept_have_no_voxels() -> None:
 def test_a_cloud_without_points_among_others_keeps_its_place() -> None:
     full = voxelise(torch.rand(20, 3, generator=torch.Generator().manual_seed(0)), 4)
     empty = voxelise(torch.empty(0, 3), 4)
-    batch = collated([empty, full, empty, full], torch.arange(4))
+    batch = collate([empty, full, empty, full], torch.arange(4))
     assert np.unique(batch.coords[:, 0]).tolist() == [1, 3]
     assert len(batch.features) == len(batch.coords) == 2 * len(full.coords)
     assert len(batch.labels) == 4
@@ -72,4 +72,4 @@ def test_a_cloud_without_points_among_others_keeps_its_place() -> None:
 def test_a_batch_needs_a_label_for_each_of_its_clouds(clouds: int, labels: int) -> None:
     voxels = [voxelise(torch.zeros(1, 3), 4)] * clouds
     with pytest.raises(DataError, match=f"a batch of {clouds} clouds with {labels} labels"):
-        collated(voxels, torch.zeros(labels, dtype=torch.int64))
+        collate(voxels, torch.zeros(labels, dtype=torch.int64))

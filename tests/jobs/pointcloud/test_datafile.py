@@ -47,7 +47,7 @@ def test_a_file_from_the_same_source_is_left_and_another_is_not_overwritten(comm
     assert write_clouds(path, GROUPS, comm, source="these")
     before = path.stat().st_mtime_ns
     assert not write_clouds(path, GROUPS, comm, source="these")
-    with pytest.raises(DataError, match=r"clouds\.h5 exists and was made from these, not from those; remove it"):
+    with pytest.raises(DataError, match=r"clouds\.h5: made from these, not from those. Remove it"):
         write_clouds(path, GROUPS, comm, source="those")
     assert path.stat().st_mtime_ns == before
     assert write_clouds(path, GROUPS, comm, source="those", replace=True)
@@ -58,7 +58,7 @@ def test_a_file_from_the_same_source_is_left_and_another_is_not_overwritten(comm
 def test_a_file_of_another_kind_is_not_overwritten(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "letter.h5"
     try_on_rank_0(comm, lambda: path.write_text("dear reader"), DistconvError)
-    with pytest.raises(DataError, match="exists and was made from something else"):
+    with pytest.raises(DataError, match="made from other data"):
         write_clouds(path, GROUPS, comm, source="shapes")
     assert path.read_text() == "dear reader"
 

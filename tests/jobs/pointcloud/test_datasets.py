@@ -117,12 +117,15 @@ def emptied(path: Path) -> None:
         (changed(points=np.zeros((4, 30, 3), np.float32)), "the numbers of samples differ"),
         (
             changed(points=np.zeros((5, 0, 3), np.float32), part=np.zeros((5, 0), np.uint8)),
-            "5 clouds of 0 points; give",
+            "5 clouds of 0 points. Use",
         ),
         (changed(label=np.zeros(5, np.float32)), r"'train/label' is float32 \(5,\) but must be whole numbers \(any\)"),
-        (changed(label=np.array([0, 1, 3, 0, 0])), r"'train': cloud 2 is of class 3 but there are 3 \(a, b, c\)"),
-        (changed(label=np.array([0, -1, 0, 0, 0])), "cloud 1 is of class -1"),
-        (changed(part=np.zeros((5, 29), np.uint8)), "a cloud has 30 points but 29 parts"),
+        (
+            changed(label=np.array([0, 1, 3, 0, 0])),
+            r"'train': cloud 2: its class is 3, but there are 3 classes \(a, b, c\)",
+        ),
+        (changed(label=np.array([0, -1, 0, 0, 0])), "cloud 1: its class is -1"),
+        (changed(part=np.zeros((5, 29), np.uint8)), "a cloud has 30 points but 29 part labels"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused_on_all_ranks(
@@ -141,9 +144,11 @@ def test_a_cloud_with_points_that_are_nowhere_or_of_no_part_is_named(tmp_path: P
     part[1, 2] = 2
     write_ours(tmp_path / "clouds.h5", points=points, part=part)
     clouds = PointClouds(tmp_path / "clouds.h5", MPI.COMM_SELF)
-    with pytest.raises(DataError, match=r"'train': cloud 3: point 7 lies at \[.* nan .*\] \(1 such points of 30\)"):
+    with pytest.raises(
+        DataError, match=r"'train': cloud 3: point 7 is not finite \(\[.* nan .*\]; 1 such points of 30\)"
+    ):
         clouds.groups["train"][3]
-    with pytest.raises(DataError, match="cloud 1 has parts from 0 to 2 but the file names 2 in its attribute"):
+    with pytest.raises(DataError, match="cloud 1: its parts are 0 to 2, but the attribute 'part_names' has 2 names"):
         clouds.groups["train"][1]
     with pytest.raises(IndexError):
         clouds.groups["train"][5]

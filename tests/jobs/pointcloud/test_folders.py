@@ -54,7 +54,7 @@ def test_the_file_is_made_once_and_again_when_a_mesh_has_changed(comm: Any, fold
 def test_a_broken_mesh_is_named_and_no_file_is_left(comm: Any, folder: Path) -> None:
     mesh = folder / "plank" / "train" / "plank_0001.off"
     try_on_rank_0(comm, lambda: mesh.write_text(mesh.read_text()[:-20]), DistconvError)
-    with pytest.raises(DataError, match=r"plank_0001\.off: the header says 8 vertices and 6 faces, but"):
+    with pytest.raises(DataError, match=r"plank_0001\.off: the header announces 8 vertices and 6 faces, but"):
         cached(folder, comm, 50)
     assert sorted(each.name for each in folder.iterdir()) == ["box", "plank"]
 
@@ -76,7 +76,7 @@ def test_a_file_elsewhere_is_not_overwritten_by_other_meshes(comm: Any, folder: 
 @pytest.mark.parametrize("name", ["empty", "none"])
 def test_a_folder_without_meshes_is_refused(comm: Any, shared_tmp_path: Path, name: str) -> None:
     try_on_rank_0(comm, lambda: (shared_tmp_path / "empty" / "class" / "train").mkdir(parents=True), DistconvError)
-    message = "has no meshes to train on; lay them out as CLASS/train" if name == "empty" else "No such file"
+    message = "no training meshes found. Store meshes as CLASS/train" if name == "empty" else "No such file"
     with pytest.raises(DataError, match=message):
         cached(shared_tmp_path / name, comm)
 

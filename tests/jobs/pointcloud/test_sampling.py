@@ -7,7 +7,13 @@ import pytest
 
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.off import TriangleMesh
-from distconv.jobs.pointcloud.sampling import CACHED_POINTS, chosen_triangles, drawn, points_on, surface_points
+from distconv.jobs.pointcloud.sampling import (
+    CACHED_POINTS,
+    draw_points,
+    points_in_triangles,
+    random_triangles,
+    surface_points,
+)
 from distconv.jobs.pointcloud.surfaces import ball
 
 FAN = TriangleMesh(
@@ -18,7 +24,7 @@ FAN = TriangleMesh(
 
 def test_triangles_are_chosen_by_their_share_of_the_area() -> None:
     count = 100_000
-    shares = np.bincount(chosen_triangles(FAN, count, np.random.default_rng(0)), minlength=4) / count
+    shares = np.bincount(random_triangles(FAN, count, np.random.default_rng(0)), minlength=4) / count
     expected = np.array([0.5, 0, 2, 2]) / 4.5  # worked out by hand; the second triangle is a line
     assert shares[1] == 0
     assert np.abs(shares - expected).max() < 4 * np.sqrt(0.25 / count)
@@ -26,7 +32,7 @@ def test_triangles_are_chosen_by_their_share_of_the_area() -> None:
 
 def test_points_are_uniform_within_a_triangle() -> None:
     count = 100_000
-    x, y, z = points_on(FAN, np.zeros(count, np.int64), np.random.default_rng(1)).T
+    x, y, z = points_in_triangles(FAN, np.zeros(count, np.int64), np.random.default_rng(1)).T
     assert (x >= 0).all() and (y >= 0).all() and (x + y <= 1 + 1e-12).all() and (z == 0).all()
     # The four triangles between the middles of the sides have a quarter of the points each.
     quarters = [x > 0.5, y > 0.5, x + y < 0.5]
@@ -59,39 +65,39 @@ def test_surface_points_follow_from_seed_and_sample() -> None:
     ],
 )
 def test_a_share_of_the_points_is_drawn_each_once(available: int, count: int, keep: float, taken: int) -> None:
-    indices = drawn(available, count, keep, seed=0, epoch=1, sample=2)
+    indices = draw_points(available, count, keep, seed=0, epoch=1, sample=2)
     assert len(set(indices.tolist())) == len(indices) == taken
     assert all(0 <= index < available for index in indices)
 
 
 def test_what_is_drawn_follows_from_seed_epoch_and_sample_alone() -> None:
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    draws = {place: drawn(100, 50, seed=place[0], epoch=place[1], sample=place[2]) for place in places}
+    draws = {place: draw_points(100, 50, seed=place[0], epoch=place[1], sample=place[2]) for place in places}
     for place, indices in draws.items():
-        again = drawn(100, 50, seed=place[0], epoch=place[1], sample=place[2])
+        again = draw_points(100, 50, seed=place[0], epoch=place[1], sample=place[2])
         assert np.array_equal(indices, again)
     assert len({tuple(indices) for indices in draws.values()}) == len(places)
 
 
 def test_a_varied_share_is_uniform_up_to_keep_and_follows_from_the_same() -> None:
     clouds = 4000
-    taken = np.array([len(drawn(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=s)) for s in range(clouds)])
+    taken = np.array([len(draw_points(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=s)) for s in range(clouds)])
     assert taken.min() >= 1 and taken.max() <= 100
     # Of theta in [0, 1/2] a quarter of 200 in the mean; each tenth of the range has a tenth of the clouds.
     assert abs(taken.mean() - 50) < 4 * 100 / np.sqrt(12 * clouds)
     tenths = np.histogram(taken, bins=np.linspace(0, 100, 11))[0] / clouds
     assert np.abs(tenths - 0.1).max() < 0.03
-    again = drawn(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=7)
+    again = draw_points(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=7)
     assert len(again) == taken[7] and len(set(again.tolist())) == len(again)
 
 
 def test_every_point_is_drawn_as_often_as_the_others() -> None:
     epochs = 2000
-    counts = sum(np.bincount(drawn(20, 10, 0.5, seed=0, epoch=e, sample=0), minlength=20) for e in range(epochs))
+    counts = sum(np.bincount(draw_points(20, 10, 0.5, seed=0, epoch=e, sample=0), minlength=20) for e in range(epochs))
     assert np.abs(counts / epochs - 0.25).max() < 5 * np.sqrt(0.19 / epochs)
 
 
 @pytest.mark.parametrize("keep", [-0.1, 1.5, float("nan")])
 def test_a_share_beyond_0_and_1_is_refused(keep: float) -> None:
-    with pytest.raises(DataError, match=f"keeps a share of the points from 0 to 1, not {keep}"):
-        drawn(10, 5, keep, seed=0, epoch=0, sample=0)
+    with pytest.raises(DataError, match=rf"keep must lie between 0 and 1 \(keep={keep}"):
+        draw_points(10, 5, keep, seed=0, epoch=0, sample=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distconv.jobs.prediction.labelled import is_labelled
-from distconv.jobs.prediction.network import Trained
+from distconv.jobs.prediction.network import TrainedNetwork
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ from distconv.jobs.prediction.network import Trained
 def test_arrays_are_read_box_by_box(tmp_path: Path, task: str, data: str, labelled: bool) -> None:
     (tmp_path / "mnist").mkdir()
     path = tmp_path / data if data == "mnist" else Path(data)
-    assert is_labelled(Trained(path, task, {}, {}, ""), path) == labelled
+    assert is_labelled(TrainedNetwork(path, task, {}, {}, ""), path) == labelled

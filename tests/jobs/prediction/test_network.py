@@ -15,7 +15,7 @@ from distconv.errors import CheckpointError
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import MeshTrainer
 from distconv.jobs.prediction import network
-from distconv.jobs.prediction.network import build, on_grid, trained
+from distconv.jobs.prediction.network import build, distribute_network, trained
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
 from tests.jobs.mesh.mesh_files import SMALL, written
@@ -37,7 +37,7 @@ def test_a_run_is_known_by_its_folder_and_gives_its_network(comm: Any, shared_tm
     with torch.no_grad():
         expected = dc.gather(trainer.model.eval()(batch.tensors[0]))
         plain = build(found[0], comm, channels=18, options=argparse.Namespace())
-        model = on_grid(found[0], plain, trainer.grid, "cpu", torch.float64)
+        model = distribute_network(found[0], plain, trainer.grid, "cpu", torch.float64)
         assert torch.equal(dc.gather(model(batch.tensors[0])), expected)
     samples.close()
 
@@ -56,16 +56,16 @@ def test_a_file_of_weights_needs_a_model_that_fits(comm: Any, shared_tmp_path: P
     with pytest.raises(ModelError) as caught:
         build(of, comm, channels=4, options=options)
     assert "the weights do not fit --model" in common(comm, caught.value)
-    with pytest.raises(ModelError, match="holds weights alone: give the network with --model"):
+    with pytest.raises(ModelError, match=r"holds weights only\. Name the network with --model"):
         build(of, comm, channels=2, options=argparse.Namespace(model=None))
 
 
 def test_what_is_neither_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         trained(shared_tmp_path, comm)
-    assert "there is no finished checkpoint, and no file of weights" in common(comm, caught.value)
+    assert "neither a finished checkpoint nor a file of weights" in common(comm, caught.value)
     dc.save_checkpoint(shared_tmp_path / "own", 1, torch.nn.Linear(2, 2), comm=comm)
-    with pytest.raises(CheckpointError, match="does not say what it was trained for"):
+    with pytest.raises(CheckpointError, match="the settings of the training are missing"):
         trained(shared_tmp_path / "own", comm)
 
 
@@ -88,7 +88,7 @@ def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
         lambda *given, **named: scopes.append(named["batch_norm"]) or parallelize(*given, **named),
     )
     plain = build(of, comm, channels=18, options=argparse.Namespace())
-    model = on_grid(of, plain, trainer.grid, "cpu", torch.float64)
+    model = distribute_network(of, plain, trainer.grid, "cpu", torch.float64)
     average, newest = dict(trainer.evaluated.named_parameters()), dict(trainer.model.named_parameters())
     assert scopes == [batch_norm]
     for name, parameter in model.named_parameters():
@@ -106,7 +106,7 @@ def test_a_network_of_a_run_is_built_with_what_the_run_says(
     for each in ("classify", "segmentation"):
         name = {"classify": "build_classifier", "segmentation": "build_segmenter"}[each]
         monkeypatch.setattr(network, name, lambda model, comm, each=each, **more: made.append((each, model, more)))
-    of = network.Trained(
+    of = network.TrainedNetwork(
         Path("run"), task, {"model": "net", "width": 6, "seed": 3, "loss": "x"}, {"classes": 5}, "digest"
     )
     build(of, comm, channels=2, options=argparse.Namespace(model="other", classes=9, width=8))
@@ -125,4 +125,4 @@ def test_a_network_of_a_run_is_built_with_what_the_run_says(
 def test_datasets_have_the_names_of_the_run(
     comm: Any, task: str, notes: dict[str, Any], names: tuple[str, str]
 ) -> None:
-    assert network.Trained(Path("run"), task, {}, notes, "digest").names == names
+    assert network.TrainedNetwork(Path("run"), task, {}, notes, "digest").names == names

@@ -13,8 +13,8 @@ import torch
 
 import distconv as dc
 from distconv.errors import DataError
-from distconv.jobs.prediction.network import Trained
-from distconv.jobs.prediction.samples import field_of, open_inputs, probabilities
+from distconv.jobs.prediction.network import TrainedNetwork
+from distconv.jobs.prediction.samples import loader_field, open_inputs, probabilities
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -35,8 +35,8 @@ def written(comm: Any, path: Path, *names: str) -> Path:
     return path
 
 
-def of_task(task: str = "") -> Trained:
-    return Trained(Path(), task, {}, {}, "")
+def of_task(task: str = "") -> TrainedNetwork:
+    return TrainedNetwork(Path(), task, {}, {}, "")
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_values_are_scaled_as_in_training_or_as_those_of_other_samples(comm: Any
     path = written(comm, shared_tmp_path / "a.h5", "image")
     inputs = open_inputs(options(path), of_task(), comm)
 
-    def of(**notes: Any) -> Trained:
-        return Trained(path, "", {}, notes, "")
+    def of(**notes: Any) -> TrainedNetwork:
+        return TrainedNetwork(path, "", {}, notes, "")
 
-    assert field_of(options(path), of(), inputs, torch.float64).shift is None
-    noted = field_of(options(path), of(mean=[1.0, 2.0], std=[3.0, 4.0]), inputs, torch.float64)
+    assert loader_field(options(path), of(), inputs, torch.float64).shift is None
+    noted = loader_field(options(path), of(mean=[1.0, 2.0], std=[3.0, 4.0]), inputs, torch.float64)
     assert noted.shift.tolist() == [1, 2] and noted.scale.tolist() == [3, 4]
-    other = field_of(options(path, normalise_as=path), of(mean=[1.0, 2.0], std=[3.0, 4.0]), inputs, torch.float64)
+    other = loader_field(options(path, normalise_as=path), of(mean=[1.0, 2.0], std=[3.0, 4.0]), inputs, torch.float64)
     assert np.allclose(other.shift, X.mean((0, 2, 3))) and np.allclose(other.scale, X.std((0, 2, 3)))
-    with pytest.raises(DataError, match="has 2 channels, the network was trained on 3"):
-        field_of(options(path), of(mean=[1.0] * 3, std=[1.0] * 3), inputs, torch.float64)
+    with pytest.raises(DataError, match="has 2 channels, but the network was trained with 3"):
+        loader_field(options(path), of(mean=[1.0] * 3, std=[1.0] * 3), inputs, torch.float64)
 
 
 def test_probabilities_are_of_classes_or_of_the_one_class(comm: Any) -> None:

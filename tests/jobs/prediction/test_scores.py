@@ -11,7 +11,7 @@ import pytest
 import distconv as dc
 from distconv.data import open_source
 from distconv.errors import DataError
-from distconv.jobs.prediction.samples import Inputs
+from distconv.jobs.prediction.samples import PredictionInputs
 from distconv.jobs.prediction.scores import draw, score
 from tests.distconv.data.sample_files import common
 
@@ -21,14 +21,14 @@ RANDOM = np.random.default_rng(8)
 GRIDS = {1: ["n=1"], 2: ["h=2", "n=2"], 4: ["h=2,w=2", "n=2,h=2", "r=4"]}
 
 
-def made(comm: Any, folder: Path, predicted: Any, label: Any) -> Inputs:
+def made(comm: Any, folder: Path, predicted: Any, label: Any) -> PredictionInputs:
     if comm.rank == 0:
         for name, values in {"prediction": predicted, "image": predicted, "label": label}.items():
             (folder / name).mkdir(exist_ok=True)
             np.save(folder / name / f"{name}.npy", values)
     comm.Barrier()
     image, labels = (open_source(folder / name, [name], comm) for name in ("image", "label"))
-    return Inputs(image, "image", labels, "label")
+    return PredictionInputs(image, "image", labels, "label")
 
 
 @pytest.mark.parametrize("classes", [1, 3])
@@ -56,8 +56,10 @@ def test_labels_of_another_shape_are_refused_and_without_any_there_is_no_score(
     grid = dc.ProcessGrid(comm, h=comm.size)
     with pytest.raises(DataError) as caught:
         score(shared_tmp_path / "prediction", inputs, grid)
-    assert "'label' is (2, 4, 6), but predictions are (2, 3, 4, 5)" in common(comm, caught.value)
-    assert score(shared_tmp_path / "prediction", Inputs(inputs.source, "image", None, ""), grid) is None
+    assert "the shape of dataset 'label' is (2, 4, 6), but that of the predictions is (2, 3, 4, 5)" in common(
+        comm, caught.value
+    )
+    assert score(shared_tmp_path / "prediction", PredictionInputs(inputs.source, "image", None, ""), grid) is None
 
 
 def test_classes_of_samples_count_each_sample_once(comm: Any, shared_tmp_path: Path) -> None:

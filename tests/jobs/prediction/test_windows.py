@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.data import BoxFunction, Field, Loader
-from distconv.jobs.prediction.windows import Blend, WindowSource, begins, weights
+from distconv.jobs.prediction.windows import Blend, WindowSource, weights, window_starts
 from tests.jobs.prediction.nets import volume_net
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -40,7 +40,7 @@ def of_windows(comm: Any, net: nn.Module, window: Any, overlap: float, batch: in
 
 def plain(net: nn.Module, window: Any, overlap: float, dtype: Any) -> Any:
     """One process, window by window, written another way: every weight whole."""
-    lines = [begins(extent, w, overlap) for extent, w in zip(X.shape[2:], window, strict=True)]
+    lines = [window_starts(extent, w, overlap) for extent, w in zip(X.shape[2:], window, strict=True)]
     weight = weights(window, [dc.Interval(0, w) for w in window], dtype)
     found = []
     for x in torch.from_numpy(X).to(dtype):
@@ -89,7 +89,7 @@ def test_it_is_monais_sliding_window_inference(comm: Any, window: Any, overlap: 
 def test_windows_cover_a_sample_and_end_with_it(comm: Any) -> None:
     for extent, window, overlap in itertools.product((1, 7, 20), (1, 3, 7), (0.0, 0.5, 0.9)):
         window = min(window, extent)
-        found = begins(extent, window, overlap)
+        found = window_starts(extent, window, overlap)
         assert found[0] == 0 and found[-1] == extent - window and found == sorted(set(found))
         assert all(b - a <= max(1, int(window * (1 - overlap))) for a, b in itertools.pairwise(found))
 

@@ -85,16 +85,24 @@ OTHER = np.zeros((5, 2, 9, 10))
 @pytest.mark.parametrize(
     ("groups", "options", "reason"),
     [
-        ({"train": (IMAGE, LABEL)}, {"classes": 2}, "has the label 2 at "),
+        ({"train": (IMAGE, LABEL)}, {"classes": 2}, "has the label 2 in "),
         ({"train": (IMAGE, LABEL)}, {}, "(0, 1, 2, 255), which would make 256 classes. If 255 marks pixels without"),
         ({"train": (IMAGE, 255 * (LABEL > 1))}, {}, "2 different labels (0, 255), which would make 256 classes"),
-        ({"train": (IMAGE, LABEL)}, {"classes": 3}, "labels are 0 to 2: correct the data, or say --classes or --ign"),
+        ({"train": (IMAGE, LABEL)}, {"classes": 3}, "labels are 0 to 2. Correct the data, or give --classes or --ign"),
         ({"train": (IMAGE, IMAGE[:, 0])}, {}, "labels are classes: 0, 1, 2, ..."),
-        ({"train": (IMAGE, LABEL - 10000.0)}, {}, "has the label -10000 at"),
-        ({"train": (IMAGE, LABEL[:, None])}, {}, "'train/label' is (5, 1, 9, 11); label maps for images (5, 2, 9, 11)"),
-        ({"train": (IMAGE, LABEL), "test": (OTHER, OTHER[:, 0])}, {}, "samples of (2, 9, 10), those to train on are"),
+        ({"train": (IMAGE, LABEL - 10000.0)}, {}, "has the label -10000 in"),
+        (
+            {"train": (IMAGE, LABEL[:, None])},
+            {},
+            "dataset 'train/label' is (5, 1, 9, 11), but labels of images (5, 2, 9, 11)",
+        ),
+        (
+            {"train": (IMAGE, LABEL), "test": (OTHER, OTHER[:, 0])},
+            {},
+            "have the shape (2, 9, 10), but the training samples have",
+        ),
         ({"train": (IMAGE[:0], LABEL[:0])}, {}, "'train/image' has no samples"),
-        ({"train": (IMAGE[:, 0, 0], LABEL[:, 0])}, {}, "is (5, 11); images are (samples, channels, ...)"),
+        ({"train": (IMAGE[:, 0, 0], LABEL[:, 0])}, {}, "is (5, 11), but images are (samples, channels, ...)"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_all_ranks(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from distconv.jobs.segmentation.scores import Confusion, SegmentationScores, counts_here
+from distconv.jobs.segmentation.scores import Confusion, SegmentationScores, is_counting_rank
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from distconv.jobs.segmentation.scores import Confusion, SegmentationScores, cou
 )  # fmt: skip
 def test_of_ranks_with_the_same_block_the_first_counts(coords: dict[str, int], counts: bool) -> None:
     dist: Any = SimpleNamespace(grid=SimpleNamespace(coords=coords), split_axes=("n", "h"))
-    assert counts_here(dist) == counts
+    assert is_counting_rank(dist) == counts
 
 
 def test_scores_are_those_counted_by_hand() -> None:

@@ -12,7 +12,7 @@ import pytest
 import scipy.io.wavfile
 
 import distconv as dc
-from distconv.jobs.sequence.audio import Clips, Sounds, recordings
+from distconv.jobs.sequence.audio import Clips, Sounds, read_recordings
 from distconv.jobs.sequence.mfcc import CoefficientRecipe, mfcc
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import RATE, tones, write_file, write_folder
@@ -22,7 +22,7 @@ DIGITS = Path(__file__).parents[4] / "shared" / "data" / "audio" / "fsdd_8k.h5"
 
 def test_a_file_and_a_folder_have_the_same_sounds(tmp_path):
     sounds, labels = tones()
-    for found in (recordings(write_file(tmp_path / "a.h5")), recordings(write_folder(tmp_path / "folder"))):
+    for found in (read_recordings(write_file(tmp_path / "a.h5")), read_recordings(write_folder(tmp_path / "folder"))):
         assert found.rate == RATE
         assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 9, "test": 3}
         order = np.argsort([np.abs(s.astype(int)).sum() for s in found.groups["test"].sounds])
@@ -34,23 +34,25 @@ def test_a_file_and_a_folder_have_the_same_sounds(tmp_path):
 
 
 def test_takes_below_five_are_held_out_and_without_a_word_none(tmp_path):
-    found = recordings(write_file(tmp_path / "a.h5", held_out="take"))
+    found = read_recordings(write_file(tmp_path / "a.h5", held_out="take"))
     assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 9, "test": 3}
-    found = recordings(write_file(tmp_path / "b.h5", held_out=None))
+    found = read_recordings(write_file(tmp_path / "b.h5", held_out=None))
     assert list(found.groups) == ["train"]
 
 
 def test_sounds_keep_their_channels_and_all_have_as_many(tmp_path):
     folder = write_folder(tmp_path, test=False)
-    assert recordings(folder).channels == 1
+    assert read_recordings(folder).channels == 1
     both = np.arange(1600, dtype=np.int16).reshape(800, 2)
     files = sorted(folder.glob("train/*/*.wav"))
     scipy.io.wavfile.write(files[0], RATE, both)
-    with pytest.raises(dc.DataError, match=r"several rates or numbers of channels .*0\.wav 8000 Hz, 2 channel\(s\)"):
-        recordings(folder)
+    with pytest.raises(
+        dc.DataError, match=r"different sample rates or numbers of channels .*0\.wav 8000 Hz, 2 channel\(s\)"
+    ):
+        read_recordings(folder)
     for file in files[1:]:
         scipy.io.wavfile.write(file, RATE, both)
-    loaded = recordings(folder)
+    loaded = read_recordings(folder)
     assert loaded.channels == 2 and np.array_equal(loaded.groups["train"].sounds[0], both)
 
 
@@ -58,25 +60,25 @@ def test_sounds_keep_their_channels_and_all_have_as_many(tmp_path):
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
-        ({"label": None}, "has no label; sounds are audio, offset, label"),
+        ({"label": None}, "no label. Store sounds as the datasets audio, offset and label"),
         ({"offset": np.arange(5)}, "offset has 5 values up to 4 for 12 labels"),
-        ({"offset": np.arange(13)[::-1]}, "it must rise from the first clip's begin"),
+        ({"offset": np.arange(13)[::-1]}, "must rise from the start of the first clip"),
         ({"offset": np.arange(13) * 10**6}, "offset has 13 values up to 12000000 for 12 labels"),
-        ({"test": np.ones(12)}, "no sound to train on"),
-        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty; leave it out"),
+        ({"test": np.ones(12)}, "no training sounds found"),
+        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty. Leave it out"),
         ({"audio": "text"}, "dataset 'audio' is a single value"),
-        ({"audio": np.zeros((3, 4))}, "'audio' is float64 (3, 4) but must be a row of numbers"),
+        ({"audio": np.zeros((3, 4))}, "'audio' is float64 (3, 4), but must be one-dimensional, of numbers"),
         ({"audio": h5py.ExternalLink("/etc/passwd", "x")}, "'audio' lies in other files"),
-        ({"offset": np.arange(13) / 2}, "'offset' is float64 (13,) but must be a row of whole numbers"),
-        ({"label": np.array([b"a"] * 12)}, "'label' is |S1 (12,) but must be a row of whole numbers"),
-        ({"label": np.full(12, -1)}, "labels go from -1 to -1"),
-        ({"label": np.full(12, 2**40)}, f"labels go from {2**40} to {2**40}"),
-        ({"test": np.ones(3)}, "3 clips are held out or not, but there are 12 labels"),
+        ({"offset": np.arange(13) / 2}, "'offset' is float64 (13,), but must be one-dimensional, of whole numbers"),
+        ({"label": np.array([b"a"] * 12)}, "'label' is |S1 (12,), but must be one-dimensional, of whole numbers"),
+        ({"label": np.full(12, -1)}, "labels are -1 to -1"),
+        ({"label": np.full(12, 2**40)}, f"labels are {2**40} to {2**40}"),
+        ({"test": np.ones(3)}, "heldout has 3 values, but there are 12 labels"),
     ],
 )
 def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
     with pytest.raises(dc.DataError, match=re.escape(message)):
-        recordings(write_file(tmp_path / "a.h5", **replaced))
+        read_recordings(write_file(tmp_path / "a.h5", **replaced))
 
 
 @pytest.mark.fault(80)
@@ -84,8 +86,8 @@ def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
 def test_a_rate_that_is_none_is_refused(tmp_path, rate):
     with h5py.File(write_file(tmp_path / "a.h5"), "a") as file:
         file.attrs["sample_rate"] = rate
-    with pytest.raises(dc.DataError, match=r"its attribute sample_rate is .*, but must be a number of Hz above zero"):
-        recordings(tmp_path / "a.h5")
+    with pytest.raises(dc.DataError, match=r"the attribute sample_rate is .*, but must be a positive number of Hz"):
+        read_recordings(tmp_path / "a.h5")
 
 
 @pytest.mark.fault(80, 87)
@@ -94,27 +96,27 @@ def test_sounds_that_are_claimed_and_not_there_take_no_memory(tmp_path):
     with h5py.File(path, "a") as file:
         file.create_dataset("audio", (1 << 30,), "i2", chunks=(1 << 20,))
     with pytest.raises(dc.DataError, match="dataset 'audio' is incomplete"):
-        recordings(path)
+        read_recordings(path)
     os.mkfifo(tmp_path / "b.h5")
     with pytest.raises(dc.DataError, match="is not a regular file"):
-        recordings(tmp_path / "b.h5")
+        read_recordings(tmp_path / "b.h5")
 
 
 def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):
-    with pytest.raises(dc.DataError, match="sounds of several rates"):
-        recordings(write_folder(tmp_path / "several", rates=(8000, 16000)))
-    with pytest.raises(dc.DataError, match="no sound to train on"):
-        recordings(tmp_path)
+    with pytest.raises(dc.DataError, match="sounds have different sample rates"):
+        read_recordings(write_folder(tmp_path / "several", rates=(8000, 16000)))
+    with pytest.raises(dc.DataError, match="no training sounds found"):
+        read_recordings(tmp_path)
     broken = write_folder(tmp_path / "broken") / "train" / "tone0" / "0.wav"
     broken.write_bytes(b"no sound")
     with pytest.raises(dc.DataError, match="cannot be read as WAV"):
-        recordings(tmp_path / "broken")
+        read_recordings(tmp_path / "broken")
     with pytest.raises(dc.DataError, match="cannot be read as HDF5"):
-        recordings(broken)
+        read_recordings(broken)
     with h5py.File(tmp_path / "rate.h5", "w") as file:
         file.update({name: np.zeros(2) for name in ("audio", "offset", "label")})
-    with pytest.raises(dc.DataError, match="has no attribute sample_rate"):
-        recordings(tmp_path / "rate.h5")
+    with pytest.raises(dc.DataError, match="no attribute sample_rate"):
+        read_recordings(tmp_path / "rate.h5")
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -128,11 +130,11 @@ def test_ranks_share_the_coefficients(comm):
 @pytest.mark.ranks(2)
 def test_a_file_becomes_sounds_on_all_ranks(comm, shared_tmp_path):
     folder = written(comm, shared_tmp_path, lambda place: write_file(place / "a.h5"))
-    assert len(recordings(folder / "a.h5").groups["train"].sounds) == 9
+    assert len(read_recordings(folder / "a.h5").groups["train"].sounds) == 9
 
 
 @pytest.mark.skipif(not DIGITS.exists(), reason="needs ../shared/data")
 def test_the_spoken_digits_have_their_official_split():
-    found = recordings(DIGITS)
+    found = read_recordings(DIGITS)
     assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 2700, "test": 300}
     assert found.class_names == tuple(map(str, range(10)))

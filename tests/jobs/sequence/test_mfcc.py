@@ -87,5 +87,5 @@ def test_without_the_library_it_says_how_to_install_it(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(dc.DataError, match=r"need kaldi-native-fbank.*pip install kaldi-native-fbank"):
+    with pytest.raises(dc.DataError, match=r"kaldi-native-fbank is not installed.*pip install kaldi-native-fbank"):
         mfcc(np.zeros(100), RATE, CoefficientRecipe())

@@ -65,7 +65,7 @@ def test_a_path_without_sounds_is_refused_on_all_ranks(comm, shared_tmp_path):
     raises_everywhere(
         comm,
         dc.DataError,
-        "no sound to train on",
+        "no training sounds found",
         lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=CoefficientRecipe()),
     )
 
@@ -86,5 +86,5 @@ def test_groups_of_bitstreams_differ_and_repeat():
 
 
 def test_sequences_are_padded_with_zeros_and_end_where_they_are_marked():
-    found = module.padded([np.full((1, 2), 5.0, np.float32), np.full((3, 2), 6.0, np.float32)])
+    found = module.pad_sequences([np.full((1, 2), 5.0, np.float32), np.full((3, 2), 6.0, np.float32)])
     assert found.tolist() == [[[5, 5, 1], [0, 0, 0], [0, 0, 0]], [[6, 6, 0], [6, 6, 0], [6, 6, 1]]]

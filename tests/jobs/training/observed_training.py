@@ -39,7 +39,7 @@ class Told:
     def capture(self, choice: str) -> None:
         self.found["capture"] = choice
 
-    def begin_with(self, path: Path) -> None:
+    def load_initial_weights(self, path: Path) -> None:
         self.found["init_from"] = str(path)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ def observed(
     with monkeypatch.context() as patch:
         patch.setattr(module, OPENERS[task], opened)
         patch.setattr(jobs, "MPI", Communicators)
-        patch.setattr(jobs, "device_for", lambda name, comm: name)
+        patch.setattr(jobs, "select_device", lambda name, comm: name)
         patch.setattr(jobs, "try_on_all_ranks", lambda comm, action, error: None)
         patch.setattr(jobs, "prepare", prepared)
         patch.setattr(jobs, "Metrics", lambda folder, trainer, track: Written(found, folder, track))

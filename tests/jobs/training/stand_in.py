@@ -33,7 +33,7 @@ class StandIn:
         self.step_count += 1
         self._know(self.step_count - self._delay)
 
-    def settle(self) -> None:
+    def finish_steps(self) -> None:
         self._know(self.step_count)
 
     def _know(self, last: int) -> None:

@@ -15,7 +15,7 @@ from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.training.accumulation import Accumulated, accumulated
+from distconv.jobs.training.accumulation import AccumulatedLoader, accumulate_batches
 from distconv.jobs.training.pipelines.options import Pipelining
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import written
@@ -42,16 +42,16 @@ class Numbers(EpochLoader):
 def test_batches_are_those_of_the_whole_in_parts() -> None:
     for drop in (False, True):
         order: dict[str, Any] = {"seed": 3, "shuffle": True, "drop_last": drop}
-        whole, parts = Numbers(11, 4, ("a", "b"), **order), Accumulated(Numbers(11, 2, ("a", "b"), **order), 2)
+        whole, parts = Numbers(11, 4, ("a", "b"), **order), AccumulatedLoader(Numbers(11, 2, ("a", "b"), **order), 2)
         assert (parts.steps, parts.samples, parts.batch) == (whole.steps, 11, 4)
         for start in (0, 1):
             found = list(parts.epoch(5, start))
             assert [batch.samples for batch in found] == [batch.samples for batch in whole.epoch(5, start)]
             assert all(list(chain(*batch.tensors[0])) == list(batch.samples) for batch in found)
     assert next(parts.epoch(0)).tensors[1] == (2, 2)
-    assert accumulated(whole, 1) is whole
+    assert accumulate_batches(whole, 1) is whole
     with pytest.raises(DataError, match="--accumulate: no batch of 12 can be made of the 11 samples"):
-        Accumulated(Numbers(11, 6, ("a", "b"), drop_last=True), 2)
+        AccumulatedLoader(Numbers(11, 6, ("a", "b"), drop_last=True), 2)
 
 
 @pytest.mark.ranks(1, 2, 4)
@@ -74,11 +74,11 @@ def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path:
 @pytest.mark.ranks(2)
 def test_what_cannot_be_accumulated_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
-    with pytest.raises(DistconvError, match=r"--batch 12 cannot be taken in 5 equal parts"):
+    with pytest.raises(DistconvError, match=r"--batch 12: cannot be split into 5 equal parts"):
         ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=5), samples, grid_of(comm))
     trainer = ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=2), samples, grid_of(comm))
-    with pytest.raises(DistconvError, match="--capture on: steps of several parts"):
+    with pytest.raises(DistconvError, match="--capture on: steps with --accumulate"):
         trainer.capture("on")
     for more in ({"accumulate": 2}, {"ema": 0.9}):
-        with pytest.raises(DistconvError, match="--accumulate and --ema are not for pipelines"):
+        with pytest.raises(DistconvError, match="--accumulate, --ema: cannot be combined with a pipeline"):
             ImagePipelineTrainer(ImageSettings("lenet5", batch=12, **more), samples, PIPELINING)

@@ -31,7 +31,7 @@ def test_every_sample_counts_once_in_batches_of_any_size() -> None:
 
 def test_a_batch_whose_loss_is_infinite_is_named() -> None:
     batch = (4, 7), torch.tensor([0, 1]), torch.tensor([[0.0, math.inf], [0.0, 0.0]])
-    with pytest.raises(DataError, match=r"x\.h5: the loss on samples 4 to 7 of 'train' is "):
+    with pytest.raises(DataError, match=r"x\.h5: the loss of samples 4 to 7 of 'train' is "):
         score("x.h5", "train", [batch])
 
 

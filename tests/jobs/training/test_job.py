@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import distconv as dc
-from distconv.jobs.training.job import Job, JobOutcome, capture_of, train
+from distconv.jobs.training.job import Job, JobOutcome, capture_choice, train
 from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
@@ -115,7 +115,7 @@ def test_a_job_opens_trains_judges_and_closes_in_this_order(
 )
 def test_steps_of_reference_models_are_captured_where_nothing_is_said(given: dict[str, Any], choice: str) -> None:
     options = Namespace(**{"capture": None, "model": "unet", "trace": None} | given)
-    assert capture_of(options) == choice
+    assert capture_choice(options) == choice
 
 
 @pytest.mark.ranks(2)
@@ -124,7 +124,7 @@ def test_a_plan_is_refused_where_all_layers_are_on_one_grid(comm: Any, shared_tm
     if comm.rank == 0:
         dc.Plan({"*": {"n": 2}}, 2).save(plan)
     comm.Barrier()
-    message = "--plan: the layers of a knot are all on one grid; give it with --grid"
+    message = "--plan: a knot has the same grid for all layers. Give it with --grid"
     raises_everywhere(
         comm, dc.GridError, message, lambda: train(given(shared_tmp_path, plan=plan), job([], one_grid="knot"))
     )

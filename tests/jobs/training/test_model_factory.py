@@ -34,12 +34,12 @@ def test_weights_follow_from_the_seed_and_the_factory_gets_what_it_takes(comm: A
     [
         ("lenet6", "--model lenet6: there is no such classifier; there are lenet5, "),
         ("unet", "--model unet: there is no such classifier"),
-        ("nets.mine:build", "--model nets.mine:build: there is no module 'nets' in "),
-        ("users_nets.x:build", "there is no module 'users_nets.x' in "),
+        ("nets.mine:build", "--model nets.mine:build: no module 'nets' in "),
+        ("users_nets.x:build", "no module 'users_nets.x' in "),
         ("broken_nets:build", "ModuleNotFoundError: No module named 'nowhere' ("),
         ("users_nets:missing", "users_nets.py has no 'missing'"),
         ("users_nets:number", "'number' is int; it must be a class or a function"),
-        ("users_nets:text", "--model users_nets:text returned str; it must return a torch.nn.Module"),
+        ("users_nets:text", "--model users_nets:text: returned str, but must return a torch.nn.Module"),
         ("users_nets:fails", "users_nets:fails: KeyError: 'no such\\nlayer' ("),
         ("users_nets:leaves", "users_nets:leaves: SystemExit: 3 ("),
         ("users_nets:wants", "--model users_nets:wants needs 'depth'; give it a default"),
@@ -57,7 +57,7 @@ def test_a_model_that_cannot_be_built_is_named_on_all_ranks(
 
 @pytest.mark.ranks(2)
 def test_a_width_that_a_model_does_not_take_is_refused(comm: Any, users_folder: Path) -> None:
-    with pytest.raises(ModelError, match="--width 4: the model users_nets:build takes no width"):
+    with pytest.raises(ModelError, match="--width 4: the model users_nets:build has no parameter width"):
         build_classifier("users_nets:build", comm, seed=0, in_channels=1, classes=10, width=4)
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_only_one_rank_cannot_import_is_refused_on_all(
     monkeypatch.setattr(sys, "path", list(sys.path))
     if comm.rank == 0:
         (tmp_path / "lonely_nets.py").write_text(users_models.NETS)
-    with pytest.raises(ModelError, match=r"there is no module 'lonely_nets' in .* \(on rank 1\)") as caught:
+    with pytest.raises(ModelError, match=r"no module 'lonely_nets' in .* \(on rank 1\)") as caught:
         build_classifier("lonely_nets:Net", comm, seed=0, in_channels=1, classes=10)
     common(comm, caught.value)
     sys.modules.pop("lonely_nets", None)

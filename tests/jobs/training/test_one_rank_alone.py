@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distconv.jobs.training.model_factory import build_classifier, build_model
-from distconv.jobs.training.options import device_for
+from distconv.jobs.training.options import select_device
 from distconv.jobs.training.run import prepare
 from tests.distconv.one_rank_alone import Case, Rank, check
 
@@ -55,11 +55,11 @@ CASES: dict[str, Case] = {
     "a factory that fails": (built("def net(in_channels): return [][in_channels]"), r"index out of range.*\(on rank"),
     "no module of torch": (
         built("def net(in_channels): return 3"),
-        r"int; it must return a torch.nn.Module.*\(on rank",
+        r"int, but must return a torch.nn.Module.*\(on rank",
     ),
     "an unknown model": (built(MODEL, "no_such_net"), r"no_such_net.*\(on rank"),
     "a segmentation network": (built(MODEL, "unet", build_classifier), r"unet.*\(on rank"),
-    "device": (lambda r: device_for(r.pick("cpu", "cuda:77"), r.comm), r"--device cuda:77: .*\(on rank"),
+    "device": (lambda r: select_device(r.pick("cpu", "cuda:77"), r.comm), r"--device cuda:77: .*\(on rank"),
     "a file in place of the folder": (prepared(Path.touch), r"out.*\(on rank"),
 }
 

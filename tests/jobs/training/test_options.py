@@ -18,10 +18,10 @@ from tests.distconv.layouts import raises_everywhere
     ("read", "right", "wrong"),
     [
         (options.positive, {"1": 1, "12": 12}, ["0", "-1", "1.5", "", "x"]),
-        (options.natural, {"0": 0, "7": 7}, ["-1", "1.0"]),
+        (options.nonnegative_int, {"0": 0, "7": 7}, ["-1", "1.0"]),
         (options.positive_float, {"0.5": 0.5, "1e-3": 1e-3}, ["0", "-1", "nan", "inf", "x"]),
-        (options.not_negative, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
-        (options.grid_extents, {"n=2,h=2": {"n": 2, "h": 2}}, ["h=0", "x=2", ""]),
+        (options.nonnegative_float, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
+        (options.grid_shape, {"n=2,h=2": {"n": 2, "h": 2}}, ["h=0", "x=2", ""]),
     ],
 )
 def test_a_value_is_read_or_refused(read, right, wrong) -> None:
@@ -61,13 +61,13 @@ def test_settings_are_those_of_the_options_and_by_default_those_of_the_job() -> 
 
 
 def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_path) -> None:
-    grid = options.place_of(parsed("--grid", f"w={comm.size}"), comm)
+    grid = options.parallelism_from_options(parsed("--grid", f"w={comm.size}"), comm)
     assert isinstance(grid, dc.ProcessGrid)
     assert grid.shape["w"] == comm.size
     if comm.rank == 0:
         dc.Plan({"*": {"h": comm.size}}, comm.size).save(shared_tmp_path / "plan.json")
     comm.Barrier()
-    plan = options.place_of(parsed("--plan", str(shared_tmp_path / "plan.json")), comm)
+    plan = options.parallelism_from_options(parsed("--plan", str(shared_tmp_path / "plan.json")), comm)
     assert isinstance(plan, dc.Plan)
     assert plan.layers == {"*": {"h": comm.size}}
 
@@ -80,11 +80,11 @@ def test_batch_norm_is_the_plans_where_the_options_say_nothing(comm, shared_tmp_
     comm.Barrier()
     found = parsed("--plan", str(shared_tmp_path / "plan.json"), *(["--batch-norm", given] if given else []))
     found.model, found.colour = "lenet5", "blue"
-    options.place_of(found, comm)
+    options.parallelism_from_options(found, comm)
     assert options.settings_of(found, More).batch_norm == expected
     without = parsed("--grid", f"h={comm.size}")
     without.model, without.colour = "lenet5", "blue"
-    options.place_of(without, comm)
+    options.parallelism_from_options(without, comm)
     assert options.settings_of(without, More).batch_norm == "global"
 
 
@@ -93,9 +93,9 @@ def test_batch_norm_is_the_plans_where_the_options_say_nothing(comm, shared_tmp_
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_on_all_ranks(comm, name) -> None:
-    assert options.device_for("cpu", comm) == options.device_for(None, comm) == "cpu"
+    assert options.select_device("cpu", comm) == options.select_device(None, comm) == "cpu"
     refused = f"^--device {name}: this machine has no CUDA device; use --device cpu"
-    raises_everywhere(comm, dc.GridError, refused, lambda: options.device_for(name, comm))
+    raises_everywhere(comm, dc.GridError, refused, lambda: options.select_device(name, comm))
 
 
 @pytest.mark.fault(99)
@@ -106,12 +106,12 @@ def test_a_gpu_beyond_those_of_one_machine_is_refused_on_all_ranks(comm, monkeyp
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4 - comm.rank)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     refused = r"^--device cuda:3: the last GPU of this machine is cuda:2; use --device cuda \(on rank 1\)"
-    raises_everywhere(comm, dc.GridError, refused, lambda: options.device_for("cuda:3", comm))
+    raises_everywhere(comm, dc.GridError, refused, lambda: options.select_device("cuda:3", comm))
     current.clear()
-    assert options.device_for("cuda:2", comm) == "cuda:2"
+    assert options.select_device("cuda:2", comm) == "cuda:2"
     assert current == [torch.device("cuda", 2)]
     monkeypatch.setattr(options, "device", lambda: torch.device("cuda", comm.rank))
-    assert options.device_for("cuda", comm) == options.device_for(None, comm) == f"cuda:{comm.rank}"
+    assert options.select_device("cuda", comm) == options.select_device(None, comm) == f"cuda:{comm.rank}"
 
 
 @pytest.mark.fault(99)

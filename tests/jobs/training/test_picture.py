@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from distconv.jobs.training.picture import ClassifiedExample, Picture, draw_accuracies, draw_losses, name_example
+from distconv.jobs.training.picture import ClassifiedExample, ResultFigure, draw_accuracies, draw_losses, name_example
 
 LINES: list[dict[str, Any]] = [
     {"step": 1, "loss": 0.9},
@@ -61,7 +61,7 @@ def test_the_prediction_is_named_and_in_red_the_right_class(label: int, predicte
 
 def test_examples_fill_rows_below_the_curves(tmp_path: Path) -> None:
     places: list[Any] = []
-    picture = Picture(4, row_inches=1.0, curves=1.0, show=lambda axis, _: places.append(axis.get_subplotspec()))
+    picture = ResultFigure(4, row_inches=1.0, curves=1.0, show=lambda axis, _: places.append(axis.get_subplotspec()))
     lines = [{"step": 1, "loss": 0.5}, {"step": 1, "evaluation": "test", "loss": 0.5, "accuracy": 0.5}]
     picture.draw(tmp_path / "x.png", [ClassifiedExample(np.zeros(1), 1, 2)] * 5, lines, "a title")
     found = [(place.rowspan.start, place.colspan.start) for place in places]

@@ -58,7 +58,7 @@ def test_a_checkpoint_of_a_users_own_loop_is_refused_by_a_training(comm: Any, sh
     dc.save_checkpoint(saved, 1, trainer.model, trainer.optimizer, comm=comm)
     for fallback in (False, True):
         text = refused(comm, lambda fallback=fallback: trainer.resume(str(saved), fallback=fallback))
-        assert "checkpoint of step 1 is none of distconv train: it has no settings and position" in text
+        assert "checkpoint of step 1: not written by distconv train, since it has no settings and position" in text
 
 
 @pytest.mark.fault(58)
@@ -103,11 +103,11 @@ def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, sha
             assert trainer.resume(saved)
         else:
             text = refused(comm, lambda: trainer.resume(saved))
-            assert f"made with other settings: {field.name} was {value!r} and is {other!r}" in text
+            assert f"written with different settings: {field.name} was {value!r} and is {other!r}" in text
     trainer.settings, trainer.step_count = settings, 9
     trainer.save(saved)
     text = refused(comm, lambda: trainer.resume(saved))
-    assert "checkpoint of step 9 lies beyond the 8 steps" in text
+    assert "checkpoint of step 9: later than the 8 steps" in text
 
 
 @pytest.mark.long

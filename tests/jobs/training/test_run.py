@@ -17,7 +17,7 @@ from distconv import cli
 from distconv.errors import DataError
 from distconv.jobs.images.classification import ImageTrainer
 from distconv.jobs.training import training
-from distconv.jobs.training.picture import Picture
+from distconv.jobs.training.picture import ResultFigure
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.run import CHECKPOINTS, prepare, take_steps
 from distconv.process.stop_requests import EXIT_CODE
@@ -57,7 +57,7 @@ def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_p
             (out / "metrics.jsonl").touch()  # of a run that took no step: nothing to lose
     comm.Barrier()
     with pytest.raises(
-        DataError, match=rf"out holds an earlier run \({left.split('/')[0]}\): go on with it by --resume"
+        DataError, match=rf"out: holds an earlier run \({left.split('/')[0]}\). Resume it with --resume"
     ):
         prepare(options(shared_tmp_path), trainer)
     assert (out / left).read_text() == "of an earlier run"
@@ -106,25 +106,25 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
 def test_a_finished_run_goes_on_to_more_epochs(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     # A rate that does not depend on the number of steps: then the longer run is that which was never interrupted.
     monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak, warm_up: peak / (1 + step))
     data = written(comm, shared_tmp_path)
     float64 = ("--dtype", "float64")
     assert cli.main(command(comm, data, *float64, "--epochs", "3")) == 0
     comm.Barrier()
-    undisturbed = _steps(data)
+    combine_machines = _steps(data)
     comm.Barrier()
     assert cli.main(command(comm, data, *float64, "--epochs", "2", "--overwrite")) == 0
     capsys.readouterr()
     assert cli.main(command(comm, data, *float64, "--epochs", "3", "--resume")) == 0
     comm.Barrier()
-    assert _steps(data) == undisturbed
-    assert len(undisturbed) == 9
+    assert _steps(data) == combine_machines
+    assert len(combine_machines) == 9
     said = "the run was one of 6 steps and is now one of 9: the learning rate from step 6 on is that of 9 steps"
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
     assert cli.main(command(comm, data, *float64, "--epochs", "2", "--resume")) == 2
-    assert ("checkpoint of step 9 lies beyond the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("checkpoint of step 9: later than the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def _steps(data: Path) -> list[tuple[int, float]]:
@@ -134,7 +134,7 @@ def _steps(data: Path) -> list[tuple[int, float]]:
 @on_ranks
 def test_a_run_that_is_resumed_needs_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
-    with pytest.raises(DataError, match=r"--resume: there is no finished checkpoint in .*; start without --resume"):
+    with pytest.raises(DataError, match=r"--resume: no finished checkpoint in .* Start without --resume"):
         prepare(options(shared_tmp_path, resume=True), trainer)
     trainer.checkpoint = 2
     assert prepare(options(shared_tmp_path, resume=True), trainer)
@@ -225,12 +225,12 @@ def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Pat
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     data = written(comm, shared_tmp_path)
     words = command(comm, data, "--epochs", "2", "--checkpoint-every", "2")
     assert cli.main(words) == 0
     comm.Barrier()
-    undisturbed = _steps(data)
+    combine_machines = _steps(data)
     comm.Barrier()
     if comm.rank == 0:
         (newest,) = (data / "out" / CHECKPOINTS / "step-000006").glob("*.h5")
@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     assert cli.main([*words, "--resume", "whole"]) == 0
     assert ("passed over: checkpoint " in capsys.readouterr().out) == (comm.rank == 0)
     comm.Barrier()
-    assert _steps(data) == undisturbed
+    assert _steps(data) == combine_machines
 
 
 # --- Runs that a signal stops ---
@@ -300,11 +300,11 @@ def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Pat
 def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
     data = written(comm, shared_tmp_path)
     assert cli.main(command(comm, data, "--epochs", "2")) == 0
     comm.Barrier()
-    undisturbed = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
+    combine_machines = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
     comm.Barrier()
     step = ImageTrainer.step
 
@@ -321,7 +321,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm.Barrier()
     assert cli.main(command(comm, data, "--epochs", "2", "--resume")) == 0
     comm.Barrier()
-    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == undisturbed
+    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == combine_machines
 
 
 @pytest.mark.fault(50)

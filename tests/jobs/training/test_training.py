@@ -54,14 +54,14 @@ def test_steps_that_are_given_take_the_place_of_epochs() -> None:
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
 def test_a_loss_that_is_not_finite_is_an_error(loss: float) -> None:
-    with pytest.raises(dc.DistconvError, match=rf"step 5: the loss is {loss}; lower --lr"):
-        line().note_loss(5, loss)
+    with pytest.raises(dc.DistconvError, match=rf"step 5: the loss is {loss}. Use a smaller --lr"):
+        line().record_loss(5, loss)
 
 
 def test_one_weight_that_is_not_finite_is_enough(tmp_path: Path) -> None:
     trainer = line()
     trainer.model.register_parameter("more", torch.nn.Parameter(torch.tensor([1.0, torch.inf, 2.0])))
-    with pytest.raises(dc.DistconvError, match="step 0: 'more' is not finite any more, and no checkpoint is written"):
+    with pytest.raises(dc.DistconvError, match="step 0: 'more' is no longer finite, so no checkpoint is written"):
         trainer.save(str(tmp_path))
 
 

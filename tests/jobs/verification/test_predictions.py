@@ -60,7 +60,7 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
         return {name: [STEPS[name] - (faster if name == "n=2" else 0.0)] * case.rounds for name in plans}
 
     monkeypatch.setattr(predictions.measured_steps, "measured", measured)
-    monkeypatch.setattr(predictions, "machine_of", lambda *_: machine())
+    monkeypatch.setattr(predictions, "measure_machine", lambda *_: machine())
     monkeypatch.setattr(predictions, "profiled", lambda here, *_, **__: here)
     monkeypatch.setattr(predictions, "select", lambda *_: SimpleNamespace(plan=dc.Plan(chosen, 2)))
     found = predictions._compared("lenet5", 7, None, comm)
@@ -94,4 +94,4 @@ def test_no_rounds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) ->
         cli.main([*COMMAND, "--rounds", "0"])
     assert caught.value.code == 2
     err = capsys.readouterr().err
-    assert err == "" if comm.rank else "'0' is not a whole number above zero" in err
+    assert err == "" if comm.rank else "'0' is not a positive integer" in err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import distconv as dc
-from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.training.training import TrainingSettings
 from distconv.jobs.verification import exactness
 from distconv.layers.models import MODELS
@@ -74,7 +74,7 @@ DEEP_GRIDS = {2: ["d=2"], 3: ["h=3"], 4: ["d=4", "d=2,h=2", "n=2,w=2", "c=2,d=2"
 
 def check(comm: Any, case: Case) -> None:
     """Compare every loss, weight and buffer."""
-    expected = on_rank_0(comm, lambda: exactness.train_at_random(case.settings(), case.samples(), None))
+    expected = run_on_rank_0(comm, lambda: exactness.train_at_random(case.settings(), case.samples(), None))
     for text in (DEEP_GRIDS if len(case.size) == 3 else FLAT)[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
         found = exactness.train_at_random(case.settings(), case.samples(), grid)

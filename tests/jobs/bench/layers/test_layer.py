@@ -24,16 +24,16 @@ def test_the_stack_of_layers_is_still_there(comm: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--machine", "localhost"], "--machine: that is for a single layer; name it with --layer"),
+        (["--machine", "localhost"], "--machine: only an option of a single layer. Select a layer with --layer"),
         (["--layer", "conv1", "--machine", "laptop"], "machine 'laptop': no built-in machine has this name"),
         (["--layer", "conv1", "--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
         (
             ["--layer", "conv1", "--rounds", "3"],
-            "--rounds is of the stack of layers, but --layer conv1 is a single one",
+            "--rounds: not an option of a single layer (--layer conv1)",
         ),
-        (["--device", "cpu"], "--device: that is for a single layer; name it with --layer"),
+        (["--device", "cpu"], "--device: only an option of a single layer. Select a layer with --layer"),
         (["--channels", "10", "--groups", "3"], "--groups 3 does not divide --channels 10"),
-        (["--kernel", "2"], "--kernel 2: the extent must be odd"),
+        (["--kernel", "2"], "--kernel 2: the kernel size must be odd"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

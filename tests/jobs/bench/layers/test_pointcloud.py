@@ -30,13 +30,13 @@ def in_double(network: Any) -> Any:
 
 
 def test_point_dropout_leaves_fewer_voxels() -> None:
-    sizes = [len(pointcloud.batch_of(OPTIONS, 16, keep).coords) for keep in (1.0, 0.5, 0.25)]
+    sizes = [len(pointcloud.make_batch(OPTIONS, 16, keep).coords) for keep in (1.0, 0.5, 0.25)]
     assert sizes[0] > sizes[1] > sizes[2] > sizes[0] / 4
 
 
 def test_a_step_of_each_variant_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (pointcloud.DENSE, "S-0.5"):
-        step = pointcloud.step_of(OPTIONS, 8, name)
+        step = pointcloud.make_step(OPTIONS, 8, name)
         losses = [float(step()) for _ in range(6)]
         assert losses[-1] < losses[0]
 
@@ -46,10 +46,12 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
 ) -> None:
     def instead(words: list[str]) -> Peak:
         if words[2] == pointcloud.DENSE and words[4] == "9":
-            raise DistconvError("the run on one rank ended with code 2: distconv bench pointcloud: out of memory: no")
+            raise DistconvError(
+                "the process that runs one rank failed (exit code 2): distconv bench pointcloud: out of memory: no"
+            )
         return Peak(1, 3 << 20, 0.0)
 
-    monkeypatch.setattr(pointcloud, "in_new_process", instead)
+    monkeypatch.setattr(pointcloud, "run_in_new_process", instead)
     assert cli.main([*SMALL, "--resolution", "8", "9", "--keep", "1", "0.5", "--cap", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     figures: Any = json.loads(lines[-1])["resolution"]
@@ -64,9 +66,9 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
 
 def test_a_run_that_dies_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def instead(words: list[str]) -> Peak:
-        raise DistconvError("the run on one rank ended with code 1: no module")
+        raise DistconvError("the process that runs one rank failed (exit code 1): no module")
 
-    monkeypatch.setattr(pointcloud, "in_new_process", instead)
+    monkeypatch.setattr(pointcloud, "run_in_new_process", instead)
     assert cli.main([*SMALL, "--resolution", "8"]) == 2
 
 
@@ -74,7 +76,7 @@ def test_the_cap_ends_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     def full(*_: Any) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(pointcloud, "first_step", full)
+    monkeypatch.setattr(pointcloud, "measure_first_step", full)
     monkeypatch.setattr(pointcloud.resource, "setrlimit", lambda *_: None)
     assert cli.main([*SMALL, "--resolution", "8", "--alone", "D-1"]) == 2
     assert "out of memory: [enforce fail]" in capsys.readouterr().err
@@ -83,12 +85,12 @@ def test_the_cap_ends_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.ranks(2)
 def test_steps_over_ranks_that_share_the_clouds_are_those_of_one(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # In float32 batch norm of so few sites makes digits of rounding errors within a step.
-    in_float32 = pointcloud.batch_of
-    monkeypatch.setattr(pointcloud, "batch_of", lambda *of: doubled(in_float32(*of)))
+    in_float32 = pointcloud.make_batch
+    monkeypatch.setattr(pointcloud, "make_batch", lambda *of: doubled(in_float32(*of)))
     monkeypatch.setattr(pointcloud, "NETWORKS", {"resnet": (in_double(sparse_resnet), in_double(dense_resnet))})
     with dc.ProcessGrid(comm, n=2) as grid:
         for name in (pointcloud.DENSE, "S-0.5"):
-            one, shared = pointcloud.step_of(OPTIONS, 8, name), pointcloud.step_of(OPTIONS, 8, name, grid)
+            one, shared = pointcloud.make_step(OPTIONS, 8, name), pointcloud.make_step(OPTIONS, 8, name, grid)
             for _ in range(3):
                 assert float(shared()) == pytest.approx(float(one()), rel=1e-10)
 
@@ -97,7 +99,7 @@ def test_steps_over_ranks_that_share_the_clouds_are_those_of_one(comm: Any, monk
 def test_over_ranks_each_variant_is_timed_on_one_and_on_all(
     comm: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pointcloud, "in_new_process", lambda words: Peak(1, 3 << 20, 0.0))
+    monkeypatch.setattr(pointcloud, "run_in_new_process", lambda words: Peak(1, 3 << 20, 0.0))
     small = [word if word != "resnet" else "vgg16_bn" for word in SMALL]  # which has dropout
     assert cli.main([*small, "--resolution", "32", "--keep", "0.5"]) == 0
     out = capsys.readouterr().out
@@ -111,4 +113,4 @@ def test_over_ranks_each_variant_is_timed_on_one_and_on_all(
 @pytest.mark.ranks(3)
 def test_more_ranks_than_clouds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(SMALL) == 2
-    assert ("3 ranks cannot share 2 clouds; raise --batch" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("--batch 2: fewer clouds than ranks (3)" in capsys.readouterr().err) == (comm.rank == 0)

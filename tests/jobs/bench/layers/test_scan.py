@@ -46,4 +46,4 @@ def test_what_would_take_too_long_is_left_out(capsys: pytest.CaptureFixture[str]
 def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = outcome(["scan", "--steps", "0"], capsys)
     assert code == 2
-    assert "argument --steps: '0' is not a whole number above zero" in error
+    assert "argument --steps: '0' is not a positive integer" in error

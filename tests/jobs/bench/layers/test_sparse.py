@@ -23,7 +23,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(words)
         return Peak(1, 3, 0.0)
 
-    monkeypatch.setattr(sparse, "in_new_process", instead)
+    monkeypatch.setattr(sparse, "run_in_new_process", instead)
     return asked
 
 
@@ -76,4 +76,4 @@ def test_a_process_of_its_own_prints_its_memory(capsys: pytest.CaptureFixture[st
 def test_several_ranks_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, error = outcome(["sparse"], capsys)
     assert code == 2
-    assert ("bench sparse measures one process, not 2 ranks" in error) == (comm.rank == 0)
+    assert ("measures one process, but there are 2 ranks" in error) == (comm.rank == 0)

@@ -53,9 +53,9 @@ def halo_bytes(grid: str, ranks: int, size: int) -> int:
     [
         (["--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
         (["--grid", "2"], "argument --grid: grid '2': '2' is not one axis=parts"),
-        (["--kernel", "4"], "--kernel 4: the extent must be odd; use 5"),
-        (["--repeats", "0"], "argument --repeats: '0' is not a whole number above zero"),
-        (["--size", "0"], "argument --size: '0' is not a whole number above zero"),
+        (["--kernel", "4"], "--kernel 4: the kernel size must be odd. Use 5"),
+        (["--repeats", "0"], "argument --repeats: '0' is not a positive integer"),
+        (["--size", "0"], "argument --size: '0' is not a positive integer"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

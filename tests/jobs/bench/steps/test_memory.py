@@ -72,11 +72,11 @@ def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:
     ("arguments", "message"),
     [
         (["--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
-        (["--size", "0"], "argument --size: '0' is not a whole number above zero"),
+        (["--size", "0"], "argument --size: '0' is not a positive integer"),
         (["--model", "nothing"], "--model nothing: there is no such model"),
-        (["--json", "/gone/memory.json"], "argument --json: there is no folder /gone; make it first"),
+        (["--json", "/gone/memory.json"], "argument --json: no such folder (/gone). Create it first"),
         # What the run on one rank dies of.
-        (["--size", "8"], "the run on one rank ended with code "),
+        (["--size", "8"], "the process that runs one rank failed (exit code "),
     ],
 )
 @pytest.mark.time_limit(180)

@@ -21,9 +21,9 @@ def options(*words: str, own: bool = True) -> argparse.Namespace:
 
 
 def test_size_is_of_the_mesh_and_input_is_of_any_sample():
-    assert model_options.shape_of(options()) == (2, 18, 16, 16)
-    assert model_options.shape_of(options("--model", "vgg16", "--size", "32")) == (2, 3, 32, 32)
-    assert model_options.shape_of(options("--input", "1,8,9,10", "--batch", "3")) == (3, 1, 8, 9, 10)
+    assert model_options.batch_shape(options()) == (2, 18, 16, 16)
+    assert model_options.batch_shape(options("--model", "vgg16", "--size", "32")) == (2, 3, 32, 32)
+    assert model_options.batch_shape(options("--input", "1,8,9,10", "--batch", "3")) == (3, 1, 8, 9, 10)
 
 
 def test_others_benchmarks_take_reference_models_alone():
@@ -43,6 +43,6 @@ def test_outputs_of_nought_have_the_loss_of_a_guess(words, loss):
     chosen = options(*words)
     shape = (2, chosen.classes, 8, 8)
     y = random(Distribution(ProcessGrid(MPI.COMM_SELF), default_axes(None, 4)), shape, model_options.CPU) * 0
-    assert model_options.loss_of(chosen, y).item() == pytest.approx(loss.item())
-    model = model_options.model_of(chosen)
+    assert model_options.random_label_loss(chosen, y).item() == pytest.approx(loss.item())
+    model = model_options.make_model(chosen)
     assert model(torch.zeros(2, 4, 8, 8)).shape == (2, chosen.classes, 8, 8)

@@ -47,7 +47,7 @@ def test_it_measures_what_it_predicts_and_predicts_beyond(
     ("model", "more", "text"),
     [
         ("gone", [], "has no 'gone'"),
-        ("build", ["--plot", "gone/x.png"], "there is no folder gone"),
+        ("build", ["--plot", "gone/x.png"], "no such folder (gone)"),
         # Rank 1 sleeps while rank 0 finds this out.
         ("Custom", [], "Double"),
     ],

@@ -68,10 +68,10 @@ def test_attention_sends_keys_values_and_their_gradients_once(comm: Any, capsys:
     [
         (["--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
         (["--grid", "x=2"], "argument --grid: grid 'x=2': 'x=2' is not one axis=parts"),
-        (["--rounds", "0"], "argument --rounds: '0' is not a whole number above zero"),
-        (["--steps", "0"], "argument --steps: '0' is not a whole number above zero"),
+        (["--rounds", "0"], "argument --rounds: '0' is not a positive integer"),
+        (["--steps", "0"], "argument --steps: '0' is not a positive integer"),
         (["--size", "8", "-1"], "argument --size: "),
-        (["--channels", "two"], "argument --channels: 'two' is not a whole number above zero"),
+        (["--channels", "two"], "argument --channels: 'two' is not a positive integer"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.hydro.advance import broken_cell, internal_work, move_nodes, predict_nodes, stable_step
+from distconv.jobs.mesh.hydro.advance import first_broken_cell, internal_work, move_nodes, predict_nodes, stable_step
 from distconv.jobs.mesh.hydro.cell_geometry import quad_area
 from distconv.jobs.mesh.hydro.solver import Hydro
 from tests.jobs.mesh.hydro.gases import at_rest, warped
@@ -76,13 +76,13 @@ def test_work_is_force_times_way_at_each_corner() -> None:
 @pytest.mark.parametrize("energy", [0.0, -1.0, np.nan])
 def test_a_cell_without_energy_is_found(energy: float) -> None:
     hydro = warped()
-    assert broken_cell(hydro.state) == -1
+    assert first_broken_cell(hydro.state) == -1
     hydro.state.energy[2, 3] = energy
-    assert broken_cell(hydro.state) == 2 * 6 + 3
+    assert first_broken_cell(hydro.state) == 2 * 6 + 3
 
 
 def test_a_cell_that_is_turned_over_is_found() -> None:
     hydro = warped()
     hydro.state.x[3, 3], hydro.state.x[3, 4] = hydro.state.x[3, 4], hydro.state.x[3, 3]
     hydro.state.x[4, 3], hydro.state.x[4, 4] = hydro.state.x[4, 4], hydro.state.x[4, 3]
-    assert broken_cell(hydro.state) == 3 * 6 + 3
+    assert first_broken_cell(hydro.state) == 3 * 6 + 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distconv.jobs.mesh.hydro.jit import forget_older
+from distconv.jobs.mesh.hydro.jit import remove_stale_cache
 
 CALLED = """
 from distconv.jobs.mesh.hydro.jit import kernel
@@ -39,7 +39,7 @@ def test_code_older_than_a_module_is_removed(tmp_path: Path) -> None:
     for name, age in {**ages, "__pycache__/old.pyc": 1}.items():
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (age, age))
-    forget_older(tmp_path)
+    remove_stale_cache(tmp_path)
     assert sorted(path.name for path in (tmp_path / "__pycache__").iterdir()) == ["b.nbi", "old.pyc"]
 
 

@@ -86,5 +86,5 @@ def test_an_interrupted_generation_goes_on_where_it_stopped(
 def test_a_stream_that_gives_nothing_ends_with_an_error(tmp_path: Path) -> None:
     parts = RunFolder(tmp_path, "x", per_run=2, most_runs=2)
     criteria = Criteria(least_labelled=1.1, last_time=0.1)
-    with pytest.raises(DataError, match="2 runs of 'taylor-green' gave 0 samples where 1 are wanted"):
+    with pytest.raises(DataError, match="2 simulations of 'taylor-green' gave 0 of 1 samples"):
         production.produce(parts, streams(1, 0), size=16, seed=0, criteria=criteria, comm=None, progress=False)

@@ -33,7 +33,7 @@ def test_the_networks_of_table_iii_have_their_parameters():
     assert found["ResNet-50"] == pytest.approx(25.56, rel=1e-3)
 
 
-FITTED = command.as_fitted(V100)
+FITTED = command.fitted_machine(V100)
 FASTER = replace(FITTED, node=replace(FITTED.node, bandwidth_bytes_per_s=2e9))
 
 
@@ -113,7 +113,7 @@ def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_
     [
         (["--machine", "none"], "no built-in machine has this name"),
         (["--link", "fast"], "is not a bandwidth"),
-        (["--json", "/nowhere/table.json"], "--json /nowhere/table.json: there is no folder /nowhere"),
+        (["--json", "/nowhere/table.json"], "--json /nowhere/table.json: no such folder (/nowhere)"),
     ],
 )
 def test_bad_input_ends_with_one_line(arguments, text, capsys):

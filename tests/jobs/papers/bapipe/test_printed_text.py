@@ -58,7 +58,7 @@ def test_tables_are_for_the_machine_and_links_of_the_options(line: Line, monkeyp
     expected = {"tables": ["I-II", "III", "IV", "VI", "cuts"], "machine": "v100-pcie", "link": None, "neighbours": None}
     expected |= dict(line.expected)
     made: dict[str, Any] = {}
-    monkeypatch.setattr(command, "as_fitted", lambda machine: ("fitted", machine.name))
+    monkeypatch.setattr(command, "fitted_machine", lambda machine: ("fitted", machine.name))
     monkeypatch.setattr(command, "schedules_table", lambda: made.update({"I-II": ()}))
     monkeypatch.setattr(command, "table_vi", lambda: made.update(VI=()))
     monkeypatch.setattr(command, "table_iv", lambda machine: made.update(IV=machine.name))

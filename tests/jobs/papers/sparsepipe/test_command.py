@@ -82,12 +82,12 @@ def test_it_says_how_many_splits_come_out_and_how_late_the_time_is_spent(capsys)
     times = [layer.time_s for layer in dense.on("TitanXP").layers]
     share = 100 * sum(times[24:]) / sum(times)
     for factor in (1.0, 4.0):
-        rows = mixed_table(dense.louder(factor), [1.0, 10.0])
+        rows = mixed_table(dense.with_larger_messages(factor), [1.0, 10.0])
         came_out = sum(row["as_published"]["sparsepipe"] for row in rows)
         said = capsys.readouterr().out
         assert f"\nHETE-MP's splits: {came_out} of 8." in said and f"here they take {share:.1f}%" in said
         assert ("messages 4 times as large" in said) == (factor == 4.0)
-    assert came_out == 4 and dense.louder(1.0) is dense
+    assert came_out == 4 and dense.with_larger_messages(1.0) is dense
 
 
 def test_every_time_is_printed_beside_the_partition_of_the_paper(capsys):

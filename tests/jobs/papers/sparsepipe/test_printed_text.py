@@ -40,7 +40,7 @@ def test_tables_are_of_what_the_options_say(line: Line, monkeypatch: pytest.Monk
     found: dict[str, Any] = {"messages": set()}
 
     class Source:
-        def louder(self, factor: float) -> Source:
+        def with_larger_messages(self, factor: float) -> Source:
             found["messages"].add(factor)
             return self
 

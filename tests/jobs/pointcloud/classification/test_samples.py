@@ -65,7 +65,7 @@ def test_what_makes_no_batch_or_keeps_no_point_is_refused(tmp_path: Path) -> Non
     samples = CloudSamples(tmp_path / "x.h5", MPI.COMM_SELF)
     with pytest.raises(DataError, match="no batch of 6 can be made of the 5 clouds of 'train'"):
         loader_of(MPI.COMM_SELF, samples, batch=6, drop_last=True)
-    with pytest.raises(DataError, match=r"--keep 0\.01 of 20 points is none; keep more, or draw more with --points"):
+    with pytest.raises(DataError, match=r"--keep 0\.01: no point is left of 20. Use a larger --keep or --points"):
         loader_of(MPI.COMM_SELF, samples, recipe=VoxelRecipe(8, points=20, keep=0.01))
     samples.close()
 

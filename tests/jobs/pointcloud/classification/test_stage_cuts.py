@@ -45,5 +45,5 @@ def test_no_stage_is_a_layer_above_its_share(model: nn.Module, replicas: list[in
 
 
 def test_too_few_layers_are_refused() -> None:
-    with pytest.raises(SplitError, match="Sequential has 1 layers to cut at, too few for 2 parts"):
+    with pytest.raises(SplitError, match="Sequential: has 1 layers to split at, too few for 2 parts"):
         balanced_cuts(nn.Sequential(SparseConv(1, 2, 3), nn.ReLU()).double(), cloud(), [1, 1])

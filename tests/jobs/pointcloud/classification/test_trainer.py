@@ -15,7 +15,7 @@ import distconv as dc
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
-from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
+from distconv.jobs.training.settings import learning_rate, make_optimizer, set_learning_rate
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
@@ -37,7 +37,7 @@ def losses_of_one_process(settings: CloudSettings, samples: CloudSamples, order:
     recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
     for step, batch in enumerate(order):
         made = voxel_batch(samples.groups["train"], batch, recipe, step // 3)
-        set_rate(optimizer, learning_rate(step, len(order), settings.lr))
+        set_learning_rate(optimizer, learning_rate(step, len(order), settings.lr))
         optimizer.zero_grad()
         x = SparseTensor(made.coords, made.features.double(), batch_size=len(batch))
         loss = F.cross_entropy(model(x), made.labels)
@@ -125,7 +125,7 @@ def micro_batched(
     optimizer, losses = make_optimizer(settings, model.parameters()), []
     recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
     for step, batch in enumerate(order):
-        set_rate(optimizer, learning_rate(step, len(order), settings.lr))
+        set_learning_rate(optimizer, learning_rate(step, len(order), settings.lr))
         optimizer.zero_grad()
         losses.append(0.0)
         for indices in np.array_split(batch, parts):

@@ -73,7 +73,7 @@ def test_a_plan_says_all_of_its_pipeline(
         kinds=kinds,
     )
     monkeypatch.setattr(options.PipelinePlan, "load", lambda path, comm: plan)
-    monkeypatch.setattr(options, "device_for", lambda name, comm: "cpu")
+    monkeypatch.setattr(options, "select_device", lambda name, comm: "cpu")
     monkeypatch.setattr(options, "kind_of_rank", lambda devices, comm, device: ",".join(devices))
     words = "--data x --batch 12 --pipeline-plan plan.json --devices old:1,new:3".split()
     found = options.planned_pipelining(parsed("train classify", *words), SimpleNamespace(size=plan.ranks))

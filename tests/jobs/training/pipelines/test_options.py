@@ -29,12 +29,12 @@ def test_stages_follow_from_the_ranks_and_the_options(
 
 def test_running_statistics_are_the_pipelines_and_batch_norm_that_of_grids() -> None:
     assert pipelining(2, "gpipe", "--running-statistics", "deferred").batch_norm == "deferred"
-    with pytest.raises(ScheduleError, match="--batch-norm is for grids and plans"):
+    with pytest.raises(ScheduleError, match="--batch-norm: cannot be combined with a pipeline"):
         pipelining(2, "gpipe", "--batch-norm", "local")
 
 
 def test_a_pipeline_does_not_split_the_optimizers_state() -> None:
-    with pytest.raises(ScheduleError, match="--shard-optimizer is for grids and plans"):
+    with pytest.raises(ScheduleError, match="--shard-optimizer: cannot be combined with a pipeline"):
         pipelining(2, "gpipe", "--shard-optimizer")
 
 

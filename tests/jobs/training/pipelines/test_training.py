@@ -21,7 +21,7 @@ from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSetti
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.pipelines.options import Pipelining, planned_pipelining
-from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
+from distconv.jobs.training.settings import learning_rate, make_optimizer, set_learning_rate
 from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
@@ -71,7 +71,7 @@ def by_hand(
         if step == of.switch_after:
             serial.switch("gpipe")
         for optimizer in filter(None, serial.optimizers):
-            set_rate(optimizer, learning_rate(step, settings.steps, settings.lr))
+            set_learning_rate(optimizer, learning_rate(step, settings.steps, settings.lr))
         serial.step(*(tensor.local for tensor in batch.tensors))
     serial.drain()
     return model.state_dict(), [(number + 1, loss) for number, loss in serial.losses]
@@ -164,7 +164,7 @@ def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_f
         trainer._switch_in_time()
     assert asked == [(2, "gpipe")]
     pipe.losses.append((1, 0.25))
-    trainer._note_losses()
+    trainer._record_losses()
     assert trainer.losses == [(1, 0.5), (2, 0.25)]
 
 
@@ -283,29 +283,35 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--microbatches", "2"], "--microbatches needs --pipeline SCHEDULE"),
+        (["--microbatches", "2"], "--microbatches: only an option of pipelines"),
         (["--pipeline", "dream"], "there is no schedule 'dream'; there are gpipe, "),
         (["--pipeline", "fbp-as"], "forward and backward at the same time can be simulated, not run"),
         (["--pipeline", "stale", "--microbatches", "2"], "it updates after every mini-batch"),
         (["--pipeline", "gpipe", "--weights", "stash"], "gpipe: weights='stash' must be one of recompute"),
         (["--pipeline", "gpipe", "--vertical-sync"], "gpipe: option 'vertical_sync' does not apply"),
         (["--pipeline", "gpipe", "--stages", "3"], "3 stages need 1 + 1 + 1 = 3 ranks, but the communicator has 2"),
-        (["--pipeline", "gpipe", "--replicas", "3"], "--replicas 3: 2 ranks are not stages of 3 ranks each"),
+        (["--pipeline", "gpipe", "--replicas", "3"], "--replicas 3: 2 ranks cannot form stages of 3 ranks each"),
         (["--pipeline", "gpipe", "--replicas", "2,1"], "2 stages need 2 + 1 = 3 ranks"),
-        (["--pipeline", "gpipe", "--ppv", "1,2", "--stages", "2"], "--ppv 1,2 cuts the model into 3 parts, which are"),
-        (["--pipeline", "interleaved", "--ppv", "1,2"], "--ppv 1,2 cuts the model into 3 parts, which are not whole"),
+        (
+            ["--pipeline", "gpipe", "--ppv", "1,2", "--stages", "2"],
+            "--ppv 1,2: splits the model into 3 parts, which are",
+        ),
+        (
+            ["--pipeline", "interleaved", "--ppv", "1,2"],
+            "--ppv 1,2: splits the model into 3 parts, which are not whole",
+        ),
         (["--pipeline", "interleaved", "--switch-after", "1"], "--switch-after: interleaved has 2 chunks on each rank"),
         (["--pipeline", "stale", "--ppv", "9"], "cut 9: a register must come after one of the layers 1 to 4 of 5"),
-        (["--pipeline", "stale", "--ppv", "0"], "argument --ppv: '0' is not a whole number above zero"),
+        (["--pipeline", "stale", "--ppv", "0"], "argument --ppv: '0' is not a positive integer"),
         (["--pipeline", "stale", "--grid", "n=2"], "argument --grid: not allowed with argument --pipeline"),
         (["--pipeline", "stale", "--model", "vgg11"], "--model vgg11 fails on images of (1, 28, 28): RuntimeError: "),
-        (["--pipeline", "stale", "--lr", "1e38"], ": the loss is nan; lower --lr or look at the data"),
+        (["--pipeline", "stale", "--lr", "1e38"], ": the loss is nan. Use a smaller --lr, or check the data"),
         (
             ["--pipeline", "stale", "--check-replicas-every", "2"],
-            "--check-replicas-every is for grids and plans: stages",
+            "--check-replicas-every: cannot be combined with a pipeline, whose stages",
         ),
-        (["--pipeline", "stale", "--devices", "old:1,new:1"], "--devices is for --pipeline-plan"),
-        (["--pipeline", "stale", "--switch-after", "0"], "argument --switch-after: '0' is not a whole number above"),
+        (["--pipeline", "stale", "--devices", "old:1,new:1"], "--devices: only an option of --pipeline-plan"),
+        (["--pipeline", "stale", "--switch-after", "0"], "argument --switch-after: '0' is not a positive"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -369,7 +375,7 @@ def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(com
         first.step(*batch.tensors)
         if first.step_count == 3:
             first.save(str(shared_tmp_path / "saved"))
-            first.settle()
+            first.finish_steps()
     first.synchronize()
     second = ImagePipelineTrainer(settings, samples, of)
     assert second.resume(str(shared_tmp_path / "saved"))
@@ -418,7 +424,7 @@ def test_stages_with_plans_begin_with_the_weights_of_a_file(comm: Any, shared_tm
     comm.Barrier()
     of = planned(comm, shared_tmp_path, LENET, LENET_PLANS[comm.size])
     trainer = ImagePipelineTrainer(LENET, samples, of)
-    trainer.begin_with(shared_tmp_path / "other.pt")
+    trainer.load_initial_weights(shared_tmp_path / "other.pt")
     trainer.synchronize()  # the model gets what the stages have
     for name, found in trainer.model.state_dict().items():
         assert torch.equal(found, wanted[name]), name
@@ -434,11 +440,11 @@ def test_a_grid_begins_with_the_weights_of_a_file_that_fits(comm: Any, shared_tm
         torch.save({"c1.weight": torch.zeros(3)}, shared_tmp_path / "wrong.pt")
     comm.Barrier()
     trainer = ImageTrainer(LENET, samples, dc.ProcessGrid(comm, c=2))
-    trainer.begin_with(shared_tmp_path / "other.pt")
+    trainer.load_initial_weights(shared_tmp_path / "other.pt")
     for name, found in trainer.model.state_dict().items():
         assert torch.equal(found, wanted[name]), name
     with pytest.raises(CheckpointError, match="the weights do not fit the model"):
-        trainer.begin_with(shared_tmp_path / "wrong.pt")
+        trainer.load_initial_weights(shared_tmp_path / "wrong.pt")
 
 
 @pytest.mark.ranks(2)

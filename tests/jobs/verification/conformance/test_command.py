@@ -103,7 +103,7 @@ def test_the_command_starts_a_job_for_each_rank_count_and_writes_one_page(tmp_pa
     ("arguments", "message"),
     [
         (["--operator", "fly"], "the table has no operator 'fly'; it has "),
-        (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: there is no folder /nowhere"),
+        (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: no such folder (/nowhere)"),
         (["--family", "torch-samples", "calls"], "the samples of torch-samples and dtensor run without other families"),
         (["--family", "torch-samples", "dtensor"], "takes a job for each: start them with --ranks"),
         (["--family", "torch-samples", "--operator", "fly"], "the table has no operator 'fly'; it has "),

@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[list[Callable[[Draw], DrawnProgram]], int]] = {
 """Functions that draw in turn, and the number of draws. torch's own samples differ between its versions."""
 
 
-def text_of(case: DrawnCase) -> str:
+def format_options(case: DrawnCase) -> str:
     """Return the case's layouts on one to four ranks, and the sizes of its results."""
     layouts = [case.layouts(ranks)[0] for ranks in (1, 2, 3, 4)]
     world = ReferenceBackend(layouts[0])
@@ -39,4 +39,4 @@ def text_of(case: DrawnCase) -> str:
 def test_draws_are_as_approved(kind: str) -> None:
     draws, count = KINDS[kind]
     cases = (DrawnCase(draws[index % len(draws)](Draw(0, index)), 0, index) for index in range(count))
-    assert_approved(f"differential/{kind}", "\n".join(map(text_of, cases)))
+    assert_approved(f"differential/{kind}", "\n".join(map(format_options, cases)))

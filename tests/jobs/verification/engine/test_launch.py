@@ -58,8 +58,8 @@ def test_the_command_starts_its_own_jobs():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cases", "0"], "'0' is not a whole number above zero"),
-        (["--ranks", "1,x"], "'x' is not a whole number above zero"),
+        (["--cases", "0"], "'0' is not a positive integer"),
+        (["--ranks", "1,x"], "'x' is not a positive integer"),
         (["--ranks", "1", "--mpiexec", "/nowhere"], "--mpiexec /nowhere: [Errno 2]"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 
 import distconv as dc
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.jobs.verification.engine.verdicts import RankOutcome, Verdict, difference, judge, names_a_way_out, refusal
+from distconv.jobs.verification.engine.verdicts import RankOutcome, Verdict, difference, judge, refusal, suggests_fix
 from tests.distconv.layouts import grid_over
 
 EXACT = RankOutcome()
@@ -106,4 +106,4 @@ def test_only_what_has_infinities_may_have_nan_elsewhere():
     ],
 )
 def test_a_way_out_is_an_imperative(text, helps):
-    assert names_a_way_out(text) is helps
+    assert suggests_fix(text) is helps

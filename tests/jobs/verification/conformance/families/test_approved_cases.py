@@ -13,7 +13,7 @@ from tests.jobs.approved import assert_approved, size_of
 RANKS = 4
 
 
-def text_of(case: ConformanceCase) -> str:
+def format_options(case: ConformanceCase) -> str:
     """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result."""
     layouts = case.layouts(RANKS)
     kinds = ", ".join(dict.fromkeys(layout.kind for layout in layouts))
@@ -31,4 +31,4 @@ def text_of(case: ConformanceCase) -> str:
 @pytest.mark.parametrize("family", TABLE)
 def test_cases_are_as_approved(family: str) -> None:
     torch.manual_seed(0)
-    assert_approved(f"conformance/{family}", "\n".join(map(text_of, TABLE[family])))
+    assert_approved(f"conformance/{family}", "\n".join(map(format_options, TABLE[family])))
