@@ -1,7 +1,7 @@
 """Comparison of parameters and buffers that several ranks hold.
 
 Gradient reductions already compare the weights that they cover (``communication.weight_digest``);
-:class:`WeightComparison` covers the rest. :func:`check_replicas` compares everything, for users.
+:class:`ReplicaComparison` covers the rest. :func:`check_replicas` compares everything, for users.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _check(
 
 
 COMPARED_EVERY = 10
-"""Forward passes after which :class:`WeightComparison` compares weights."""
+"""Forward passes after which :class:`ReplicaComparison` compares weights."""
 
 
 class ReplicaComparison:

@@ -197,6 +197,23 @@ def test_more_than_one_element_has_no_item(comm):
         x.item()
 
 
+CONVERSIONS = {
+    "bool": bool, "float": float, "int": int, "complex": complex, "item": lambda x: x.item(), "index": lambda x: [0][x],
+    "if": lambda x: 1 if x else 2, "row out of range": lambda x: x[7], "dimension": lambda x: x.sum(5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_errors_of_conversions_are_those_of_torch(comm, name):
+    """Callers catch them by their class: ``except RuntimeError``."""
+    plain = normal(3, 2)
+    with pytest.raises(Exception) as expected:
+        CONVERSIONS[name](plain)
+    with pytest.raises(type(expected.value)) as raised:
+        CONVERSIONS[name](dc.scatter(plain, grid_over(comm, n=comm.size)))
+    assert isinstance(raised.value, dc.DistconvError) or type(raised.value) is type(expected.value)
+
+
 def test_backward_takes_a_whole_or_a_distributed_gradient(comm):
     gradient = normal(3, 2, 7, 4, seed=1)
     for grid in grids(comm, "nhw"):

@@ -44,3 +44,12 @@ def test_gradients_are_batched_as_in_torch(comm: Any) -> None:
     x, seeds = _leaf(comm, "h"), torch.stack([PLAIN, PLAIN * 2])
     (dx,) = torch.autograd.grad(x * x, x, seeds, is_grads_batched=True)
     torch.testing.assert_close(dc.gather(dx), 2 * PLAIN * seeds)
+
+
+def test_inputs_that_took_no_part_have_no_gradient(comm: Any) -> None:
+    x, unused, plain = _leaf(comm, "h"), _leaf(comm, "h"), torch.zeros(2, requires_grad=True)
+    dx, none, other = torch.autograd.grad((x**3).sum(), [x, unused, plain], allow_unused=True)
+    assert none is None and other is None
+    torch.testing.assert_close(dc.gather(dx), 3 * PLAIN**2)
+    zeros = torch.autograd.grad((x**3).sum(), [unused], materialize_grads=True)[0]
+    assert zeros.dist == unused.dist and not dc.gather(zeros).any()
