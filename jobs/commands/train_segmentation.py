@@ -30,7 +30,7 @@ from distconv.jobs.segmentation.trainer import (
 )
 from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.model_factory import SEGMENTERS
-from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive_int
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
 from distconv.placement import gather
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--classes",
-        type=positive,
+        type=positive_int,
         help="output channels of the network; 1: a single logit, of label 1 (default: the largest label plus 1)",
     )
     parser.add_argument(
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--evaluate-every",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="EPOCHS",
         help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",

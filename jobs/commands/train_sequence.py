@@ -22,7 +22,7 @@ from distconv.jobs.sequence.samples import SequenceSamples
 from distconv.jobs.sequence.trainer import LAYERS, SequenceSettings, SequenceTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
-from distconv.jobs.training.options import add_training_arguments, positive, positive_float
+from distconv.jobs.training.options import add_training_arguments, positive_float, positive_int
 from distconv.layers.recurrent import Method
 
 EXAMPLES = """\
@@ -51,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=positive,
+        type=positive_int,
         default=defaults.length,
         help="bits of each embedded bitstream (default: %(default)s)",
     )
     parser.add_argument(
         "--coefficients",
-        type=positive,
+        type=positive_int,
         default=defaults.coefficients,
         help="mel-frequency cepstral coefficients of each frame of a sound (default: %(default)s)",
     )

@@ -51,7 +51,9 @@ def scheduler_name(text: str) -> str:
     return text
 
 
-def make(name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any) -> torch.optim.Optimizer:
+def make_torch_optimizer(
+    name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any
+) -> torch.optim.Optimizer:
     """Make an optimizer.
 
     Parameters

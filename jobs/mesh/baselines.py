@@ -19,7 +19,7 @@ from distconv.grid import ProcessGrid
 
 from .recipe import CHANNELS
 from .samples import MeshSamples
-from .scores import BINS, Histogram, PredictorScore, Threshold, judge
+from .scores import BINS, Histogram, PredictorScore, Threshold, score_predictor
 from .segmentation import MeshSettings, MeshTrainer
 
 PIXEL_RATE = 1e-2
@@ -46,7 +46,10 @@ def constant_answers(samples: MeshSamples) -> list[PredictorScore]:
         _counted(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
     )
     never, always = Threshold(2, True, 1.0), Threshold(0, True, 0.0)
-    return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
+    return [
+        score_predictor("all negative", train, heldout, never),
+        score_predictor("all positive", train, heldout, always),
+    ]
 
 
 def best_channel(samples: MeshSamples) -> PredictorScore:
@@ -73,7 +76,7 @@ def best_channel(samples: MeshSamples) -> PredictorScore:
         _count_channels(samples, group, histograms)
     thresholds = [histogram.best_threshold(both_directions=True) for histogram in train]
     best = int(np.argmax([h.f1(t) for h, t in zip(train, thresholds, strict=True)]))
-    return judge(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
+    return score_predictor(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
 
 
 def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
@@ -96,9 +99,9 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
     ]
     fitted = counted[0].best_threshold(both_directions=True)
     below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS]
-    at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
+    at_q = score_predictor("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
     named = PredictorScore(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
-    return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
+    return [score_predictor("frozen velocities, fitted", counted[0], counted[1], fitted), named]
 
 
 def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) -> PredictorScore:
@@ -122,7 +125,7 @@ def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) 
     trainer = MeshTrainer(settings, samples, grid)
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
-    return judge("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
+    return score_predictor("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
 
 
 def _families(samples: MeshSamples, group: str) -> list[str]:

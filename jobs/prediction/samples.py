@@ -184,7 +184,9 @@ class PredictionRun:
         begun = max(0, min(count_written_rows(path, comm), samples - 1))
         output: Output | None = None
         predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
-        with progress.bar(rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting") as bar:
+        with progress.progress_bar(
+            rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting"
+        ) as bar:
             for begin, values in predicted:
                 rows = values if options.raw else probabilities(values)
                 if output is None:

@@ -145,7 +145,9 @@ class Classifier(Training):
             On all ranks, if the loss on a batch is not finite.
         """
         labels = self.samples.groups[group].labels
-        with progress.bar(rank=self.comm.rank, total=len(labels), unit="sample", desc=f"evaluating {group}") as bar:
+        with progress.progress_bar(
+            rank=self.comm.rank, total=len(labels), unit="sample", desc=f"evaluating {group}"
+        ) as bar:
 
             def predicted() -> Iterator[tuple[Sequence[int], torch.Tensor, torch.Tensor]]:
                 for batch, logits in self.predictions(group):

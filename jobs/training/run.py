@@ -28,7 +28,7 @@ from .training import Training
 CHECKPOINTS, TRACE = "checkpoints", "trace"
 
 
-def prepare(options: argparse.Namespace, trainer: Training) -> bool:
+def prepare_run(options: argparse.Namespace, trainer: Training) -> bool:
     """Create the folder of the run and resume with ``--resume``. Collective: call on every rank.
 
     Parameters
@@ -153,7 +153,9 @@ def _take_steps(
     """Take the steps; return True if a signal stopped them. Collective."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
     lines = _StepLines(trainer, metrics)
-    with progress.bar(rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step") as bar:
+    with progress.progress_bar(
+        rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step"
+    ) as bar:
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.configuration.optimisation import SHORT, make
+from distconv.jobs.configuration.optimisation import SHORT, make_torch_optimizer
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
         arguments["weight_decay"] = settings.weight_decay
     if settings.optimizer == "sgd":
         arguments["momentum"] = settings.momentum
-    return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
+    return make_torch_optimizer(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

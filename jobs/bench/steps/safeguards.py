@@ -27,9 +27,9 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.steps import model_options
-from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.measured_steps import random_tensor
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import COMPARED_EVERY, scatter
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeats",
-        type=positive,
+        type=positive_int,
         default=11,
         help="interleaved repetitions of each measurement (default: %(default)s)",
     )
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     buckets = _buckets([p.local if isinstance(p, DistTensor) else p for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     shape = model_options.batch_shape(options)
-    x, sample = random(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
+    x, sample = random_tensor(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -102,8 +102,8 @@ def run(options: argparse.Namespace) -> int:
     stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
     if world.rank == 0:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
-        print(report.table({**times, **stalls}, STEP, label="ms"))
-        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{report.table(written, RAW, label='ms')}")
+        print(report.time_table({**times, **stalls}, STEP, label="ms"))
+        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{report.time_table(written, RAW, label='ms')}")
         off, plan = (statistics.median(times[name]) for name in list(guards)[2:4])
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")

@@ -65,12 +65,12 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
     needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
     if needed <= IMAGE_BYTES:
         with h5py.File(target.name, "w", driver="core", backing_store=False) as file:
-            fill(file, recipe, parts, chosen, summary)
+            write_datasets(file, recipe, parts, chosen, summary)
             file.flush()
             image = file.id.get_file_image()
         write_atomically(target, image)
     else:
-        write_large(target, needed, lambda file: fill(file, recipe, parts, chosen, summary))
+        write_large(target, needed, lambda file: write_datasets(file, recipe, parts, chosen, summary))
     shutil.rmtree(parts.folder, ignore_errors=True)
     return summary
 
@@ -125,7 +125,9 @@ def summarise(
     )
 
 
-def fill(file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary) -> None:
+def write_datasets(
+    file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary
+) -> None:
     """Write all attributes and datasets."""
     kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
     file.attrs["recipe"] = json.dumps(asdict(recipe))

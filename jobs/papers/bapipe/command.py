@@ -138,17 +138,19 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 
 
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
-    base = rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
+    base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]
     # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
     ours = {
-        "dp_32": rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2) / base,
+        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2)
+        / base,
         "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
-        "gpipe": rate(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1]) / base,
-        "bapipe": rate(
+        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1])
+        / base,
+        "bapipe": throughput(
             profile,
             machine if row.schedule == PARALLEL else chain,
             row.gpus,
@@ -174,7 +176,9 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
     return {"model": row.model, "gpus": row.gpus, "batch": batch, "speedup": ours, "explored": figures}
 
 
-def rate(profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int) -> float:
+def throughput(
+    profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int
+) -> float:
     """Samples per second; 16 GB or not, the paper ran it."""
     batch = microbatches * size
     exploration = explore(

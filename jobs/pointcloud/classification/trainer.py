@@ -75,7 +75,7 @@ class CloudTrainer(_Clouds, training.Trainer):
     """
 
     def __init__(self, settings: CloudSettings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
-        super().__init__(settings, network(settings, samples), grid, samples.comm, device)
+        super().__init__(settings, build_network(settings, samples), grid, samples.comm, device)
         self.samples = samples
         parts = _training_loader(settings, samples, device, self._placed)
         self.loader = accumulate_batches(parts, settings.accumulate)
@@ -101,7 +101,7 @@ class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
                 "--pipeline-plan: its stages distribute layers, which a sparse network does not support. Use a "
                 "plan without distributions."
             )
-        model = network(settings, samples).to(device, common.dtype_of(settings))
+        model = build_network(settings, samples).to(device, common.dtype_of(settings))
         loader = _training_loader(settings, samples, device, packed)
         super().__init__(
             settings,
@@ -136,7 +136,7 @@ def _loader(
     return VoxelLoader(samples, group, batch, placed=placed, recipe=recipe, **options)
 
 
-def network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
+def build_network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
     """Return the network with weights that depend on the seed alone.
 
     Parameters

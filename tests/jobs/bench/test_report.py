@@ -45,10 +45,12 @@ def test_a_line_has_a_value_under_each_head() -> None:
 
 
 def test_a_table_has_a_line_for_each_and_ratios_of_medians() -> None:
-    head, *lines = report.table({"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", beside={"b": "  1 MiB"}).splitlines()
+    head, *lines = report.time_table(
+        {"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", beside={"b": "  1 MiB"}
+    ).splitlines()
     assert head.split() == ["ms", "per", "step", "median", "min", "max", "to", "a"]
     assert [line.split() for line in lines] == [
         ["a", "2.00", "2.00", "2.00", "1.000"],
         ["b", "3.00", "1.00", "9.00", "1.500", "1", "MiB"],
     ]
-    assert report.table({"b": [0.001]}, "a").splitlines()[1].split() == ["b", "1.00", "1.00", "1.00"]
+    assert report.time_table({"b": [0.001]}, "a").splitlines()[1].split() == ["b", "1.00", "1.00", "1.00"]

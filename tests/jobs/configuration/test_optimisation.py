@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.configuration.optimisation import RateSchedule, make, optimizer_name, scheduler_name
+from distconv.jobs.configuration.optimisation import RateSchedule, make_torch_optimizer, optimizer_name, scheduler_name
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return make("adamw", parameters, lr=0.02)
+    return make_torch_optimizer("adamw", parameters, lr=0.02)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_classes_of_torch_are_known_and_others_refused() -> None:
 
 def test_arguments_that_they_do_not_take_are_one_line() -> None:
     with pytest.raises(DistconvError, match=r"--optimizer sgd: .*'speed'"):
-        make("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
+        make_torch_optimizer("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
     with pytest.raises(DistconvError, match=r"--scheduler StepLR: .*step_size"):
         RateSchedule(adamw).begin("StepLR", {}, steps=3, peak=1.0)
