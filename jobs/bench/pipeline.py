@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError("needs one rank for each stage, at least 2. Start it with mpiexec -n 2.")
     torch.set_num_threads(1)
     cuts = _cuts(world, options)
-    _join(world)
+    _init_process_group(world)
     bench = _Bench(world, options, *cuts)
     times = bench.measure()
     traces = bench.traces()
@@ -135,7 +135,7 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def _join(world: MPI.Intracomm) -> None:
+def _init_process_group(world: MPI.Intracomm) -> None:
     """Make the ranks a process group of torch's."""
     file = run_on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(

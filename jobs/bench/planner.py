@@ -64,11 +64,11 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.least > options.most:
         raise DistconvError(f"--from {options.least}: larger than --to {options.most}. Swap the values.")
-    run_on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
+    run_on_rank_0(MPI.COMM_WORLD, lambda: _compare(options))
     return 0
 
 
-def _compared(options: argparse.Namespace) -> None:
+def _compare(options: argparse.Namespace) -> None:
     machine, graph = Machine.load(options.machine), trace_network(options)
     print(
         report.heading(

@@ -62,11 +62,11 @@ def time_table(
     *,
     label: str = "ms per step",
     ratio: str | None = None,
-    beside: Mapping[Any, str] | None = None,
+    suffixes: Mapping[Any, str] | None = None,
 ) -> str:
     """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix."""
     median = statistics.median(times[reference]) if reference in times else None
-    lines = [f"{time_row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
+    lines = [f"{time_row(name, values, median)}{(suffixes or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])
 
 
@@ -88,7 +88,7 @@ class TimeComparison:
         """Their standard deviation."""
         return standard_deviation(self.measured_s)
 
-    def figures(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """For JSON."""
         return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
 

@@ -313,7 +313,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(remark)
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(options)}")
+        print(f"plan: {options.out}; train with it: {_training_command(options)}")
     if options.plot is not None:
         exploration_picture.draw(options.plot, exploration)
         print(f"picture: {options.plot}")
@@ -337,7 +337,8 @@ def _explore_device_types(options: argparse.Namespace) -> None:
     there = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(_with_ranks(options, plan.ranks))} --devices {there}")
+        command = _training_command(_with_ranks(options, plan.ranks))
+        print(f"plan: {options.out}; train with it: {command} --devices {there}")
 
 
 def _with_ranks(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
@@ -358,7 +359,7 @@ def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
             yield f"  {grids}"
 
 
-def _training(options: argparse.Namespace) -> str:
+def _training_command(options: argparse.Namespace) -> str:
     if not predicts_classes(graph_of(options, 2)):
         return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
     width = f" --width {options.width}" if options.width else ""

@@ -121,7 +121,7 @@ class MeshJob(Job):
         share = f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
         return f"{super().announce(trainer, resumed)}\n{share}"
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
         """Return the scores of the network and, if requested, of the baselines, with the network's threshold."""
         samples = trainer.samples
         training = trainer.scores("train")

@@ -110,11 +110,11 @@ JOB = ClassifierJob(
     one_grid="recurrent network",
     rest_along="w",
     extents=lambda trainer: f"{trainer.samples.channels} values a step, {trainer.samples.name}",
-    more=lambda options, samples: {"method": options.method, "classes": samples.class_names},
+    further_results=lambda options, samples: {"method": options.method, "classes": samples.class_names},
     baselines=_baselines,
-    no_test="no held-out sequences to test on",
+    no_test_message="no held-out sequences to test on",
     picture=RESULT_FIGURE,
     # From all over them: neighbours may be of one class.
-    shown=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
-    value=lambda samples, group, sample: samples.groups[group][sample],
+    shown_samples=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
+    example_values=lambda samples, group, sample: samples.groups[group][sample],
 )

@@ -98,7 +98,7 @@ class Job(ABC):
         """Run after each epoch but the last, for example to evaluate. Collective."""
 
     @abstractmethod
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
         """Evaluate the trained network. Collective: call on every rank.
 
         Parameters
@@ -165,7 +165,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
         with Metrics(Path(options.out), trainer, options.track) as metrics:
             take_steps(options, trainer, metrics, lambda: job.after_epoch(options, trainer, metrics))
             training_s = time.perf_counter() - begin
-            outcome = job.judge(options, trainer, metrics)
+            outcome = job.evaluate(options, trainer, metrics)
             taken = {"training_s": training_s, "total_s": time.perf_counter() - begin}
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
         trainer.close()
@@ -207,7 +207,7 @@ def _report(
     def show() -> None:
         outcome.show(trainer, metrics)
         print(format_times(**taken))
-        path, where = metrics.folder / "result.png", f"after {trainer.step_count} steps on {trainer.where}"
+        path, where = metrics.folder / "result.png", f"after {trainer.step_count} steps on {trainer.distribution}"
         title = ", ".join(filter(None, (f"{trainer.settings.model} {where}", outcome.title)))
         print(draw_figure(path, lambda: outcome.draw(path, examples, title, metrics)))
 

@@ -483,10 +483,10 @@ def select_device(name: str | None, comm: MPI.Intracomm) -> str:
     GridError
         On all ranks, if one of them does not have the GPU.
     """
-    return try_on_all_ranks(comm, lambda: str(_found(name)), GridError)
+    return try_on_all_ranks(comm, lambda: str(_find_device(name)), GridError)
 
 
-def _found(name: str | None) -> torch.device:
+def _find_device(name: str | None) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

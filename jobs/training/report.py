@@ -112,7 +112,7 @@ def announcement(trainer: Training, extents: str, resumed: bool) -> str:
         f"{trainer.settings.model} ({trainer.parameter_count} parameters, {trainer.settings.dtype}) "
         f"on {trainer.loader.samples} samples of {extents}, "
         f"batch {trainer.settings.batch}, {where}{trainer.steps} steps, "
-        f"{trainer.where} over {trainer.comm.size} ranks"
+        f"{trainer.distribution} over {trainer.comm.size} ranks"
     )
 
 

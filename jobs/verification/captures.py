@@ -27,8 +27,8 @@ from distconv.jobs.training.options import nonnegative_int, positive_int
 from distconv.jobs.verification.differential import networks
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from distconv.jobs.verification.engine.layouts import CaseLayout
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
 from distconv.layers.common import call_site
 from distconv.parallel import parallelize
 from distconv.placement import gather, scatter

@@ -98,7 +98,7 @@ class LayerStack:
         self.model(self.x).mean().backward()
         self.optimizer.step()
 
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state on this rank."""
         held = 0
         for parameter in self.model.parameters():
@@ -128,12 +128,12 @@ def run(options: argparse.Namespace) -> int:
     split = LayerStack(options, grid)
     with count_traffic() as traffic:
         split.step()
-    held = comm.gather(split.held())
+    held = comm.gather(split.held_bytes())
     single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
     variants = timed_variants({"ranks": split.step, **({"one": single.step} if single is not None else {})})
     times = time_interleaved(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
-        _report(options, grid, split, alone=single.held(), held=held, traffic=traffic, times=times)
+        _report(options, grid, split, alone=single.held_bytes(), held=held, traffic=traffic, times=times)
     return 0
 
 

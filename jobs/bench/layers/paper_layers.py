@@ -103,7 +103,7 @@ def run(
         for phase, expected in predict_times(layer, batch, parts, ranks, machine).items()
     ]
     _report(name, batch, grid, rows, device=device, machine=machine)
-    return {row.name: row.figures() for row in rows}
+    return {row.name: row.as_json() for row in rows}
 
 
 def _report(

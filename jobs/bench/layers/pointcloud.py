@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
             )
         )
     with ProcessGrid(comm, n=comm.size) as grid:
-        figures = {str(resolution): _compared(options, resolution, grid) for resolution in options.resolution}
+        figures = {str(resolution): _compare(options, resolution, grid) for resolution in options.resolution}
     if comm.rank == 0:
         report.print_json({"resolution": figures}, options.json)
     return 0
@@ -191,7 +191,7 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
         return None
 
 
-def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
+def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
     """Times and memory of all variants at one resolution, which rank 0 prints too. Collective."""
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
     peaks = run_on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})

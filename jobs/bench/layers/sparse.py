@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             f"{torch.get_num_threads()} thread(s)"
         )
     )
-    figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
+    figures = {str(resolution): _compare(options, resolution) for resolution in options.resolution}
     report.print_json({"resolution": figures}, options.json)
     return 0
 
@@ -144,7 +144,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
     )
 
 
-def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
+def _compare(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     """Times and memory of all variants at one resolution, which are printed too."""
     estimate, cap = dense_bytes(resolution, options.channels), options.cap << 30
     names = (SPARSE, BUILT, DENSE) if estimate <= cap else (SPARSE, BUILT)
@@ -160,7 +160,7 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     )
     sites = len(surface(resolution))
     memory = {name: f"  {size / MIB:8.0f} MiB" for name, size in used.items()}
-    print(f"\n{sites} voxels of {resolution}^3\n{report.time_table(times, DENSE, beside=memory)}")
+    print(f"\n{sites} voxels of {resolution}^3\n{report.time_table(times, DENSE, suffixes=memory)}")
     if DENSE not in times:
         print(f"{DENSE}: {estimate / MIB:.0f} MiB at least, above --cap {options.cap} GiB: not run")
     return {"sites": sites, "median_s": medians(times), "memory_bytes": used, "dense_estimate_bytes": estimate}

@@ -96,9 +96,9 @@ def run(options: argparse.Namespace) -> int:
     with _shared_folder(world, options.directory) as folder:
         times = time_interleaved(world, timed_variants(guards), options.repeats, warm_up=WARM_UP)
         saves = _Saves(world, folder, model, optimizer)
-        saving = timed_variants({RAW: saves.raw, "save_checkpoint": saves.whole})
+        saving = timed_variants({RAW: saves.write_raw, "save_checkpoint": saves.save})
         written = time_interleaved(world, saving, options.repeats, warm_up=WARM_UP)
-        beside = [saves.beside(step) for _ in range(options.repeats)]
+        beside = [saves.save_during(step) for _ in range(options.repeats)]
     stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
     if world.rank == 0:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
@@ -169,11 +169,11 @@ class _Saves:
         tensors, values = checkpoint.capture_state(self._model, self._optimizer, self._comm)
         return checkpoint.AsyncSave(self._folder, self._number, tensors, values, self._comm)
 
-    def whole(self) -> None:
+    def save(self) -> None:
         """Save, and wait for it. Collective."""
         self.begin().finish(keep=1)
 
-    def raw(self) -> None:
+    def write_raw(self) -> None:
         """Write this rank's bytes to a file on the disk."""
         path = self._folder / f"raw-{self._comm.rank}"
         with path.open("wb") as file:
@@ -182,7 +182,7 @@ class _Saves:
             os.fsync(file.fileno())
         path.unlink()
 
-    def beside(self, step: Callable[[], None]) -> tuple[list[float], float]:
+    def save_during(self, step: Callable[[], None]) -> tuple[list[float], float]:
         """Return the seconds of each step until all ranks have written, and of the training's stall. Collective."""
         self._comm.Barrier()
         start = time.perf_counter()

@@ -138,7 +138,7 @@ def _report(
             f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times"
         )
     figures: dict[str, Any] = {
-        "measured": {name: {ranks: row.figures() for ranks, row in row_of.items()} for name, row_of in rows.items()},
+        "measured": {name: {ranks: row.as_json() for ranks, row in row_of.items()} for name, row_of in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in row_of.items()} for name, row_of in predicted.items()},
     }
     report.print_json(figures, options.json)

@@ -94,7 +94,7 @@ class _TorchChild:
         self._process.communicate("0\n")
 
 
-def _kinds() -> list[tuple[str, str]]:
+def _allocators() -> list[tuple[str, str]]:
     """Return the name and the kind of each allocator that plain torch can use here."""
     libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
@@ -131,7 +131,7 @@ def _measure(
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}
-    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _kinds()}
+    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _allocators()}
     processes[f"torch, {threads} thread(s), {allocator.kind}"] = threads, allocator.kind
     children = {name: _TorchChild(*words, options, size) for name, words in processes.items() if alone}
     steps = {

@@ -158,7 +158,7 @@ def perform_runs(
     """
     while not parts.stop_file.exists():
         parts.check(wanted)
-        done = sum(parts.done(stream) for stream in wanted)
+        done = sum(parts.available_samples(stream) for stream in wanted)
         bar.update(done - bar.n)
         if done == bar.total:
             return

@@ -164,10 +164,14 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
     }
     paper = DP_AT_32.get(row.gpus) if row.model == "VGG-16" else None
     print(
-        f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_beside(ours['dp_32'], paper):<13}", end=""
+        f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_with_published(ours['dp_32'], paper):<13}",
+        end="",
     )
-    print(f"{_beside(ours['pipedream'], row.pipedream):<13}{_beside(ours['gpipe'], row.gpipe[2]):<13}", end="")
-    setting = f"{row.schedule} {row.microbatches} x {row.size}: {_beside(ours['bapipe'], row.bapipe)}"
+    print(
+        f"{_with_published(ours['pipedream'], row.pipedream):<13}{_with_published(ours['gpipe'], row.gpipe[2]):<13}",
+        end="",
+    )
+    setting = f"{row.schedule} {row.microbatches} x {row.size}: {_with_published(ours['bapipe'], row.bapipe)}"
     better = f"{_described(piped, batch)}: {ours['pipeline']:.2f}"
     chosen = better if ours["pipeline"] > 1 else f"dp (pipeline: {ours['pipeline']:.2f})"
     print(f"{setting:<36}{chosen:<32}", end="")
@@ -216,7 +220,7 @@ def _powers(batch: int) -> list[int]:
     return [1 << power for power in range(batch.bit_length()) if batch % (1 << power) == 0]
 
 
-def _beside(ours: float, paper: float | None) -> str:
+def _with_published(ours: float, paper: float | None) -> str:
     return f"{ours:.2f}" + ("" if paper is None else f" ({paper:.2f})")
 
 

@@ -41,12 +41,12 @@ def test_a_line_has_a_value_under_each_head() -> None:
     found = TimeComparison("FP", [0.001, 0.003], 0.004)
     assert comparison_row(found).split() == ["FP", "2.000", "1.414", "4.000", "2.000"]
     assert len(comparison_row(found)) == len(comparison_head("ms"))
-    assert found.figures() == {"mean_s": 0.002, "deviation_s": pytest.approx(2e-6**0.5), "predicted_s": 0.004}
+    assert found.as_json() == {"mean_s": 0.002, "deviation_s": pytest.approx(2e-6**0.5), "predicted_s": 0.004}
 
 
 def test_a_table_has_a_line_for_each_and_ratios_of_medians() -> None:
     head, *lines = report.time_table(
-        {"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", beside={"b": "  1 MiB"}
+        {"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", suffixes={"b": "  1 MiB"}
     ).splitlines()
     assert head.split() == ["ms", "per", "step", "median", "min", "max", "to", "a"]
     assert [line.split() for line in lines] == [

@@ -35,7 +35,7 @@ def test_each_step_has_the_numbers_of_torch(name: str, arguments: dict[str, Any]
         scheduler.step()
     schedule = RateSchedule(adamw).begin(name, arguments, steps=9, peak=0.02)
     for step in (*range(9), 4, 1, 8):
-        found = schedule.at(step)
+        found = schedule.values_at(step)
         assert (found["lr"], found["betas"]) == expected[step]
     assert len({rate for rate, _ in expected}) > 3
 

@@ -89,7 +89,7 @@ def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
     )
     plain = build_network(of, comm, channels=18, options=argparse.Namespace())
     model = distribute_network(of, plain, trainer.grid, "cpu", torch.float64)
-    average, newest = dict(trainer.evaluated.named_parameters()), dict(trainer.model.named_parameters())
+    average, newest = dict(trainer.evaluation_model.named_parameters()), dict(trainer.model.named_parameters())
     assert scopes == [batch_norm]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(dc.gather(parameter), dc.gather(average[name]), rtol=0, atol=0)

@@ -109,7 +109,7 @@ def observed(
         patch.setattr(training_options.Plan, "load", lambda path, comm: plan)
         job = replace(module.JOB, trainer=made("grid"), pipeline=module.JOB.pipeline and made("pipeline"))
         patch.setattr(type(job), "announce", lambda *_: "announced")
-        patch.setattr(type(job), "judge", lambda *_: None)
+        patch.setattr(type(job), "evaluate", lambda *_: None)
         patch.setattr(type(job), "examples", lambda *_: [])
         jobs.train(parsed(f"train {task}", *words), job)
     return found
