@@ -26,7 +26,7 @@ class _LineBar(tqdm):  # type: ignore[misc]
         return show
 
 
-def bar(*, rank: int, **options: Any) -> tqdm[Any]:
+def progress_bar(*, rank: int, **options: Any) -> tqdm[Any]:
     """Make a progress bar on stderr, for a terminal or for a log.
 
     Parameters

@@ -94,7 +94,7 @@ def time_interleaved(
     return times
 
 
-def timed(comm: MPI.Intracomm, device: torch.device, action: Callable[[], object]) -> float:
+def time_action(comm: MPI.Intracomm, device: torch.device, action: Callable[[], object]) -> float:
     """Return the seconds of an action on the slowest rank, after a barrier. Collective: call on every rank.
 
     Parameters
@@ -117,6 +117,6 @@ def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def deviation(values: Sequence[float]) -> float:
+def standard_deviation(values: Sequence[float]) -> float:
     """Return the standard deviation with Bessel's correction, or 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0

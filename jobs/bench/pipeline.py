@@ -30,9 +30,9 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.timing import Variant, idle, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_classifier
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.jobs.training.pipelines.options import counts
-from distconv.jobs.training.pipelines.stages import cuts_of
+from distconv.jobs.training.pipelines.stages import choose_split_points
 from distconv.layers.models import MODELS
 from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
@@ -54,10 +54,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench pipeline``."""
     parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="network (default: %(default)s)")
-    parser.add_argument("--width", type=positive, help="channels of the first layer (default: the model's own)")
-    parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
+    parser.add_argument("--width", type=positive_int, help="channels of the first layer (default: the model's own)")
+    parser.add_argument("--batch", type=positive_int, default=64, help="samples per mini-batch (default: %(default)s)")
     parser.add_argument(
-        "--microbatches", type=positive, default=8, help="micro-batches per mini-batch (default: %(default)s)"
+        "--microbatches", type=positive_int, default=8, help="micro-batches per mini-batch (default: %(default)s)"
     )
     parser.add_argument(
         "--ppv",
@@ -68,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rounds",
-        type=positive,
+        type=positive_int,
         default=5,
         help="interleaved repetitions of each variant, whose medians are compared (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=positive, default=4, help="training steps per repetition (default: %(default)s)"
+        "--steps", type=positive_int, default=4, help="training steps per repetition (default: %(default)s)"
     )
     report.add_json_argument(parser)
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError("needs one rank for each stage, at least 2. Start it with mpiexec -n 2.")
     torch.set_num_threads(1)
     cuts = _cuts(world, options)
-    _join(world)
+    _init_process_group(world)
     bench = _Bench(world, options, *cuts)
     times = bench.measure()
     traces = bench.traces()
@@ -135,7 +135,7 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def _join(world: MPI.Intracomm) -> None:
+def _init_process_group(world: MPI.Intracomm) -> None:
     """Make the ranks a process group of torch's."""
     file = run_on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(
@@ -154,7 +154,7 @@ def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -
         profile = time_layers(model, _data(samples)[:1], WARM_UP, ITERATIONS).profile
         modules = dict(model.named_modules())
         starts = [x.name for x in profile.layers if isinstance(modules.get(x.name), (nn.Conv2d, nn.Linear))]
-        return cuts_of(profile, starts, [1] * world.size, type(model).__name__)
+        return choose_split_points(profile, starts, [1] * world.size, type(model).__name__)
 
     return run_on_rank_0(world, measured)
 
@@ -287,7 +287,7 @@ def _report(
         reference = references.get(name)
         # Ratios of the same round: the machine's speed drifts between rounds.
         ratio = [a / b for a, b in zip(values, times[reference], strict=True)] if reference else [1.0]
-        lines.append(f"{report.row(name, values)}  {statistics.median(ratio):6.3f} of {reference or name}")
+        lines.append(f"{report.time_row(name, values)}  {statistics.median(ratio):6.3f} of {reference or name}")
     one = times["one rank"]
     for name in ("stale", "pipedream", "DDP, gloo"):
         gains = [a / b for a, b in zip(one, times[name], strict=True)]

@@ -17,10 +17,10 @@ from distconv.jobs.planning.options import (
     add_network_arguments,
     quantity_parser,
     run_on_rank_0,
-    traced,
+    trace_network,
 )
 from distconv.jobs.planning.strong_scaling import rank_counts
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.perfmodel.cost import block_geometry, operation_work
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument(
-        "--from", dest="least", type=positive, default=4, help="smallest number of ranks (default: %(default)s)"
+        "--from", dest="least", type=positive_int, default=4, help="smallest number of ranks (default: %(default)s)"
     )
     parser.add_argument(
-        "--to", dest="most", type=positive, default=1024, help="largest number of ranks (default: %(default)s)"
+        "--to", dest="most", type=positive_int, default=1024, help="largest number of ranks (default: %(default)s)"
     )
     parser.add_argument(
         "--memory", type=quantity_parser(Memory), help=f"memory limit of each rank: {Memory.kind} (default: none)"
@@ -64,12 +64,12 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.least > options.most:
         raise DistconvError(f"--from {options.least}: larger than --to {options.most}. Swap the values.")
-    run_on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
+    run_on_rank_0(MPI.COMM_WORLD, lambda: _compare(options))
     return 0
 
 
-def _compared(options: argparse.Namespace) -> None:
-    machine, graph = Machine.load(options.machine), traced(options)
+def _compare(options: argparse.Namespace) -> None:
+    machine, graph = Machine.load(options.machine), trace_network(options)
     print(
         report.heading(
             f"{options.model}, {len(graph.deciding)} deciding layers, {options.batch} samples of "

@@ -17,8 +17,8 @@ from torch.nn import functional
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
 from distconv.jobs.planning.measured_steps import WARM_UP, pipeline_step_s
-from distconv.jobs.planning.options import built, extents
-from distconv.jobs.training.options import positive
+from distconv.jobs.planning.options import build_network, sample_shape
+from distconv.jobs.training.options import positive_int
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.pipeline import Pipeline, PipelinePlan
 from distconv.pipeline.runtime.device_kinds import kind_of_rank
@@ -39,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan files that distconv explore has written for one model",
     )
     parser.add_argument(
-        "--input", type=extents, required=True, metavar="C,H,W", help="shape of one sample, channels first"
+        "--input", type=sample_shape, required=True, metavar="C,H,W", help="shape of one sample, channels first"
     )
     parser.add_argument(
-        "--classes", type=positive, default=10, help="classes that the model predicts (default: %(default)s)"
+        "--classes", type=positive_int, default=10, help="classes that the model predicts (default: %(default)s)"
     )
-    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    parser.add_argument("--width", type=positive_int, help="channels of the model (default: the model's own)")
     add_devices_argument(parser, "device type of each rank, for plans with several")
     parser.add_argument(
-        "--rounds", type=positive, default=9, help="interleaved repetitions of each plan (default: %(default)s)"
+        "--rounds", type=positive_int, default=9, help="interleaved repetitions of each plan (default: %(default)s)"
     )
     report.add_json_argument(parser)
 
@@ -86,7 +86,7 @@ def _measured(
     x, target = torch.randn(batch, *options.input), torch.randint(options.classes, (batch,))
     pipes = {
         path: Pipeline.from_plan(
-            plan, built(network), comm, functional.cross_entropy, _optimizer, example=x[:2], kind=kind
+            plan, build_network(network), comm, functional.cross_entropy, _optimizer, example=x[:2], kind=kind
         )
         for path, plan in plans.items()
     }
@@ -113,7 +113,7 @@ def _report(options: argparse.Namespace, plans: dict[str, PipelinePlan], times: 
     for path, values in times.items():
         # Ratios of the same round: the machine's speed drifts between rounds.
         ratio = statistics.median(a / b for a, b in zip(values, times[first], strict=True))
-        lines.append(f"{report.row(Path(path).stem, values)}  {ratio:6.3f} of {Path(first).stem}")
+        lines.append(f"{report.time_row(Path(path).stem, values)}  {ratio:6.3f} of {Path(first).stem}")
     for path, plan in plans.items():
         words = [plan.schedule, f"cut at {', '.join(plan.cuts) or 'nothing'}", f"replicas {list(plan.replicas)}"]
         words += [f"on {', '.join(plan.kinds)}"] if plan.kinds else []

@@ -17,7 +17,7 @@ import torch
 
 from distconv.errors import DataError
 from distconv.jobs.planning.options import check_writable
-from distconv.jobs.timing import deviation
+from distconv.jobs.timing import standard_deviation
 from distconv.whole_files import write_file
 
 
@@ -44,7 +44,7 @@ def heading(what: str) -> str:
     return f"{what}\ncommand: {_command()}\nmachine: {where}"
 
 
-def row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
+def time_row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
     """Return a line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
     median, low, high = (1e3 * v for v in (statistics.median(times_s), min(times_s), max(times_s)))
     ratio = "" if reference is None else f"  {median / 1e3 / reference:6.3f}"
@@ -56,17 +56,17 @@ def table_head(label: str = "ms per step", ratio: str = "ratio") -> str:
     return f"{label:<44} {'median':>9} {'min':>9} {'max':>9}  {ratio:>6}"
 
 
-def table(
+def time_table(
     times: Mapping[Any, Sequence[float]],
     reference: str | None = None,
     *,
     label: str = "ms per step",
     ratio: str | None = None,
-    beside: Mapping[Any, str] | None = None,
+    suffixes: Mapping[Any, str] | None = None,
 ) -> str:
     """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix."""
     median = statistics.median(times[reference]) if reference in times else None
-    lines = [f"{row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
+    lines = [f"{time_row(name, values, median)}{(suffixes or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])
 
 
@@ -86,9 +86,9 @@ class TimeComparison:
     @property
     def deviation_s(self) -> float:
         """Their standard deviation."""
-        return deviation(self.measured_s)
+        return standard_deviation(self.measured_s)
 
-    def figures(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """For JSON."""
         return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
 

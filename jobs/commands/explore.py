@@ -25,18 +25,18 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import combine_machines, measure_machine, profiled
+from distconv.jobs.commands.profile import add_layer_times, combine_machines, measure_machine
 from distconv.jobs.planning import chosen_pipeline, exploration_picture, mixed_devices, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
     add_ranks_argument,
-    built,
+    build_network,
     check_writable,
-    fastest,
+    choose_rank_count,
     quantity_parser,
     run_on_rank_0,
-    traced,
+    trace_network,
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.jobs.planning.report import predicts_classes
@@ -181,7 +181,7 @@ def microbatch_counts(batch: int, ranks: int) -> list[int]:
 
 def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
     """Return the network's graph for a micro-batch of ``samples`` samples."""
-    return traced(argparse.Namespace(**{**vars(options), "batch": samples}))
+    return trace_network(argparse.Namespace(**{**vars(options), "batch": samples}))
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,8 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     sizes = [options.batch // count for count in microbatch_counts(options.batch, comm.size)]
     for size in sizes:
         graph = graph_of(options, size)
-        machine = profiled(machine, graph, widths, comm, CPU, busy_ranks=comm.size, rounds=1)
-    model = built(options)
+        machine = add_layer_times(machine, graph, widths, comm, CPU, busy_ranks=comm.size, rounds=1)
+    model = build_network(options)
     with watchdog.waiting(lambda: "the start of a measurement"):
         comm.Barrier()
     inputs = [torch.randn(size, *options.input) for size in sizes]
@@ -248,7 +248,7 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     # Take the profile of the slowest rank, for which the others wait.
     profiles = {size: max(each, key=_seconds) for size, each in zip(sizes, zip(*of_ranks, strict=True), strict=True)}
     samples = torch.randn(2, *options.input)
-    return Measurements(machine, measured_overheads(machine, built(options), samples, comm), profiles)
+    return Measurements(machine, measured_overheads(machine, build_network(options), samples, comm), profiles)
 
 
 def combine_measurements(turns: Sequence[Measurements]) -> Measurements:
@@ -288,7 +288,7 @@ def search_candidates(options: argparse.Namespace, measured: Measurements, cuts:
 
 
 def _explore(options: argparse.Namespace, measured: Measurements) -> None:
-    model, example = built(options), torch.empty(2, *options.input)
+    model, example = build_network(options), torch.empty(2, *options.input)
     try:
         cuts = possible_cuts(model, example)
     except SplitError as error:
@@ -299,7 +299,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         ranks, remark = options.ranks.count, ""
         exploration = search_candidates(_with_ranks(options, ranks), measured, cuts)
     else:
-        ranks, exploration, remark = fastest(
+        ranks, exploration, remark = choose_rank_count(
             lambda count: search_candidates(_with_ranks(options, count), measured, cuts), options.ranks
         )
     options = _with_ranks(options, ranks)
@@ -313,7 +313,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(remark)
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(options)}")
+        print(f"plan: {options.out}; train with it: {_training_command(options)}")
     if options.plot is not None:
         exploration_picture.draw(options.plot, exploration)
         print(f"picture: {options.plot}")
@@ -325,19 +325,20 @@ def _explore_device_types(options: argparse.Namespace) -> None:
     if options.profiles is not None:
         profiles = mixed_devices.load_profiles(options.profiles, kinds)
     else:
-        profiles = mixed_devices.described(graph_of(options, options.batch), machine, kinds)
-    cuts = possible_cuts(built(options), torch.empty(2, *options.input))
-    setting = mixed_devices.mixed(kinds, machine, profiles, cuts, options.memory)
+        profiles = mixed_devices.predict_profiles(graph_of(options, options.batch), machine, kinds)
+    cuts = possible_cuts(build_network(options), torch.empty(2, *options.input))
+    setting = mixed_devices.combine_profiles(kinds, machine, profiles, cuts, options.memory)
     method = options.method or mixed_devices.METHODS[0]
-    stages = setting.cut(method)
+    stages = setting.choose_stages(method)
     print(f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}, by {method}")
-    for line in mixed_devices.lines(setting, method, stages):
+    for line in mixed_devices.report_lines(setting, method, stages):
         print(line)
-    plan = mixed_devices.plan_of(stages, options.model, options.batch)
+    plan = mixed_devices.to_pipeline_plan(stages, options.model, options.batch)
     there = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
     if options.out is not None:
         plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {_training(_with_ranks(options, plan.ranks))} --devices {there}")
+        command = _training_command(_with_ranks(options, plan.ranks))
+        print(f"plan: {options.out}; train with it: {command} --devices {there}")
 
 
 def _with_ranks(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
@@ -358,7 +359,7 @@ def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
             yield f"  {grids}"
 
 
-def _training(options: argparse.Namespace) -> str:
+def _training_command(options: argparse.Namespace) -> str:
     if not predicts_classes(graph_of(options, 2)):
         return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
     width = f" --width {options.width}" if options.width else ""

@@ -21,12 +21,12 @@ from distconv.jobs.planning.options import (
     add_network_arguments,
     add_ranks_argument,
     check_writable,
-    fastest,
+    choose_rank_count,
     quantity_parser,
     run_on_rank_0,
-    traced,
+    trace_network,
 )
-from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, select_strategies
 from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import Memory
@@ -120,17 +120,17 @@ def _plan(options: argparse.Namespace) -> None:
     memory = options.memory or machine.memory_bytes
     names = ("optimizer_slots", "shard_optimizer", "memory_model", "workspace", "batch_norm")
     assumptions = asdict(Settings(**{name: getattr(options, name) for name in names}))
-    graph = traced(options)
+    graph = trace_network(options)
 
     def planned(ranks: int) -> Strategy:
         return select(graph, machine, ranks, memory=memory, method=options.method, **assumptions)
 
-    ranks, strategy, remark = fastest(planned, options.ranks)
+    ranks, strategy, remark = choose_rank_count(planned, options.ranks)
     options = argparse.Namespace(**vars(options) | {"ranks": ranks})
     print(report.heading(options, graph, machine, memory))
     _print(options, strategy)
     if options.memory_model == "autograd":
-        print(report.process(options, graph, strategy, machine, memory))
+        print(report.process_memory_line(options, graph, strategy, machine, memory))
     if strategy.estimated:
         print(
             "not all layers with weights were measured for these ranks: the times of the others are estimates by the "
@@ -140,9 +140,11 @@ def _plan(options: argparse.Namespace) -> None:
         print(remark)
     if options.out is not None:
         strategy.plan.save(options.out)
-        print(f"plan: {options.out}; train with it: {report.training(options, graph)}")
+        print(f"plan: {options.out}; train with it: {report.training_command(options, graph)}")
     if options.plot is not None:
-        fewer = strategies(graph, machine, rank_counts(options.ranks)[:-1], memory, options.method, **assumptions)
+        fewer = select_strategies(
+            graph, machine, rank_counts(options.ranks)[:-1], memory, options.method, **assumptions
+        )
         title = (
             f"{options.model}, {options.batch} samples, on {options.ranks} ranks of {machine.name} ({strategy.method})"
         )
@@ -154,7 +156,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _print(options: argparse.Namespace, strategy: Strategy) -> None:
     print(strategy.explain())
-    for line in report.totals(strategy):
+    for line in report.totals_table(strategy):
         print(line)
-    for line in report.layers(strategy.prediction) if options.layers else ():
+    for line in report.layer_table(strategy.prediction) if options.layers else ():
         print(line)

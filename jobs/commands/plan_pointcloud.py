@@ -19,8 +19,8 @@ from distconv.jobs.commands.train_pointcloud import add_cloud_arguments
 from distconv.jobs.planning.options import add_machine_argument, quantity_parser, run_on_rank_0
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import CloudSettings, network
-from distconv.jobs.training.options import positive
+from distconv.jobs.pointcloud.classification.trainer import CloudSettings, build_network
+from distconv.jobs.training.options import positive_int
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import Memory
@@ -44,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
     parser.add_argument(
-        "--width", type=positive, default=defaults.width, help="channels of the first layer (default: %(default)s)"
+        "--width", type=positive_int, default=defaults.width, help="channels of the first layer (default: %(default)s)"
     )
     parser.add_argument(
-        "--batch", type=positive, default=defaults.batch, help="point clouds per step (default: %(default)s)"
+        "--batch", type=positive_int, default=defaults.batch, help="point clouds per step (default: %(default)s)"
     )
-    parser.add_argument("--ranks", type=positive, required=True, help="number of ranks that will train")
+    parser.add_argument("--ranks", type=positive_int, required=True, help="number of ranks that will train")
     add_machine_argument(parser, required=True)
     parser.add_argument(
         "--memory",
@@ -92,7 +92,7 @@ def _recorded(options: argparse.Namespace) -> SparseRecording:
         recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, settings.varied, seed=settings.seed)
         voxels = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
         x = SparseTensor(voxels.coords, voxels.features, batch_size=len(voxels.labels))
-        return record(network(settings, samples), x)
+        return record(build_network(settings, samples), x)
 
 
 def _table(choice: GridChoice, memory: float) -> Iterator[str]:

@@ -22,7 +22,7 @@ from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.prediction import labelled
-from distconv.jobs.prediction.network import TrainedNetwork, build, distribute_network, trained
+from distconv.jobs.prediction.network import TrainedNetwork, build_network, distribute_network, find_network
 from distconv.jobs.prediction.samples import PredictionRun, loader_field, open_inputs
 from distconv.jobs.prediction.scores import draw, score
 from distconv.jobs.training.options import (
@@ -30,10 +30,10 @@ from distconv.jobs.training.options import (
     add_reading_arguments,
     fraction_below_one,
     grid_shape,
-    positive,
+    positive_int,
     select_device,
 )
-from distconv.jobs.training.report import SUMMARY, peak_memory_bytes, picture
+from distconv.jobs.training.report import SUMMARY, draw_figure, peak_memory_bytes
 from distconv.whole_files import write_file
 
 EXAMPLES = """\
@@ -75,10 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="model of a file of weights: a reference model, or your own as package.module:factory",
     )
     parser.add_argument(
-        "--classes", type=positive, help="classes of the model of a file of weights (default: the model's own)"
+        "--classes", type=positive_int, help="classes of the model of a file of weights (default: the model's own)"
     )
     parser.add_argument(
-        "--width", type=positive, help="channels of the model of a file of weights (default: the model's own)"
+        "--width", type=positive_int, help="channels of the model of a file of weights (default: the model's own)"
     )
     parser.add_argument(
         "--normalise-as",
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="process grid (default: all ranks along h, or along w for sequences)",
     )
     parser.add_argument(
-        "--batch", type=positive, default=1, help="samples or windows per forward pass (default: %(default)s)"
+        "--batch", type=positive_int, default=1, help="samples or windows per forward pass (default: %(default)s)"
     )
     parser.add_argument(
         "--window",
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     """Predict, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     options.device = select_device(options.device, comm)
-    of = trained(options.weights, comm)
+    of = find_network(options.weights, comm)
     if labelled.is_labelled(of, options.data):
         path, group, outcome = labelled.predict(options, of, options.device, comm)
         results = {"group": group, "accuracy": outcome.accuracy, "loss": outcome.loss}
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
         dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
         field = loader_field(options, of, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
-        model = build(of, comm, channels=inputs.shape[1], options=options)
+        model = build_network(of, comm, channels=inputs.shape[1], options=options)
         path = PredictionRun(
             options, of, inputs, field, grid, distribute_network(of, model, grid, options.device, dtype)
         ).write()
@@ -147,7 +147,9 @@ def run(options: argparse.Namespace) -> int:
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
         drawn = try_on_all_ranks(
-            comm, lambda: picture(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "", DataError
+            comm,
+            lambda: draw_figure(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "",
+            DataError,
         )
         _write_summary(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
     return 0

@@ -31,14 +31,14 @@ from distconv.jobs.planning.options import (
     check_writable,
     run_on_first_ranks,
     run_on_rank_0,
-    traced,
+    trace_network,
 )
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS
 from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import add_device_argument, nonnegative_int, positive, select_device
+from distconv.jobs.training.options import add_device_argument, nonnegative_int, positive_int, select_device
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser, required=False)
     parser.add_argument(
         "--ranks",
-        type=lambda text: [positive(word) for word in text.split(",")],
+        type=lambda text: [positive_int(word) for word in text.split(",")],
         metavar="P,P",
         help="numbers of ranks whose block shapes are measured (default: 1 and the number of this job)",
     )
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--iterations",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help=f"training steps measured; goes with --layers (default: {ITERATIONS})",
     )
@@ -134,13 +134,13 @@ def run(options: argparse.Namespace) -> int:
             _time_kinds(options, device, comm)
         return 0
     machine = run_on_rank_0(comm, lambda: _load_machine(options))
-    graph = None if options.model is None else traced(options)
+    graph = None if options.model is None else trace_network(options)
     network = None
     if machine is None:
         network = profile_network(comm, device)
         machine = measure_machine(options.name, network, comm, device)
     if graph is not None:
-        machine = profiled(machine, graph, options.ranks or [1, comm.size], comm, device)
+        machine = add_layer_times(machine, graph, options.ranks or [1, comm.size], comm, device)
     nodes = len(set(node_indices(comm)))
     run_on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
     return 0
@@ -348,7 +348,7 @@ def _run_busy(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], 
     return run_on_first_ranks(comm, comm.size, lambda: action(comm))
 
 
-def profiled(
+def add_layer_times(
     machine: Machine,
     graph: LayerGraph,
     ranks: Sequence[int],

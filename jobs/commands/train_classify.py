@@ -19,7 +19,7 @@ from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
 from distconv.jobs.training.model_factory import CLASSIFIERS
-from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, positive_int
 from distconv.jobs.training.pipelines.options import add_pipeline_arguments
 
 EXAMPLES = """\
@@ -64,9 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of the HDF5 dataset of labels (N) (default: %(default)s)",
     )
     parser.add_argument(
-        "--classes", type=positive, help="number of classes (default: 10, or for HDF5 files the largest label plus 1)"
+        "--classes",
+        type=positive_int,
+        help="number of classes (default: 10, or for HDF5 files the largest label plus 1)",
     )
-    parser.add_argument("--max-train-samples", type=positive, metavar="N", help="train on the first N images only")
+    parser.add_argument("--max-train-samples", type=positive_int, metavar="N", help="train on the first N images only")
     parser.add_argument(
         "--model",
         default=defaults.model,
@@ -85,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--evaluate-every",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="EPOCHS",
         help="evaluate on the test images every EPOCHS epochs (default: %(default)s)",
@@ -134,10 +136,10 @@ JOB = ClassifierJob(
     trainer=ImageTrainer,
     pipeline=ImagePipelineTrainer,
     extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
-    more=lambda options, samples: {"classes": samples.classes},
-    no_test="no test images: give them with --test-data",
+    further_results=lambda options, samples: {"classes": samples.classes},
+    no_test_message="no test images: give them with --test-data",
     picture=RESULT_FIGURE,
-    shown=lambda count: range(min(16, count)),
-    value=lambda samples, group, sample: samples.image(group, sample),
-    name=lambda samples, label: label,
+    shown_samples=lambda count: range(min(16, count)),
+    example_values=lambda samples, group, sample: samples.image(group, sample),
+    class_name=lambda samples, label: label,
 )

@@ -19,7 +19,7 @@ from distconv.jobs.mesh import baselines
 from distconv.jobs.mesh.picture import MeshExample, draw
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.scores import PredictorScore, Threshold, gains, headline, judge, table
+from distconv.jobs.mesh.scores import PredictorScore, Threshold, format_table, gains, headline, score_predictor
 from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments
@@ -98,7 +98,7 @@ class MeshOutcome(JobOutcome):
         """Print the table, and write a line of metrics.jsonl for the network."""
         for verdict in self.verdicts[-1:]:
             metrics.write(step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families)
-            print(f"\n{headline(self.verdicts)}\n\n{table(self.verdicts)}\n")
+            print(f"\n{headline(self.verdicts)}\n\n{format_table(self.verdicts)}\n")
 
     def draw(self, path: Path, examples: Sequence[MeshExample], title: str, metrics: Metrics) -> None:
         """Draw the examples, the losses, and precision over recall."""
@@ -121,7 +121,7 @@ class MeshJob(Job):
         share = f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
         return f"{super().announce(trainer, resumed)}\n{share}"
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
         """Return the scores of the network and, if requested, of the baselines, with the network's threshold."""
         samples = trainer.samples
         training = trainer.scores("train")
@@ -135,7 +135,7 @@ class MeshJob(Job):
             verdicts.append(baselines.best_channel(samples))
             verdicts += baselines.extrapolation(samples, q_star)
             verdicts.append(baselines.perceptron(samples, trainer.grid, trainer.settings))
-        verdicts.append(judge(trainer.settings.model, training, trainer.scores("heldout"), threshold))
+        verdicts.append(score_predictor(trainer.settings.model, training, trainer.scores("heldout"), threshold))
         return MeshOutcome(samples.positive_fraction, verdicts, threshold)
 
     def examples(self, trainer: Any, outcome: Any) -> list[MeshExample]:

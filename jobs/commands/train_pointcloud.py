@@ -22,7 +22,7 @@ from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
-from distconv.jobs.training.options import add_training_arguments, positive
+from distconv.jobs.training.options import add_training_arguments, positive_int
 from distconv.jobs.training.pipelines.options import add_pipeline_arguments
 
 EXAMPLES = """\
@@ -50,17 +50,20 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings
     )
     parser.add_argument("--model", choices=NETWORKS, default=defaults.model, help="network (default: %(default)s)")
     parser.add_argument(
-        "--resolution", type=positive, default=defaults.resolution, help="voxels along each side (default: %(default)s)"
+        "--resolution",
+        type=positive_int,
+        default=defaults.resolution,
+        help="voxels along each side (default: %(default)s)",
     )
     parser.add_argument(
         "--points",
-        type=positive,
+        type=positive_int,
         default=defaults.points,
         help="points drawn from each cloud in each epoch (default: %(default)s)",
     )
     parser.add_argument(
         "--keep",
-        type=share,
+        type=positive_fraction,
         default=defaults.keep,
         help="fraction of the drawn points that is kept in training (default: %(default)s)",
     )
@@ -69,7 +72,7 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings
     )
 
 
-def share(text: str) -> float:
+def positive_fraction(text: str) -> float:
     """Parse a number above 0 and at most 1.
 
     Raises
@@ -113,10 +116,10 @@ JOB = ClassifierJob(
     pipeline=CloudPipelineTrainer,
     one_grid="sparse network",
     extents=lambda trainer: f"{trainer.loader.points} points, {trainer.samples.name}",
-    more=lambda options, samples: {"classes": samples.class_names},
+    further_results=lambda options, samples: {"classes": samples.class_names},
     baselines=_baselines,
-    no_test="no held-out clouds to test on",
+    no_test_message="no held-out clouds to test on",
     picture=RESULT_FIGURE,
-    shown=lambda count: range(min(8, count)),
-    value=lambda samples, group, sample: np.asarray(samples.groups[group][sample].points),
+    shown_samples=lambda count: range(min(8, count)),
+    example_values=lambda samples, group, sample: np.asarray(samples.groups[group][sample].points),
 )

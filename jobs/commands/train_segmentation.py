@@ -30,7 +30,7 @@ from distconv.jobs.segmentation.trainer import (
 )
 from distconv.jobs.training.job import Job, JobOutcome, train
 from distconv.jobs.training.model_factory import SEGMENTERS
-from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive_int
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
 from distconv.placement import gather
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--classes",
-        type=positive,
+        type=positive_int,
         help="output channels of the network; 1: a single logit, of label 1 (default: the largest label plus 1)",
     )
     parser.add_argument(
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--evaluate-every",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="EPOCHS",
         help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",
@@ -222,13 +222,13 @@ class SegmentationJob(Job):
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
         """Evaluate on the held-out samples, if there are any and this epoch is due."""
         if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
-            _evaluated(trainer, metrics, "test")
+            _evaluate_and_log(trainer, metrics, "test")
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> SegmentationOutcome:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> SegmentationOutcome:
         """Return the scores on held-out samples, or on the training samples if there are none. Collective."""
         samples = trainer.samples
         group = "test" if "test" in samples.groups else "train"
-        scores = _evaluated(trainer, metrics, group)
+        scores = _evaluate_and_log(trainer, metrics, group)
         return SegmentationOutcome(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
 
     def examples(self, trainer: Any, outcome: Any) -> list[SegmentationExample]:
@@ -254,7 +254,7 @@ def _slices(values: Any) -> Any:
     return whole[:, None] if whole.ndim == 2 else whole
 
 
-def _evaluated(trainer: SegmentationTrainer, metrics: Metrics, group: str) -> SegmentationScores:
+def _evaluate_and_log(trainer: SegmentationTrainer, metrics: Metrics, group: str) -> SegmentationScores:
     """Return the scores of a group and write them to metrics.jsonl. Collective."""
     scores, loss = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, loss=loss, **scores.results)

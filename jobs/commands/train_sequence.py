@@ -22,7 +22,7 @@ from distconv.jobs.sequence.samples import SequenceSamples
 from distconv.jobs.sequence.trainer import LAYERS, SequenceSettings, SequenceTrainer
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
-from distconv.jobs.training.options import add_training_arguments, positive, positive_float
+from distconv.jobs.training.options import add_training_arguments, positive_float, positive_int
 from distconv.layers.recurrent import Method
 
 EXAMPLES = """\
@@ -51,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=positive,
+        type=positive_int,
         default=defaults.length,
         help="bits of each embedded bitstream (default: %(default)s)",
     )
     parser.add_argument(
         "--coefficients",
-        type=positive,
+        type=positive_int,
         default=defaults.coefficients,
         help="mel-frequency cepstral coefficients of each frame of a sound (default: %(default)s)",
     )
@@ -110,11 +110,11 @@ JOB = ClassifierJob(
     one_grid="recurrent network",
     rest_along="w",
     extents=lambda trainer: f"{trainer.samples.channels} values a step, {trainer.samples.name}",
-    more=lambda options, samples: {"method": options.method, "classes": samples.class_names},
+    further_results=lambda options, samples: {"method": options.method, "classes": samples.class_names},
     baselines=_baselines,
-    no_test="no held-out sequences to test on",
+    no_test_message="no held-out sequences to test on",
     picture=RESULT_FIGURE,
     # From all over them: neighbours may be of one class.
-    shown=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
-    value=lambda samples, group, sample: samples.groups[group][sample],
+    shown_samples=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
+    example_values=lambda samples, group, sample: samples.groups[group][sample],
 )

@@ -14,7 +14,7 @@ import torch
 
 from distconv.errors import DistconvError
 
-SHORT = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+ABBREVIATIONS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 _SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 """Values of a parameter group that a scheduler may change."""
 
@@ -27,7 +27,7 @@ def optimizer_name(text: str) -> str:
     ArgumentTypeError
         If there is no such optimizer, or it evaluates the loss several times per step.
     """
-    kind = getattr(torch.optim, SHORT.get(text, text), None)
+    kind = getattr(torch.optim, ABBREVIATIONS.get(text, text), None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     if not usable or kind is torch.optim.LBFGS:
         raise argparse.ArgumentTypeError(f"{text!r} is not sgd, adam, adamw or another class of torch.optim")
@@ -51,7 +51,9 @@ def scheduler_name(text: str) -> str:
     return text
 
 
-def make(name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any) -> torch.optim.Optimizer:
+def make_torch_optimizer(
+    name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any
+) -> torch.optim.Optimizer:
     """Make an optimizer.
 
     Parameters
@@ -71,11 +73,11 @@ def make(name: str, parameters: Iterable[torch.nn.Parameter], **arguments: Any) 
     DistconvError
         If the optimizer does not accept the arguments.
     """
-    kind = getattr(torch.optim, SHORT.get(name, name))
-    return _made(f"--optimizer {name}", lambda: kind(parameters, **arguments))  # type: ignore[no-any-return]
+    kind = getattr(torch.optim, ABBREVIATIONS.get(name, name))
+    return _construct(f"--optimizer {name}", lambda: kind(parameters, **arguments))  # type: ignore[no-any-return]
 
 
-def _made(what: str, make: Callable[[], Any]) -> Any:
+def _construct(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -133,14 +135,14 @@ class RateSchedule:
             self._scheduler = kind(self._optimizer, **given)
 
         def checked() -> None:
-            _made(f"--scheduler {name}", start)
+            _construct(f"--scheduler {name}", start)
 
         self._start = checked
         self._start()
         self._step = 0
         return self
 
-    def at(self, step: int) -> dict[str, Any]:
+    def values_at(self, step: int) -> dict[str, Any]:
         """Return the scheduled values of a parameter group for ``step``, counted from 0."""
         if step < self._step:
             self._start()

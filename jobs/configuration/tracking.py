@@ -143,7 +143,7 @@ _KINDS: dict[str, tuple[type[Tracker], str]] = {
 TRACKERS = tuple(_KINDS)
 
 
-def tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Tracker:
+def open_tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Tracker:
     """Open a tracker.
 
     Parameters

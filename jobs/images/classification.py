@@ -53,7 +53,9 @@ class _Images(Classifier):
 
     def batches_of(self, group: str) -> EpochLoader:
         """Return a loader of ``train`` or ``test`` in order, without augmentation."""
-        return self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
+        return self.samples.loader(
+            group, self.grid, self.settings.batch, **self.settings.evaluation_options(self.device)
+        )
 
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raise ModelError unless the logits have at least as many classes as the samples."""
@@ -61,8 +63,8 @@ class _Images(Classifier):
 
     def _take_samples(self, samples: ImageSamples) -> None:
         of, self.samples = self.settings, samples
-        more = of.loading(self.device)
-        parts = samples.loader("train", self.grid, of.part, seed=of.seed, augment=of.augment, **more)
+        more = of.loader_options(self.device)
+        parts = samples.loader("train", self.grid, of.part_size, seed=of.seed, augment=of.augment, **more)
         self.loader = accumulate_batches(parts, of.accumulate)
 
 

@@ -95,7 +95,7 @@ class ImageSamples:
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
         return try_on_all_ranks(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
 
-    def place(self, group: str) -> object:
+    def source_path(self, group: str) -> object:
         """Return the path of the file of a group."""
         return self.groups[group].source.path
 

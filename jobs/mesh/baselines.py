@@ -19,7 +19,7 @@ from distconv.grid import ProcessGrid
 
 from .recipe import CHANNELS
 from .samples import MeshSamples
-from .scores import BINS, Histogram, PredictorScore, Threshold, judge
+from .scores import BINS, Histogram, PredictorScore, Threshold, score_predictor
 from .segmentation import MeshSettings, MeshTrainer
 
 PIXEL_RATE = 1e-2
@@ -43,10 +43,13 @@ def constant_answers(samples: MeshSamples) -> list[PredictorScore]:
         The two scores.
     """
     train, heldout = (
-        _counted(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
+        _count_scores(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
     )
     never, always = Threshold(2, True, 1.0), Threshold(0, True, 0.0)
-    return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
+    return [
+        score_predictor("all negative", train, heldout, never),
+        score_predictor("all positive", train, heldout, always),
+    ]
 
 
 def best_channel(samples: MeshSamples) -> PredictorScore:
@@ -73,7 +76,7 @@ def best_channel(samples: MeshSamples) -> PredictorScore:
         _count_channels(samples, group, histograms)
     thresholds = [histogram.best_threshold(both_directions=True) for histogram in train]
     best = int(np.argmax([h.f1(t) for h, t in zip(train, thresholds, strict=True)]))
-    return judge(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
+    return score_predictor(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
 
 
 def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
@@ -92,13 +95,15 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
         With a fitted threshold, and with ``q_star``.
     """
     counted = [
-        _counted(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
+        _count_scores(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
     ]
     fitted = counted[0].best_threshold(both_directions=True)
-    below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS]
-    at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
+    below = [
+        _count_scores(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS
+    ]
+    at_q = score_predictor("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
     named = PredictorScore(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
-    return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
+    return [score_predictor("frozen velocities, fitted", counted[0], counted[1], fitted), named]
 
 
 def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) -> PredictorScore:
@@ -122,14 +127,14 @@ def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: MeshSettings) 
     trainer = MeshTrainer(settings, samples, grid)
     for batch in trainer.batches():
         trainer.step(*batch.tensors)
-    return judge("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
+    return score_predictor("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
 
 
 def _families(samples: MeshSamples, group: str) -> list[str]:
     return sorted(set(samples.families[group]))
 
 
-def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
+def _own_blocks(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
     """Yield blocks of this rank's samples of a group: values of the datasets, and the family."""
     file, comm = samples.file(group), samples.comm
     for sample in range(comm.rank, samples.count(group), comm.size):
@@ -145,7 +150,7 @@ def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[lis
             yield values, samples.families[group][sample]
 
 
-def _counted(
+def _count_scores(
     samples: MeshSamples,
     group: str,
     score: Callable[[Values, Values], Values],
@@ -158,7 +163,7 @@ def _counted(
     histogram = Histogram(low, high, _families(samples, group), bins)
 
     def count() -> None:
-        for (label, jacobian), family in _shared(samples, group, "label", "extrapolated"):
+        for (label, jacobian), family in _own_blocks(samples, group, "label", "extrapolated"):
             histogram.add(score(label, jacobian), label, family)
 
     try_on_all_ranks(samples.comm, count, DataError)
@@ -167,7 +172,7 @@ def _counted(
 
 def _count_channels(samples: MeshSamples, group: str, histograms: list[Histogram]) -> None:
     def count() -> None:
-        for (label, channels), family in _shared(samples, group, "label", "input"):
+        for (label, channels), family in _own_blocks(samples, group, "label", "input"):
             for histogram, channel in zip(histograms, channels, strict=True):
                 histogram.add(channel, label, family)
 

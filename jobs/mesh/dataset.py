@@ -167,10 +167,10 @@ def generate(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
-    there = call_on_rank_0(comm, lambda: existing(target, recipe))
+    there = call_on_rank_0(comm, lambda: existing_summary(target, recipe))
     if there is not None:
         return there
-    session = call_on_rank_0(comm, lambda: prepare(target, recipe))
+    session = call_on_rank_0(comm, lambda: prepare_parts(target, recipe))
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = RunFolder(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
@@ -213,7 +213,7 @@ def parts_folder(target: Path) -> Path:
     return target.with_name(target.name + ".parts")
 
 
-def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
+def existing_summary(target: Path, recipe: MeshRecipe) -> Summary | None:
     """Return the summary of the file if it contains this data set; None if there is no file. Local.
 
     Raises
@@ -234,7 +234,7 @@ def existing(target: Path, recipe: MeshRecipe) -> Summary | None:
     return Summary(path=str(target), **summary)
 
 
-def prepare(target: Path, recipe: MeshRecipe) -> str:
+def prepare_parts(target: Path, recipe: MeshRecipe) -> str:
     """Create or check the folder of finished runs, and return a new session identifier. Call on rank 0.
 
     Claims of earlier sessions and incomplete files are removed.

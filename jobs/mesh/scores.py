@@ -146,7 +146,9 @@ class PredictorScore:
     """Recall and precision on the held-out samples by threshold; empty if the predictor has no threshold."""
 
 
-def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> PredictorScore:
+def score_predictor(
+    name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None
+) -> PredictorScore:
     """Return the score of a predictor.
 
     Parameters
@@ -183,7 +185,7 @@ def headline(verdicts: Sequence[PredictorScore]) -> str:
     return f"held-out F1 of {network.name}: {network.heldout:.3f}" + (f" ({text})" if text else "")
 
 
-def table(verdicts: Sequence[PredictorScore]) -> str:
+def format_table(verdicts: Sequence[PredictorScore]) -> str:
     """Return the scores as an aligned table: F1 on training and held-out samples, then by family."""
     families = list(verdicts[0].families)
     head = ["F1", "threshold", "training", "held-out", *families]

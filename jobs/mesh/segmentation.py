@@ -98,9 +98,9 @@ class MeshTrainer(SegmentationTraining):
         moments = self.samples.moments
         return {"task": "mesh", "mean": moments.mean.tolist(), "std": moments.std.tolist()}
 
-    def predicted(self, inputs: DistTensor) -> DistTensor:
+    def predict(self, inputs: DistTensor) -> DistTensor:
         """Return the probability (N, H, W) of each cell to tangle."""
-        probability = torch.sigmoid(super().predicted(inputs).squeeze(1))
+        probability = torch.sigmoid(super().predict(inputs).squeeze(1))
         assert isinstance(probability, DistTensor)
         return probability
 

@@ -20,7 +20,7 @@ ROUNDS = 4
 """Simulated mini-batches per stage of an asynchronous schedule, whose mini-batches overlap."""
 
 
-def cuts_of(choice: Choice) -> list[str]:
+def split_points(choice: Choice) -> list[str]:
     """Return the submodules that begin the stages, without the first stage."""
     return [stage[0] for stage in choice.stages.stages[1:]]
 
@@ -50,7 +50,7 @@ def pipeline_plan(
     SplitError
         If the model cannot be split at the stage boundaries of the choice.
     """
-    cuts = cuts_of(choice)
+    cuts = split_points(choice)
     stages = len(cuts) + 1
     return PipelinePlan(
         model=name,
@@ -59,12 +59,12 @@ def pipeline_plan(
         cuts=tuple(cuts),
         replicas=(choice.replicas,) * stages,
         plans=tuple(_plans(choice, model, split(model, cuts, example))),
-        schedule=runnable(choice.schedule),
+        schedule=runnable_schedule(choice.schedule),
         microbatches=choice.microbatches,
     )
 
 
-def runnable(name: str) -> str:
+def runnable_schedule(name: str) -> str:
     """Return the name of the schedule that runs: data parallelism is ``gpipe`` with one stage."""
     return "gpipe" if name == PARALLEL else name
 
@@ -85,7 +85,7 @@ def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]
 
 def timeline(choice: Choice) -> Timeline:
     """Simulate the passes of a mini-batch with predicted costs, or of several mini-batches if asynchronous."""
-    name, stages = runnable(choice.schedule), len(choice.memory)
+    name, stages = runnable_schedule(choice.schedule), len(choice.memory)
     endless = FAMILIES[name].weights is not Weights.SYNCHRONOUS
     order = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)
     costs = choice.costs

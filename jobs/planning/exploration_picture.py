@@ -15,7 +15,7 @@ from distconv.perfmodel.exploration.choices import Choice
 from distconv.pipeline.simulation.gantt import ROW_INCHES, draw_spans
 from distconv.whole_files import write_picture
 
-from .chosen_pipeline import cuts_of, timeline
+from .chosen_pipeline import split_points, timeline
 from .picture import new_figure
 
 MOST_CHOICES = 16
@@ -98,7 +98,7 @@ def _draw_memory(axis: Any, best: Choice, room: float) -> None:
     axis.axhline(room / 1e9, color=TOO_MUCH, linewidth=1.0)
     axis.text(-0.4, room / 1e9, f"{room / 1e9:.3g} GB there are", color=TOO_MUCH, fontsize=7, va="bottom")
     axis.set_ylim(0.0, 1.15 * room / 1e9)
-    begins = ["input", *cuts_of(best)]
+    begins = ["input", *split_points(best)]
     names = [f"{stage}: {begin}" for stage, (begin, _) in enumerate(pairwise([*begins, "output"]))]
     axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axis.set(ylabel="GB of a rank, predicted")

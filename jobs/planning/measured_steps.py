@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from distconv.capture.captured import capture
 from distconv.distribution import Distribution, default_axes
-from distconv.jobs.timing import time_interleaved, timed, timed_variants
+from distconv.jobs.timing import time_action, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_model
 from distconv.parallel import parallelize
 from distconv.pipeline import FAMILIES, Pipeline, Weights
@@ -31,7 +31,7 @@ FIRST, TIMED = 1, 3
 """Warm-up steps and timed steps of a synchronous schedule."""
 
 
-def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
+def random_tensor(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
     """Return a distributed tensor of normal random numbers, whose blocks ranks generate independently.
 
     A separate generator is used. With torch's default one, blocks of different sizes would leave its state different on
@@ -53,7 +53,7 @@ def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> Di
     return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
 
 
-def mean_square(y: torch.Tensor) -> torch.Tensor:
+def mean_square_loss(y: torch.Tensor) -> torch.Tensor:
     """Return the mean square, the loss of the timed steps."""
     return y.pow(2).mean()
 
@@ -77,7 +77,7 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
     optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
 
     def gradients(x: torch.Tensor) -> None:
-        mean_square(model(x)).backward()
+        mean_square_loss(model(x)).backward()
 
     take = capture(gradients, x) if captured else gradients
 
@@ -89,7 +89,7 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
     return step
 
 
-def measured(
+def time_plans(
     options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Mapping[str, Plan], device: torch.device
 ) -> dict[str, list[float]]:
     """Time steps of several plans on the first ranks. Collective: call on every rank of ``comm``.
@@ -137,7 +137,7 @@ def _planned_step(
     channels = options.input[0]
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
-    x = random(dist, (options.batch, *options.input), device)
+    x = random_tensor(dist, (options.batch, *options.input), device)
     return training_step(parallelize(model.to(device), plan, comm=comm), x)
 
 
@@ -168,6 +168,6 @@ def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torc
             pipe.step(x, target)
 
     steps(before)
-    seconds = timed(comm, torch.device("cpu"), lambda: steps(count)) / count
+    seconds = time_action(comm, torch.device("cpu"), lambda: steps(count)) / count
     pipe.drain()
     return seconds

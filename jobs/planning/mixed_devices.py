@@ -38,7 +38,7 @@ class DeviceMix:
     devices: Sequence[Device]
     bandwidth: float
 
-    def cut(self, method: str) -> StagePartition:
+    def choose_stages(self, method: str) -> StagePartition:
         """Partition the network by one of ``METHODS``."""
         return partition(self.profile, self.devices, self.bandwidth, method)
 
@@ -47,7 +47,7 @@ class DeviceMix:
         return stage_time(self.profile, stages, self.devices, self.bandwidth)
 
 
-def mixed(
+def combine_profiles(
     kinds: Mapping[str, int],
     machine: Machine,
     profiles: Mapping[str, Profile],
@@ -128,7 +128,7 @@ def load_profiles(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
     return {kind: Profile.load(folder / f"{kind}.json") for kind in kinds}
 
 
-def described(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> dict[str, Profile]:
+def predict_profiles(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> dict[str, Profile]:
     """Predict the network's profile on each device type from the machine's description.
 
     Parameters
@@ -150,7 +150,7 @@ def described(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> 
     return {kind: predicted_profile(graph, machine.of_kind(kind)) for kind in kinds}
 
 
-def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
+def to_pipeline_plan(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
     """Return the pipeline plan of a partition.
 
     Ranks are assigned stage by stage, and within a stage device type by device type.
@@ -181,7 +181,7 @@ def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
     )
 
 
-def lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Iterator[str]:
+def report_lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Iterator[str]:
     """Yield the report: chosen stages, their devices, and the times of the other methods.
 
     Parameters
@@ -203,7 +203,7 @@ def lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Iterator[s
         yield f"stage {index}, {ends[index]} to {ends[index + 1]}: on {on}"
     for other in METHODS:
         if other != method:
-            theirs = setting.cut(other)
+            theirs = setting.choose_stages(other)
             ratio = setting.seconds(theirs) / setting.seconds(chosen)
             cuts = ", ".join(stage[0] for stage in theirs.stages[1:]) or "no cut"
             time_ms = 1e3 * setting.seconds(theirs)

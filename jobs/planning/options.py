@@ -21,7 +21,7 @@ from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError, DistconvError, PlanError
 from distconv.jobs.planning.package_memory import build_and_measure
 from distconv.jobs.training.model_factory import ModelError, build_model
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import TraceError, trace
@@ -44,14 +44,14 @@ def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = T
         metavar="NAME",
         help=f"network: {', '.join(MODELS)}, or your own as package.module:factory",
     )
-    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    parser.add_argument("--width", type=positive_int, help="channels of the model (default: the model's own)")
     parser.add_argument(
-        "--classes", type=positive, help="classes or output channels of the model (default: the model's own)"
+        "--classes", type=positive_int, help="classes or output channels of the model (default: the model's own)"
     )
     parser.add_argument(
-        "--input", type=extents, required=required, metavar="C,H,W", help="shape of one sample, channels first"
+        "--input", type=sample_shape, required=required, metavar="C,H,W", help="shape of one sample, channels first"
     )
-    parser.add_argument("--batch", type=positive, required=required, metavar="N", help="samples per step")
+    parser.add_argument("--batch", type=positive_int, required=required, metavar="N", help="samples per step")
 
 
 def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, more: str = "") -> None:
@@ -64,7 +64,7 @@ def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, mor
     )
 
 
-def extents(text: str) -> tuple[int, ...]:
+def sample_shape(text: str) -> tuple[int, ...]:
     """Parse the shape of a sample, such as ``3,224,224``.
 
     Raises
@@ -73,7 +73,7 @@ def extents(text: str) -> tuple[int, ...]:
         If the string is not a shape.
     """
     try:
-        return tuple(positive(word) for word in text.split(","))
+        return tuple(positive_int(word) for word in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not the shape of a sample, channels first, such as 3,224,224"
@@ -88,7 +88,7 @@ class RankOption:
     at_most: bool = False
 
 
-def ranks(text: str) -> RankOption:
+def rank_option(text: str) -> RankOption:
     """Parse ``--ranks``, such as ``64`` or ``at-most:64``.
 
     Raises
@@ -96,21 +96,21 @@ def ranks(text: str) -> RankOption:
     ArgumentTypeError
         If the string is neither.
     """
-    return RankOption(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
+    return RankOption(positive_int(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
 
 
 def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
     """Add ``--ranks``."""
     place.add_argument(
         "--ranks",
-        type=ranks,
+        type=rank_option,
         required=required,
         metavar="64|at-most:64",
         help="number of ranks that will train; at-most:N chooses the fastest number up to N",
     )
 
 
-class Timed(Protocol):
+class TimedPlan(Protocol):
     """A result with a predicted time."""
 
     @property
@@ -122,10 +122,10 @@ class Timed(Protocol):
         """True if the machine has measured times, but not of all layers. Otherwise it has all of them, or none."""
 
 
-S = TypeVar("S", bound=Timed)
+S = TypeVar("S", bound=TimedPlan)
 
 
-def fastest(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
+def choose_rank_count(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
     """Select the number of ranks.
 
     The number is halved as long as that is faster. A measured time is not compared with an estimate.
@@ -181,7 +181,7 @@ def quantity_parser(kind: type[Quantity]) -> Callable[[str], float]:
     return read
 
 
-def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | None = None) -> LayerGraph:
+def trace_network(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | None = None) -> LayerGraph:
     """Trace the network of the options.
 
     Parameters
@@ -202,7 +202,7 @@ def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | No
     TraceError
         If the network cannot be traced.
     """
-    model = built(options)
+    model = build_network(options)
     try:
         return trace(model, (options.batch, *options.input), loss=loss)
     except TraceError as error:
@@ -215,7 +215,7 @@ def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | No
         ) from error
 
 
-def built(options: argparse.Namespace) -> torch.nn.Module:
+def build_network(options: argparse.Namespace) -> torch.nn.Module:
     """Build the network of the options. Each rank builds its own.
 
     Raises

@@ -15,14 +15,14 @@ import numpy as np
 
 from distconv.arrangement import AXES
 from distconv.errors import DataError
-from distconv.jobs.timing import deviation
+from distconv.jobs.timing import standard_deviation
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.strategy.selection import Strategy
 from distconv.whole_files import write_picture
 
 from .halo_picture import Halo, draw_halo
 from .report import FIGURES
-from .strong_scaling import Point, Scaling
+from .strong_scaling import Scaling, ScalingPoint
 
 MOST_NAMES = 90
 """Maximum number of layers whose names are shown."""
@@ -96,7 +96,7 @@ def draw_measured(
     draw_scaling(axis, scaling, math.inf)
     for name, seconds in measured.items():
         colour, marker = STYLES[name]
-        mean, spread = ([1e3 * f(times) for times in seconds.values()] for f in (statistics.fmean, deviation))
+        mean, spread = ([1e3 * f(times) for times in seconds.values()] for f in (statistics.fmean, standard_deviation))
         axis.errorbar(list(seconds), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
     axis.legend(fontsize=8)
     write_picture(path, figure, dpi=110)
@@ -198,11 +198,11 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     axis.legend(fontsize=7)
 
 
-def _fill(point: Point, memory: float) -> str:
+def _fill(point: ScalingPoint, memory: float) -> str:
     return "full" if point.memory <= memory else "none"
 
 
-def _draw_ideal(axis: Any, planned: Mapping[int, Point]) -> None:
+def _draw_ideal(axis: Any, planned: Mapping[int, ScalingPoint]) -> None:
     first = min(planned)
     ideal = [1e3 * planned[first].time * first / ranks for ranks in planned]
     axis.plot(list(planned), ideal, "--", color="0.7", linewidth=0.8, label="ideal")

@@ -56,7 +56,7 @@ def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, me
     )
 
 
-def totals(strategy: Strategy) -> Iterator[str]:
+def totals_table(strategy: Strategy) -> Iterator[str]:
     """Yield a table of times summed over all layers, for the plan and pure parallelism, then bound and gap.
 
     Times are in milliseconds, without overlap except in the columns ``hidden`` and ``step``.
@@ -84,7 +84,9 @@ def _gap(strategy: Strategy) -> str:
     return f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
 
 
-def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, machine: Machine, memory: float) -> str:
+def process_memory_line(
+    options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, machine: Machine, memory: float
+) -> str:
     """Return a line with the memory of a rank that computes on a CPU, and whether it fits.
 
     Parameters
@@ -115,7 +117,7 @@ def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, 
     )
 
 
-def layers(prediction: Prediction) -> Iterator[str]:
+def layer_table(prediction: Prediction) -> Iterator[str]:
     """Yield a table with a line per layer, which includes the operations that inherit its distribution."""
     width = max(map(len, prediction.layers))
     yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
@@ -129,7 +131,7 @@ def predicts_classes(graph: LayerGraph) -> bool:
     return len(graph.operations[-1].y.shape) == 2
 
 
-def training(options: argparse.Namespace, graph: LayerGraph) -> str:
+def training_command(options: argparse.Namespace, graph: LayerGraph) -> str:
     """Return the command, or the line of Python, that trains with the plan.
 
     Parameters

@@ -52,13 +52,15 @@ LAYERS = {
 PHASES = ("FP", "BP")
 
 
-def operation(layer: PaperLayer, batch: int) -> Operation:
+def as_operation(layer: PaperLayer, batch: int) -> Operation:
     """Return the layer as an operation within a network, where its input needs a gradient."""
     (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
     return replace(op, inputs=(replace(op.x, requires_grad=True),))
 
 
-def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
+def predict_times(
+    layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine
+) -> dict[str, float]:
     """Predict the times of forward and backward pass.
 
     They include halo exchanges as far as these do not overlap with computation, but no gradient all-reduce.
@@ -78,7 +80,7 @@ def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int
     dict of str to float
         Seconds of each of ``PHASES``.
     """
-    op = operation(layer, batch)
+    op = as_operation(layer, batch)
     cost = OperationCosts(machine, ranks, Settings()).operation(
         op, AxisParts.from_axes(axes, ranks, machine.ranks_per_node)
     )

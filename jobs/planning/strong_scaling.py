@@ -22,19 +22,19 @@ SEARCH_S = 2.0
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """Seconds per step, and bytes on the rank with the peak memory."""
 
     time: float
     memory: float
 
     @classmethod
-    def of(cls, prediction: Strategy | Prediction) -> Point:
+    def of(cls, prediction: Strategy | Prediction) -> ScalingPoint:
         """Return the point of a prediction."""
         return cls(prediction.time, prediction.memory)
 
 
-Curves = dict[str, dict[int, Point]]
+Curves = dict[str, dict[int, ScalingPoint]]
 """Points by kind of parallelism and number of ranks, without impossible combinations."""
 
 
@@ -56,7 +56,7 @@ class Scaling:
         planned : mapping
             Strategies by number of ranks.
         """
-        return cls(curves(planned), last_profiled_count(graph, machine, planned))
+        return cls(scaling_curves(planned), last_profiled_count(graph, machine, planned))
 
     @property
     def profile_end(self) -> int | None:
@@ -76,7 +76,7 @@ def rank_counts(most: int) -> list[int]:
     return powers if powers[-1] == most else [*powers, most]
 
 
-def strategies(
+def select_strategies(
     graph: LayerGraph,
     machine: Machine,
     counts: Iterable[int],
@@ -113,13 +113,13 @@ def strategies(
     return chosen
 
 
-def curves(planned: Mapping[int, Strategy]) -> Curves:
+def scaling_curves(planned: Mapping[int, Strategy]) -> Curves:
     """Return the curves of the plans and of pure parallelism on the same numbers of ranks."""
-    curves_of: Curves = {"planned": {ranks: Point.of(strategy) for ranks, strategy in planned.items()}}
+    curves_of: Curves = {"planned": {ranks: ScalingPoint.of(strategy) for ranks, strategy in planned.items()}}
     for ranks, strategy in planned.items():
         for name, alone in strategy.uniform.items():
             if alone is not None:
-                curves_of.setdefault(f"pure {name}", {})[ranks] = Point.of(alone)
+                curves_of.setdefault(f"pure {name}", {})[ranks] = ScalingPoint.of(alone)
     return curves_of
 
 

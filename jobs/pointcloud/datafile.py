@@ -101,7 +101,7 @@ def write_clouds(
     try:
         with ExitStack() as unfinished:
             file = try_on_all_ranks(
-                comm, lambda: _created(path, unfinished, groups, source) if comm.rank == 0 else None, DataError
+                comm, lambda: _create_file(path, unfinished, groups, source) if comm.rank == 0 else None, DataError
             )
             for name, clouds in groups.items():
                 _fill(file, name, clouds, comm)
@@ -112,9 +112,9 @@ def write_clouds(
     return True
 
 
-def _created(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], source: str) -> h5py.File:
+def _create_file(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], source: str) -> h5py.File:
     """Create the file under a temporary name; closing ``unfinished`` renames it to ``path``."""
-    with _named(path):
+    with _name_file_in_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = unfinished.enter_context(h5py.File(unfinished.enter_context(atomic_path(path)), "x"))
     file.attrs["made_from"] = source
@@ -143,7 +143,7 @@ def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm
 def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) -> None:
     if file is None:
         return
-    with _named(file.filename):
+    with _name_file_in_errors(file.filename):
         for share in gathered:
             for index, cloud in share.items():
                 file[f"{name}/points"][index] = cloud.points
@@ -152,12 +152,12 @@ def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) ->
 
 
 def _finish(path: Path, unfinished: ExitStack) -> None:
-    with _named(path):
+    with _name_file_in_errors(path):
         unfinished.close()
 
 
 @contextmanager
-def _named(path: str | Path) -> Iterator[None]:
+def _name_file_in_errors(path: str | Path) -> Iterator[None]:
     """Convert errors of HDF5, which do not contain the path, to a DataError that does."""
     try:
         yield

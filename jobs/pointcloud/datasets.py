@@ -26,7 +26,7 @@ from distconv.distribution import Interval
 from distconv.errors import DataError
 
 from .clouds import Cloud
-from .folders import GROUPS, cached
+from .folders import GROUPS, cached_file
 from .sampling import CACHED_POINTS
 
 STEPS = 4095
@@ -214,7 +214,7 @@ class PointClouds:
     """
 
     def __init__(self, path: Path, comm: MPI.Intracomm, *, points: int = CACHED_POINTS) -> None:
-        self.path = cached(path, comm, points) if try_on_rank_0(comm, path.is_dir, DataError) else path
+        self.path = cached_file(path, comm, points) if try_on_rank_0(comm, path.is_dir, DataError) else path
         self.groups: dict[str, FileClouds] = {}
         try:
             for group, datasets in try_on_rank_0(comm, lambda: _formats(self.path), DataError).items():

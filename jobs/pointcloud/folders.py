@@ -119,7 +119,7 @@ def convert(
     return write_clouds(path, groups, comm, source=source, replace=replace)
 
 
-def cached(folder: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS) -> Path:
+def cached_file(folder: Path, comm: MPI.Intracomm, points: int = CACHED_POINTS) -> Path:
     """Return the file of the folder's points; write it if it is missing or a mesh has changed. Collective.
 
     Parameters

@@ -98,11 +98,11 @@ class Shapes:
         """Return the cloud of shape ``index``."""
         random = np.random.default_rng((self._seed, self._group, index))
         label = int(self.labels[index])
-        points, part = sampled(SHAPES[self.class_names[label]](random), self.points, random)
+        points, part = sample_points(SHAPES[self.class_names[label]](random), self.points, random)
         return Cloud(points.astype(np.float32), label, part)
 
 
-def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np.int64]]:
+def sample_points(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np.int64]]:
     """Return points of a shape in a random pose, with hidden points, noise and clutter.
 
     Parameters

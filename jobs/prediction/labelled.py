@@ -102,7 +102,7 @@ def predict(
         group = "test" if "test" in samples.groups else "train"
         labels = samples.groups[group].labels
         logits = torch.cat([each for _, each in trainer.predictions(group)])
-        found_score = score(samples.place(group), group, [(range(len(labels)), torch.as_tensor(labels), logits)])
+        found_score = score(samples.source_path(group), group, [(range(len(labels)), torch.as_tensor(labels), logits)])
         values = scatter(torch.softmax(logits, 1), ProcessGrid(comm, n=comm.size))
         note = {"weights": of.digest, "data": str(options.data)}
         output = open_output(path, DATASET, tuple(values.shape), values.dtype, comm, note=note)

@@ -52,7 +52,7 @@ class TrainedNetwork:
         return image, label
 
 
-def trained(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
+def find_network(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
     """Find the network of a prediction. Collective: call on every rank.
 
     Parameters
@@ -99,13 +99,13 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-def settings_of(of: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
+def settings_of_run(of: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
     """Return the settings of a run as an instance of ``kind``, without unknown settings."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in of.settings.items() if name in names})
 
 
-def build(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
+def build_network(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
     """Build the network. Collective: call on every rank.
 
     Weights of a file are loaded. Those of a checkpoint are loaded by :func:`distribute_network`.
@@ -129,9 +129,9 @@ def build(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: An
         On all ranks, if the network cannot be built, or the weights do not fit it.
     """
     if of.task == "mesh":
-        return build_mesh(settings_of(of, MeshSettings))  # type: ignore[arg-type]
+        return build_mesh(settings_of_run(of, MeshSettings))  # type: ignore[arg-type]
     if of.task in ("classify", "segmentation"):
-        settings = settings_of(of, ImageSettings)
+        settings = settings_of_run(of, ImageSettings)
         factory = build_classifier if of.task == "classify" else build_segmenter
         return factory(
             settings.model,

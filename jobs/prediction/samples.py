@@ -77,7 +77,7 @@ def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intra
         On all ranks, if there is no dataset of samples, or none of the given label name.
     """
     image, label = of.names
-    source, name = _first(options.data, options.image_name, image, comm, options.readers)
+    source, name = _open_first(options.data, options.image_name, image, comm, options.readers)
     prefix = name.rpartition("/")[0]
     wanted = options.label_name or (f"{prefix}/{label}" if prefix else label)
     try:
@@ -93,7 +93,9 @@ def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intra
     return PredictionInputs(source, name, labels, wanted)
 
 
-def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int) -> tuple[StoredSource, str]:
+def _open_first(
+    path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int
+) -> tuple[StoredSource, str]:
     """Open the first existing dataset of the candidates, and return its name. Collective."""
     reasons = []
     for each in [given] if given else [f"{group}{name}" for group in _GROUPS]:
@@ -137,7 +139,7 @@ def loader_field(
     if of.task == "classify":
         dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its share
     if options.normalise_as is not None:
-        other, name = _first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
+        other, name = _open_first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
         with closing(other):
             statistics = moments(other, name)
         mean, std = statistics.mean, statistics.std
@@ -183,8 +185,12 @@ class PredictionRun:
         # The last sample is predicted again if only the end of the file is missing: its row defines the output's shape.
         begun = max(0, min(count_written_rows(path, comm), samples - 1))
         output: Output | None = None
-        predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
-        with progress.bar(rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting") as bar:
+        predicted = (
+            self._predict_full_samples(begun) if self.window is None else self._predict_by_windows(begun, self.window)
+        )
+        with progress.progress_bar(
+            rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting"
+        ) as bar:
             for begin, values in predicted:
                 rows = values if options.raw else probabilities(values)
                 if output is None:
@@ -241,11 +247,11 @@ class PredictionRun:
             )
         return outputs
 
-    def _whole(self, begun: int) -> Iterator[tuple[int, DistTensor]]:
+    def _predict_full_samples(self, begun: int) -> Iterator[tuple[int, DistTensor]]:
         for batch in self._loader(self.inputs.source).epoch(0, begun // self.options.batch):
             yield batch.samples[0], self._outputs(batch.tensors[0])
 
-    def _by_windows(self, begun: int, window: tuple[int, ...]) -> Iterator[tuple[int, DistTensor]]:
+    def _predict_by_windows(self, begun: int, window: tuple[int, ...]) -> Iterator[tuple[int, DistTensor]]:
         windows = WindowSource(self.inputs.source, self.inputs.name, window, self.options.overlap)
         each, blend = len(windows.places), Blend(self.grid, windows.space, window)
         for batch in self._loader(windows).epoch(0, begun * each // self.options.batch):

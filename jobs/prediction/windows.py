@@ -116,7 +116,7 @@ class WindowSource:
         """Do nothing: windows cannot be aligned with chunks."""
 
 
-def weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) -> torch.Tensor:
+def blending_weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) -> torch.Tensor:
     """Return the blending weights of a part of a window.
 
     Parameters
@@ -187,7 +187,7 @@ class Blend:
             self._weight = there.local.new_zeros((1, 1, *shape[2:]))
         if 0 in there.local.shape:
             return
-        weight = weights(self.window, part, there.dtype).to(there.local.device)
+        weight = blending_weights(self.window, part, there.dtype).to(there.local.device)
         block = self._dist.box(None, (1, output.shape[1], *self.space))[2:]
         here = tuple(
             slice(begin + inside.start - own.start, begin + inside.stop - own.start)

@@ -40,10 +40,10 @@ class SegmentationLoss:
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss, a scalar."""
-        return self.of(*self.sums(logits, labels))
+        return self.from_sums(*self.sums(logits, labels))
 
     def sums(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the sums from which :meth:`of` computes the loss; those of several batches may be added.
+        """Return the sums from which :meth:`from_sums` computes the loss; those of several batches may be added.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class SegmentationLoss:
         dims = (0, *range(2, logits.dim()))
         return entropy, weight, (probabilities * there).sum(dims), probabilities.sum(dims) + there.sum(dims)
 
-    def of(self, entropy: torch.Tensor, weight: torch.Tensor, *dice: torch.Tensor) -> torch.Tensor:
+    def from_sums(self, entropy: torch.Tensor, weight: torch.Tensor, *dice: torch.Tensor) -> torch.Tensor:
         """Return the loss, a scalar, for the sums that :meth:`sums` returns."""
         mean = entropy / torch.where(weight > 0, weight, 1)
         if not dice:

@@ -23,7 +23,7 @@ class SegmentationExample:
     title: str
     image: Map
     label: Map
-    called: Map
+    predicted: Map
 
 
 def draw(
@@ -67,12 +67,12 @@ def draw(
     draw_losses(figure.add_subplot(grid[0, :3]), lines)
     _draw_scores(figure.add_subplot(grid[0, 3:]), lines)
     for row, example in enumerate(examples, 1):
-        image, label, called = (figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(3))
+        image, label, predicted = (figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(3))
         image.imshow(example.image, cmap="gray")
         there = example.label if ignore is None else np.where(example.label == ignore, np.nan, example.label)
-        for axis, values in ((label, there), (called, example.called)):
+        for axis, values in ((label, there), (predicted, example.predicted)):
             axis.imshow(values, cmap="viridis", vmin=0, vmax=max(1, classes - 1), interpolation="nearest")
-        for axis, text in ((image, example.title), (label, "label"), (called, "predicted class")):
+        for axis, text in ((image, example.title), (label, "label"), (predicted, "predicted class")):
             axis.set_title(text, fontsize=9)
             axis.set_axis_off()
     write_picture(path, figure, dpi=110)

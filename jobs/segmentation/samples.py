@@ -254,13 +254,13 @@ def label_counts(file: SampleSource, name: str) -> Counter[int]:
         counter: Counter[int] = Counter()
         for sample in range(file.comm.rank, file.shape(name)[0], file.comm.size):
             for box in chunk_aligned_boxes(file, name, sample, channels=False):
-                counter.update(_counted(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
+                counter.update(_count_labels(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
         return counter
 
     return sum(file.comm.allgather(try_on_all_ranks(file.comm, count, DataError)), Counter())
 
 
-def _counted(labels: NDArray[Any], where: str) -> dict[int, int]:
+def _count_labels(labels: NDArray[Any], where: str) -> dict[int, int]:
     low, high = labels.min(), labels.max()
     if not np.isfinite([low, high]).all() or high - float(low) >= MOST_LABELS or (labels % 1).any():
         raise DataError(f"{where} has values from {low:g} to {high:g}, but labels are classes: 0, 1, 2, ...")

@@ -75,7 +75,7 @@ class Confusion:
         self.classes, self.ignore, self._several = classes, ignore, max(2, classes)
         self.counts = np.zeros((self._several + 1, self._several), np.int64)
 
-    def add(self, called: NDArray[Any], label: NDArray[Any]) -> None:
+    def add(self, predicted: NDArray[Any], label: NDArray[Any]) -> None:
         """Count pixels of one block.
 
         Parameters
@@ -85,12 +85,12 @@ class Confusion:
         label : ndarray
             Labels, of the same shape.
         """
-        called, label = called.ravel(), label.ravel()
+        predicted, label = predicted.ravel(), label.ravel()
         if self.ignore is not None:
-            called, label = called[label != self.ignore], label[label != self.ignore]
+            predicted, label = predicted[label != self.ignore], label[label != self.ignore]
         is_class = (label >= 0) & (label < self._several) & (label == np.trunc(label))
         row = np.where(is_class, label, self._several).astype(np.int64)
-        counted = np.bincount(row * self._several + called, minlength=self.counts.size)
+        counted = np.bincount(row * self._several + predicted, minlength=self.counts.size)
         self.counts += counted.reshape(self.counts.shape)
 
     def sum_over(self, comm: MPI.Intracomm) -> SegmentationScores:

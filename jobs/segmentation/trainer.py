@@ -74,11 +74,13 @@ class SegmentationTraining(training.Trainer):
         device: str,
         **loading: Any,
     ) -> None:
-        """Prepare training; ``loading`` holds the loader options that augment training samples."""
+        """Prepare training; ``loader_options`` holds the loader options that augment training samples."""
         super().__init__(settings, model, place, samples.comm, device)
         self.samples = samples
-        more = {"seed": settings.seed, **loading, **settings.loading(device)}
-        self.loader = accumulate_batches(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
+        more = {"seed": settings.seed, **loading, **settings.loader_options(device)}
+        self.loader = accumulate_batches(
+            samples.loader("train", self.grid, settings.part_size, **more), settings.accumulate
+        )
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the segmentation loss of network outputs.
@@ -114,14 +116,14 @@ class SegmentationTraining(training.Trainer):
             )
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
-        """Yield the batches of a group in order, uncropped and not augmented, with :meth:`predicted`. Collective."""
+        """Yield the batches of a group in order, uncropped and not augmented, with :meth:`predict`. Collective."""
         batch = self.evaluated_at_once or self.settings.batch
-        loader = self.samples.loader(group, self.grid, batch, **self.settings.evaluating(self.device))
-        return self.outputs(loader.epoch(0), self.predicted)
+        loader = self.samples.loader(group, self.grid, batch, **self.settings.evaluation_options(self.device))
+        return self.outputs(loader.epoch(0), self.predict)
 
-    def predicted(self, inputs: DistTensor) -> DistTensor:
+    def predict(self, inputs: DistTensor) -> DistTensor:
         """Return the logits (N, C, ...) of the trained network for a batch."""
-        logits = self.evaluated(inputs)
+        logits = self.evaluation_model(inputs)
         assert isinstance(logits, DistTensor)
         return logits
 
@@ -189,11 +191,11 @@ class SegmentationTrainer(SegmentationTraining):
             labels = training.match_grid(batch.tensors[1], logits)
             self._check_outputs(logits, labels)
             sums.append([gather(part).double().cpu() for part in self.criterion.sums(logits, labels)])
-            called = predicted_classes(logits)
-            here = batch.tensors[1].redistribute(called.dist).local
-            if is_counting_rank(called.dist):
-                confusion.add(called.local.cpu().numpy(), here.cpu().numpy())
-        loss = self.criterion.of(*(torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)))
+            predicted = predicted_classes(logits)
+            here = batch.tensors[1].redistribute(predicted.dist).local
+            if is_counting_rank(predicted.dist):
+                confusion.add(predicted.local.cpu().numpy(), here.cpu().numpy())
+        loss = self.criterion.from_sums(*(torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)))
         return confusion.sum_over(self.comm), float(loss)
 
 
@@ -202,9 +204,9 @@ def predicted_classes(logits: DistTensor) -> DistTensor:
 
     The class of the largest logit. With one channel: 1 where the logit is not negative, otherwise 0.
     """
-    called = (logits.squeeze(1) >= 0).long() if logits.shape[1] == 1 else logits.argmax(1)
-    assert isinstance(called, DistTensor)
-    return called
+    predicted = (logits.squeeze(1) >= 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+    assert isinstance(predicted, DistTensor)
+    return predicted
 
 
 def build(settings: SegmentationSettings, samples: SegmentationSamples) -> torch.nn.Module:

@@ -39,10 +39,10 @@ class Bitstreams:
     def __getitem__(self, index: int) -> NDArray[np.float32]:
         """Return the bits of one stream as float32 (T, 1)."""
         random = np.random.default_rng((self.group, index))
-        return (random.random((self.length, 1)) < rate(int(self.labels[index]))).astype(np.float32)
+        return (random.random((self.length, 1)) < bit_probability(int(self.labels[index]))).astype(np.float32)
 
 
-def rate(label: int) -> float:
+def bit_probability(label: int) -> float:
     """Return the probability of a set bit for a class."""
     return 0.05 + 0.1 * label
 

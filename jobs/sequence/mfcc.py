@@ -35,7 +35,7 @@ class CoefficientRecipe:
     hop_ms: float = 10.0
     stereo: bool = False
 
-    def values(self, channels: int) -> int:
+    def values_per_frame(self, channels: int) -> int:
         """Return the number of values in a frame of a sound with ``channels`` channels."""
         return (channels if self.stereo else 1) * (self.coefficients - 1)
 

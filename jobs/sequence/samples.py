@@ -73,10 +73,14 @@ class SequenceSamples:
         check_same_on_all_ranks(
             comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items())
         )
-        self.name, self.class_names, self.channels = str(path), loaded.class_names, recipe.values(loaded.channels)
+        self.name, self.class_names, self.channels = (
+            str(path),
+            loaded.class_names,
+            recipe.values_per_frame(loaded.channels),
+        )
         self.groups = {group: Sounds(clips, loaded.rate, recipe, comm) for group, clips in loaded.groups.items()}
 
-    def place(self, group: str) -> object:
+    def source_path(self, group: str) -> object:
         """Return the file or folder."""
         return self.name
 

@@ -105,9 +105,11 @@ class SequenceTrainer(Classifier, training.Trainer):
         useless = [axis for axis in grid.split_axes(grid.shape) if axis not in ("n", "w")]
         if useless:
             raise GridError(f"--grid: sequences have no axis {useless[0]}. Use samples (n) and time (w).")
-        super().__init__(settings, _built(settings, samples, method), grid, samples.comm, device)
+        super().__init__(settings, _build_network(settings, samples, method), grid, samples.comm, device)
         self.samples = samples
-        parts = SequenceLoader(samples, "train", grid, settings.part, seed=settings.seed, **settings.loading(device))
+        parts = SequenceLoader(
+            samples, "train", grid, settings.part_size, seed=settings.seed, **settings.loader_options(device)
+        )
         self.loader = accumulate_batches(parts, settings.accumulate)
 
     @property
@@ -118,11 +120,11 @@ class SequenceTrainer(Classifier, training.Trainer):
     def batches_of(self, group: str) -> SequenceLoader:
         """Return a loader of ``train`` or ``test`` in order."""
         return SequenceLoader(
-            self.samples, group, self.grid, self.settings.batch, **self.settings.evaluating(self.device)
+            self.samples, group, self.grid, self.settings.batch, **self.settings.evaluation_options(self.device)
         )
 
 
-def _built(settings: SequenceSettings, samples: SequenceSamples, method: str) -> SequenceNetwork:
+def _build_network(settings: SequenceSettings, samples: SequenceSamples, method: str) -> SequenceNetwork:
     """Return the network with weights that depend on the seed alone."""
     torch.manual_seed(settings.seed)
     recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)

@@ -93,7 +93,7 @@ class LabelledGroups(Protocol):
     def groups(self) -> Mapping[str, Any]:
         """Groups by name; each has the ``labels`` (N) of its samples."""
 
-    def place(self, group: str) -> object:
+    def source_path(self, group: str) -> object:
         """Return the file or folder of a group, as an error names it."""
 
 
@@ -122,7 +122,7 @@ class Classifier(Training):
         return self.outputs(self.batches_of(group).epoch(0), self._logits)
 
     def _logits(self, inputs: Any) -> torch.Tensor:
-        logits: torch.Tensor = self.evaluated(inputs)
+        logits: torch.Tensor = self.evaluation_model(inputs)
         self.check_logits(logits)
         return gather(logits).cpu()
 
@@ -145,14 +145,16 @@ class Classifier(Training):
             On all ranks, if the loss on a batch is not finite.
         """
         labels = self.samples.groups[group].labels
-        with progress.bar(rank=self.comm.rank, total=len(labels), unit="sample", desc=f"evaluating {group}") as bar:
+        with progress.progress_bar(
+            rank=self.comm.rank, total=len(labels), unit="sample", desc=f"evaluating {group}"
+        ) as bar:
 
             def predicted() -> Iterator[tuple[Sequence[int], torch.Tensor, torch.Tensor]]:
                 for batch, logits in self.predictions(group):
                     yield batch.samples, torch.as_tensor(labels[list(batch.samples)]), logits
                     bar.update(len(batch.samples))
 
-            return score(self.samples.place(group), group, predicted())
+            return score(self.samples.source_path(group), group, predicted())
 
 
 def majority_vote(train: NDArray[np.int64], test: NDArray[np.int64]) -> float:
@@ -177,9 +179,9 @@ class ClassifierScores(JobOutcome):
 
     scores: Mapping[str, Score]
     baselines: Mapping[str, float]
-    more: Mapping[str, Any]
+    further_results: Mapping[str, Any]
     """Further results of the job."""
-    no_test: str
+    no_test_message: str
     """Line printed if there are no held-out samples."""
     picture: ResultFigure
 
@@ -187,7 +189,9 @@ class ClassifierScores(JobOutcome):
     def results(self) -> dict[str, Any]:
         """Accuracies and losses of all groups, and the further results of the job."""
         results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in self.scores.items()}
-        return results | {f"{group}_loss": score.loss for group, score in self.scores.items()} | dict(self.more)
+        return (
+            results | {f"{group}_loss": score.loss for group, score in self.scores.items()} | dict(self.further_results)
+        )
 
     @property
     def title(self) -> str:
@@ -201,7 +205,7 @@ class ClassifierScores(JobOutcome):
         for name, accuracy in self.baselines.items():
             print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
         if "test" not in self.scores:
-            print(self.no_test)
+            print(self.no_test_message)
 
     def draw(self, path: Path, examples: Sequence[ClassifiedExample], title: str, metrics: Metrics) -> None:
         """Draw the curves of the training and the examples."""
@@ -213,14 +217,14 @@ class ClassifierJob(Job):
     """Training job of a classifier, evaluated after every epoch or every ``--evaluate-every`` epochs."""
 
     picture: ResultFigure
-    shown: Callable[[int], Sequence[int]]
+    shown_samples: Callable[[int], Sequence[int]]
     """Returns the samples to draw, given the number of samples."""
-    value: Callable[[Any, str, int], NDArray[Any]]
+    example_values: Callable[[Any, str, int], NDArray[Any]]
     """Returns the values to draw for a sample of a group. Collective."""
-    name: Callable[[Any, int], object] = lambda samples, label: samples.class_names[label]
+    class_name: Callable[[Any, int], object] = lambda samples, label: samples.class_names[label]
     """Returns the name of a class, given the samples and the label."""
-    no_test: str
-    more: Callable[[argparse.Namespace, Any], dict[str, Any]]
+    no_test_message: str
+    further_results: Callable[[argparse.Namespace, Any], dict[str, Any]]
     """Returns results besides the scores, given the options and the samples."""
     baselines: Callable[[Any], dict[str, float]] | None = None
     """Returns accuracies of simpler predictors on the held-out samples, given the trainer. Collective."""
@@ -228,37 +232,41 @@ class ClassifierJob(Job):
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
         """Evaluate on the held-out samples, if there are any and this epoch is due."""
         if "test" in trainer.samples.groups and trainer.epoch % getattr(options, "evaluate_every", 1) == 0:
-            _evaluated(trainer, metrics, "test")
+            _evaluate_and_log(trainer, metrics, "test")
 
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> ClassifierScores:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> ClassifierScores:
         """Return the scores of all groups and of the baselines. Collective."""
         samples = trainer.samples
-        scores = {group: _evaluated(trainer, metrics, group) for group in samples.groups}
-        more = self.more(options, samples)
+        scores = {group: _evaluate_and_log(trainer, metrics, group) for group in samples.groups}
+        more = self.further_results(options, samples)
         baselines: dict[str, float] = {}
         if self.baselines is not None:
             baselines = self.baselines(trainer) if "test" in samples.groups else {}
             more |= {"baselines": baselines}
         return ClassifierScores(
-            scores=scores, baselines=baselines, more=more, no_test=self.no_test, picture=self.picture
+            scores=scores,
+            baselines=baselines,
+            further_results=more,
+            no_test_message=self.no_test_message,
+            picture=self.picture,
         )
 
     def examples(self, trainer: Any, outcome: Any) -> list[ClassifiedExample]:
         """Return examples with the predicted classes, held-out ones if there are any. Collective."""
         samples, group = trainer.samples, list(outcome.scores)[-1]
         labels, examples = samples.groups[group].labels, []
-        wanted = set(self.shown(len(labels)))
+        wanted = set(self.shown_samples(len(labels)))
         for batch, logits in trainer.predictions(group):
             for sample, guess in zip(batch.samples, logits.argmax(1).tolist(), strict=False):
                 if sample in wanted:
-                    names = (self.name(samples, int(label)) for label in (labels[sample], guess))
-                    examples.append(ClassifiedExample(self.value(samples, group, sample), *names))
+                    names = (self.class_name(samples, int(label)) for label in (labels[sample], guess))
+                    examples.append(ClassifiedExample(self.example_values(samples, group, sample), *names))
             if len(examples) == len(wanted):
                 break
         return examples
 
 
-def _evaluated(trainer: Classifier, metrics: Metrics, group: str) -> Score:
+def _evaluate_and_log(trainer: Classifier, metrics: Metrics, group: str) -> Score:
     """Return the score of a group and write it to metrics.jsonl. Collective."""
     outcome = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, accuracy=outcome.accuracy, **asdict(outcome))

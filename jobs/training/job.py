@@ -25,10 +25,10 @@ from distconv.layers.models import MODELS
 from distconv.plan import Plan
 from distconv.whole_files import write_file
 
-from .options import parallelism_from_options, select_device, settings_of
+from .options import parallelism_from_options, select_device, settings_from_options
 from .pipelines.options import Pipelining, pipelining_of, planned_pipelining
-from .report import Metrics, announcement, conclude, picture, times
-from .run import prepare, take_steps
+from .report import Metrics, announcement, conclude, draw_figure, format_times
+from .run import prepare_run, take_steps
 from .settings import TrainingSettings
 from .training import Training
 
@@ -98,7 +98,7 @@ class Job(ABC):
         """Run after each epoch but the last, for example to evaluate. Collective."""
 
     @abstractmethod
-    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
+    def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
         """Evaluate the trained network. Collective: call on every rank.
 
         Parameters
@@ -152,20 +152,20 @@ def train(options: argparse.Namespace, job: Job) -> int:
     with closing(job.samples(options, comm)) as samples:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
-        trainer = make(settings_of(options, job.settings), samples, place, device, **more)
+        trainer = make(settings_from_options(options, job.settings), samples, place, device, **more)
         choice = capture_choice(options)
         if choice != "off":
             trainer.capture(choice)
         if options.init_from is not None and not options.resume:
             trainer.load_initial_weights(options.init_from)
-        resumed = prepare(options, trainer)
+        resumed = prepare_run(options, trainer)
         try_on_all_ranks(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)
         with Metrics(Path(options.out), trainer, options.track) as metrics:
             take_steps(options, trainer, metrics, lambda: job.after_epoch(options, trainer, metrics))
             training_s = time.perf_counter() - begin
-            outcome = job.judge(options, trainer, metrics)
+            outcome = job.evaluate(options, trainer, metrics)
             taken = {"training_s": training_s, "total_s": time.perf_counter() - begin}
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
         trainer.close()
@@ -206,9 +206,9 @@ def _report(
 
     def show() -> None:
         outcome.show(trainer, metrics)
-        print(times(**taken))
-        path, where = metrics.folder / "result.png", f"after {trainer.step_count} steps on {trainer.where}"
+        print(format_times(**taken))
+        path, where = metrics.folder / "result.png", f"after {trainer.step_count} steps on {trainer.distribution}"
         title = ", ".join(filter(None, (f"{trainer.settings.model} {where}", outcome.title)))
-        print(picture(path, lambda: outcome.draw(path, examples, title, metrics)))
+        print(draw_figure(path, lambda: outcome.draw(path, examples, title, metrics)))
 
     conclude(trainer, metrics, outcome.results | taken, show)

@@ -44,7 +44,7 @@ def build_classifier(
     """Build a classifier: as :func:`build_model`, with ``CLASSIFIERS`` as reference models. Collective."""
     return try_on_all_ranks(
         comm,
-        lambda: _built(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
+        lambda: _build(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
     )
 
@@ -56,7 +56,7 @@ def build_segmenter(
     kind = "segmentation network"
     return try_on_all_ranks(
         comm,
-        lambda: _built(name, kind, seed=seed, in_channels=in_channels, classes=classes, width=width),
+        lambda: _build(name, kind, seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
     )
 
@@ -90,12 +90,12 @@ def build_model(
     """
     return try_on_all_ranks(
         comm,
-        lambda: _built(name, "model", seed=seed, in_channels=in_channels, classes=classes, width=width),
+        lambda: _build(name, "model", seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
     )
 
 
-def _built(
+def _build(
     name: str, kind: str, *, seed: int, in_channels: int, classes: int | None, width: int | None
 ) -> torch.nn.Module:
     factory = _factory(name, kind)

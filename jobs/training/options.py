@@ -53,7 +53,7 @@ def add_training_arguments(
     """
     width = defaults.width or "the model's own"
     parser.add_argument(
-        "--width", type=positive, default=defaults.width, help=f"channels of the model (default: {width})"
+        "--width", type=positive_int, default=defaults.width, help=f"channels of the model (default: {width})"
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
@@ -66,12 +66,12 @@ def add_training_arguments(
         "--plan", metavar="PLAN.json", help="plan file with the distribution of each layer, as distconv plan writes it"
     )
     parser.add_argument(
-        "--batch", type=positive, default=defaults.batch, help="samples per step (default: %(default)s)"
+        "--batch", type=positive_int, default=defaults.batch, help="samples per step (default: %(default)s)"
     )
     parser.add_argument(
-        "--epochs", type=positive, default=defaults.epochs, help="number of training epochs (default: %(default)s)"
+        "--epochs", type=positive_int, default=defaults.epochs, help="number of training epochs (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=positive, help="number of training steps, instead of --epochs")
+    parser.add_argument("--steps", type=positive_int, help="number of training steps, instead of --epochs")
     _add_optimisation(parser, defaults)
     _add_numerics(parser, defaults)
     add_device_argument(parser)
@@ -92,7 +92,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--readers``, the number of reading processes per rank."""
     parser.add_argument(
         "--readers",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="N",
         help="processes that read samples on each rank (default: one thread)",
@@ -139,7 +139,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--accumulate",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="N",
         help="split each mini-batch into N equal parts and add up their gradients (default: %(default)s)",
@@ -156,7 +156,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
     )
     parser.add_argument(
         "--warm-up",
-        type=share,
+        type=fraction,
         default=defaults.warm_up,
         metavar="SHARE",
         help="fraction of the steps over which the learning rate rises to its peak (default: %(default)s)",
@@ -239,7 +239,7 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     )
     parser.add_argument(
         "--check-replicas-every",
-        type=positive,
+        type=positive_int,
         metavar="STEPS",
         help="compare the weights of replicas every STEPS steps, and exit with an error if they differ (default: "
         "never)",
@@ -281,7 +281,7 @@ def grid_shape(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def positive(text: str) -> int:
+def positive_int(text: str) -> int:
     """Parse an integer above zero.
 
     Raises
@@ -333,7 +333,7 @@ def nonnegative_float(text: str) -> float:
     return _number(text)
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """Parse a number from 0 to 1, both included.
 
     Raises
@@ -368,7 +368,7 @@ def _number(text: str) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
+def settings_from_options(options: argparse.Namespace, kind: type[S]) -> S:
     """Make the settings from the parsed options.
 
     Parameters
@@ -483,10 +483,10 @@ def select_device(name: str | None, comm: MPI.Intracomm) -> str:
     GridError
         On all ranks, if one of them does not have the GPU.
     """
-    return try_on_all_ranks(comm, lambda: str(_found(name)), GridError)
+    return try_on_all_ranks(comm, lambda: str(_find_device(name)), GridError)
 
 
-def _found(name: str | None) -> torch.device:
+def _find_device(name: str | None) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

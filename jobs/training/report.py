@@ -11,7 +11,7 @@ from typing import Any
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import DataError
-from distconv.jobs.configuration.tracking import Tracker, tracker
+from distconv.jobs.configuration.tracking import Tracker, open_tracker
 from distconv.whole_files import Folder, Stream, open_regular, write_file
 
 from .training import Training
@@ -53,7 +53,7 @@ class Metrics:
         with Folder(self.folder) as folder:
             self._stream = folder.create_stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         if self._track is not None:
-            self._tracker = tracker(self._track, self.folder, kept)
+            self._tracker = open_tracker(self._track, self.folder, kept)
 
     def write(self, **values: Any) -> None:
         """Write a line with these values. Does nothing on ranks other than 0."""
@@ -112,7 +112,7 @@ def announcement(trainer: Training, extents: str, resumed: bool) -> str:
         f"{trainer.settings.model} ({trainer.parameter_count} parameters, {trainer.settings.dtype}) "
         f"on {trainer.loader.samples} samples of {extents}, "
         f"batch {trainer.settings.batch}, {where}{trainer.steps} steps, "
-        f"{trainer.where} over {trainer.comm.size} ranks"
+        f"{trainer.distribution} over {trainer.comm.size} ranks"
     )
 
 
@@ -156,12 +156,12 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
     try_on_all_ranks(trainer.comm, run_on_rank_0, DataError)
 
 
-def times(training_s: float, total_s: float) -> str:
+def format_times(training_s: float, total_s: float) -> str:
     """Return a line with the seconds of the training and of the job."""
     return f"training took {training_s:.1f} s, all of it {total_s:.1f} s"
 
 
-def picture(path: Path, draw: Callable[[], None]) -> str:
+def draw_figure(path: Path, draw: Callable[[], None]) -> str:
     """Draw a figure and return a line for the report.
 
     Parameters

@@ -28,7 +28,7 @@ from .training import Training
 CHECKPOINTS, TRACE = "checkpoints", "trace"
 
 
-def prepare(options: argparse.Namespace, trainer: Training) -> bool:
+def prepare_run(options: argparse.Namespace, trainer: Training) -> bool:
     """Create the folder of the run and resume with ``--resume``. Collective: call on every rank.
 
     Parameters
@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
         On all ranks, if another job writes to the folder, or the checkpoint does not belong to the run.
     """
     folder, comm = Path(options.out), trainer.comm
-    try_on_all_ranks(comm, lambda: _make(folder), DataError)
+    try_on_all_ranks(comm, lambda: _create_folders(folder), DataError)
     try_on_all_ranks(comm, lambda: lock_directory(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
@@ -76,7 +76,7 @@ def _erase_earlier_run(folder: Path, overwrite: bool) -> None:
             shutil.rmtree(each) if _is_folder(each) else each.unlink()
 
 
-def _make(folder: Path) -> None:
+def _create_folders(folder: Path) -> None:
     """Create the folder of the run and its folder of checkpoints, which must not be a link to another location."""
     with Folder(folder, make=True) as out, Folder(CHECKPOINTS, make=True, within=out):
         pass
@@ -124,7 +124,7 @@ def take_steps(
     """
     try:
         with (
-            PreemptionHandler(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests,
+            PreemptionHandler(trainer.comm, trainer.steps_in_flight, lambda: trainer.checkpoints_written) as requests,
             StepTrace(options.trace, Path(options.out) / TRACE, trainer.comm) as traced,
         ):
             stopped = _take_steps(options, trainer, metrics, requests, traced=traced, evaluate=evaluate)
@@ -153,7 +153,9 @@ def _take_steps(
     """Take the steps; return True if a signal stopped them. Collective."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
     lines = _StepLines(trainer, metrics)
-    with progress.bar(rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step") as bar:
+    with progress.progress_bar(
+        rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step"
+    ) as bar:
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch

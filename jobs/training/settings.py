@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.configuration.optimisation import SHORT, make
+from distconv.jobs.configuration.optimisation import ABBREVIATIONS, make_torch_optimizer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrainingSettings:
     """True drops the last batch of an epoch if it is smaller. Otherwise it is kept."""
 
     @property
-    def part(self) -> int:
+    def part_size(self) -> int:
         """Samples per part of a mini-batch, whose gradients are computed at a time.
 
         Raises
@@ -70,13 +70,13 @@ class TrainingSettings:
             )
         return self.batch // self.accumulate
 
-    def evaluating(self, device: str) -> dict[str, Any]:
+    def evaluation_options(self, device: str) -> dict[str, Any]:
         """Return the keyword arguments of a loader for evaluation: dtype and device."""
         return {"dtype": dtype_of(self), "device": device}
 
-    def loading(self, device: str) -> dict[str, Any]:
+    def loader_options(self, device: str) -> dict[str, Any]:
         """Return the keyword arguments of the loader of training samples, except the seed."""
-        return {**self.evaluating(device), "shuffle": True, "drop_last": self.drop_last}
+        return {**self.evaluation_options(device), "shuffle": True, "drop_last": self.drop_last}
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> float:
@@ -123,11 +123,11 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
         If the optimizer does not accept its arguments.
     """
     arguments: dict[str, Any] = {"lr": settings.lr}
-    if settings.optimizer in SHORT:
+    if settings.optimizer in ABBREVIATIONS:
         arguments["weight_decay"] = settings.weight_decay
     if settings.optimizer == "sgd":
         arguments["momentum"] = settings.momentum
-    return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
+    return make_torch_optimizer(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

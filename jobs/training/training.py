@@ -61,7 +61,7 @@ def _average_of(model: torch.nn.Module, decay: float | None) -> AveragedModel | 
 class Training(Recoverable):
     """A model in training over the ranks of ``comm``; subclasses define how ranks divide the work."""
 
-    ahead = 0
+    steps_in_flight = 0
     """Number of steps that a rank may be ahead of another."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Training(Recoverable):
 
     @property
     @abstractmethod
-    def where(self) -> str:
+    def distribution(self) -> str:
         """Distribution of the work over ranks, in words."""
 
     @property
@@ -179,7 +179,7 @@ class Training(Recoverable):
             schedule = RateSchedule(lambda parameters: make_optimizer(of, parameters))
             self._schedule = schedule.begin(of.scheduler, of.scheduler_args, steps=self.steps, peak=of.lr)
         for group in optimizer.param_groups:
-            group.update(self._schedule.at(self.step_count))
+            group.update(self._schedule.values_at(self.step_count))
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context for the training forward pass, as the settings' precision requires."""
@@ -187,7 +187,7 @@ class Training(Recoverable):
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
 
     @property
-    def evaluated(self) -> torch.nn.Module:
+    def evaluation_model(self) -> torch.nn.Module:
         """Model used for evaluation: the moving average of the weights if there is one, otherwise the model."""
         return self.model if self.average is None else self.average.module
 
@@ -240,7 +240,7 @@ class Trainer(Training):
         self,
         settings: TrainingSettings,
         model: torch.nn.Module,
-        place: ProcessGrid | Plan,
+        grid_or_plan: ProcessGrid | Plan,
         comm: MPI.Intracomm,
         device: str,
     ) -> None:
@@ -257,25 +257,34 @@ class Trainer(Training):
         device : str
             Device of this rank.
         """
-        self.place = place
-        self.taken = AutoCapturedStep(self._differentiate, "off", comm)
+        self.grid_or_plan = grid_or_plan
+        self.captured_step = AutoCapturedStep(self._differentiate, "off", comm)
         """Forward and backward pass of a step, captured or eager."""
-        grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
-        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
+        grid = grid_or_plan.input_grid(model, comm) if isinstance(grid_or_plan, Plan) else grid_or_plan
+        model = parallelize(
+            model.to(device, dtype_of(settings)), grid_or_plan, comm=comm, batch_norm=settings.batch_norm
+        )
         super().__init__(settings, model, grid, comm, device)
         if settings.shard_optimizer:
             shard_optimizer(self.optimizer, comm)
 
     @property
-    def where(self) -> str:
+    def distribution(self) -> str:
         """Grid or plan, in words."""
-        plan = f"a plan of {len(self.place.layers)} patterns, samples on " if isinstance(self.place, Plan) else ""
+        plan = (
+            f"a plan of {len(self.grid_or_plan.layers)} patterns, samples on "
+            if isinstance(self.grid_or_plan, Plan)
+            else ""
+        )
         return f"{plan}grid {self.grid.describe()}"
 
     @property
     def placement(self) -> dict[str, Any]:
         """Grid and plan, as JSON values."""
-        return {"grid": self.grid.describe(), "plan": self.place.layers if isinstance(self.place, Plan) else None}
+        return {
+            "grid": self.grid.describe(),
+            "plan": self.grid_or_plan.layers if isinstance(self.grid_or_plan, Plan) else None,
+        }
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         """Take a step of the optimizer on a batch. Collective: call on every rank.
@@ -298,7 +307,11 @@ class Trainer(Training):
         self.model.train()
         self.schedule(self.optimizer)
         self.optimizer.zero_grad()
-        value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
+        value = (
+            self._accumulate(inputs, labels)
+            if self.settings.accumulate > 1
+            else float(self.captured_step(inputs, labels))
+        )
         # All ranks must decide the same: if replicas have diverged, a loss may be finite on some ranks only.
         try_on_all_ranks(self.comm, lambda: self.record_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
@@ -330,7 +343,9 @@ class Trainer(Training):
             raise DistconvError(
                 "--capture on: steps with --accumulate cannot be captured. Remove one of the two options."
             )
-        self.taken = AutoCapturedStep(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
+        self.captured_step = AutoCapturedStep(
+            self._differentiate, choice, self.comm, lambda: self.steps - self.step_count
+        )
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         """Add the gradients of ``share`` times the loss to those of the parameters, and return that product."""
@@ -350,7 +365,7 @@ class Trainer(Training):
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
         """Yield each batch with the result of ``compute`` for its inputs, in evaluation mode. Collective."""
-        self.evaluated.eval()
+        self.evaluation_model.eval()
         for batch in batches:
             yield batch, compute(batch.tensors[0])
 

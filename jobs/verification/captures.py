@@ -23,12 +23,12 @@ from torch import nn
 from distconv.capture.captured import capture
 from distconv.errors import CaptureError
 from distconv.grid import ProcessGrid
-from distconv.jobs.training.options import nonnegative_int, positive
+from distconv.jobs.training.options import nonnegative_int, positive_int
 from distconv.jobs.verification.differential import networks
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from distconv.jobs.verification.engine.layouts import CaseLayout
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
 from distconv.layers.common import call_site
 from distconv.parallel import parallelize
 from distconv.placement import gather, scatter
@@ -214,7 +214,7 @@ def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify capture``."""
     parser.add_argument(
-        "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
+        "--cases", type=positive_int, default=500, metavar="N", help="number of random cases (default: %(default)s)"
     )
     parser.add_argument(
         "--seed", type=nonnegative_int, default=0, help="seed from which the cases are drawn (default: %(default)s)"

@@ -25,7 +25,7 @@ from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.training import settings as common
-from distconv.jobs.training.options import grid_shape, positive, positive_float
+from distconv.jobs.training.options import grid_shape, positive_float, positive_int
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.placement import scatter
@@ -211,7 +211,7 @@ def extents(text: str) -> tuple[int, ...]:
         If ``text`` is not such extents.
     """
     try:
-        return tuple(positive(word) for word in text.split("x"))
+        return tuple(positive_int(word) for word in text.split("x"))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not the extents of an image, such as 64x48") from None
 
@@ -235,11 +235,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="height and width of the samples (default: 64x64 for mesh tangling, else the model's own)",
     )
     parser.add_argument(
-        "--width", type=positive, help="channels of the model (default: 8 for mesh tangling, else the model's own)"
+        "--width", type=positive_int, help="channels of the model (default: 8 for mesh tangling, else the model's own)"
     )
     parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"), help="optimizer (default: %(default)s)")
     parser.add_argument("--lr", type=positive_float, default=RATE, help="learning rate (default: %(default)s)")
-    parser.add_argument("--steps", type=positive, default=20, help="number of training steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=positive_int, default=20, help="number of training steps (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

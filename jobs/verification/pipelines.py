@@ -29,9 +29,9 @@ from distconv.jobs.commands.explore import (
 )
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.measured_steps import pipeline_step_s
-from distconv.jobs.planning.options import built, run_on_rank_0
+from distconv.jobs.planning.options import build_network, run_on_rank_0
 from distconv.jobs.timing import CPU
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
 from distconv.perfmodel.exploration.candidate_stages import (
@@ -77,12 +77,12 @@ class PipelineVariant:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify pipelines``."""
     parser.add_argument(
-        "--rounds", type=positive, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
+        "--rounds", type=positive_int, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
     )
     parser.add_argument(
         "--models", default=",".join(CASES), help="networks, separated by commas (default: %(default)s)"
     )
-    parser.add_argument("--batch", type=positive, help="samples per step (default: the model's in the table)")
+    parser.add_argument("--batch", type=positive_int, help="samples per step (default: the model's in the table)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _variants(case: argparse.Namespace, machine: Measurements) -> list[PipelineVariant]:
     """Return the plans that the search chooses, also per schedule, and other split points, micro-batches and grids."""
-    model = built(case)
+    model = build_network(case)
     cuts = possible_cuts(model)
     exploration = search_candidates(case, machine, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
@@ -231,7 +231,7 @@ def _measured(
 
 
 def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm) -> Pipeline:
-    return Pipeline.from_plan(plan, built(case), comm, torch.nn.functional.cross_entropy, _optimizer)
+    return Pipeline.from_plan(plan, build_network(case), comm, torch.nn.functional.cross_entropy, _optimizer)
 
 
 def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import combine_machines, measure_machine, profiled
+from distconv.jobs.commands.profile import add_layer_times, combine_machines, measure_machine
 from distconv.jobs.planning import measured_steps
-from distconv.jobs.planning.options import run_on_rank_0, traced
+from distconv.jobs.planning.options import run_on_rank_0, trace_network
 from distconv.jobs.timing import CPU
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
 from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import evaluate
@@ -62,7 +62,10 @@ changes within minutes, and is to change for both."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify predictions``."""
     parser.add_argument(
-        "--rounds", type=positive, default=15, help="interleaved training steps of each variant (default: %(default)s)"
+        "--rounds",
+        type=positive_int,
+        default=15,
+        help="interleaved training steps of each variant (default: %(default)s)",
     )
     parser.add_argument(
         "--models", default=",".join(CASES), help="networks, separated by commas (default: %(default)s)"
@@ -103,7 +106,7 @@ class _Compared:
 
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
     """Profile and measure, interleaved; then measure the planner's choice and the best grid. Collective."""
-    graph = traced(CASES[name], measured_steps.mean_square)
+    graph = trace_network(CASES[name], measured_steps.mean_square_loss)
     plans = {
         ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)
     }
@@ -150,7 +153,7 @@ def _time_interleaved(
     for turn in range(turns):
         machine = measure_machine("here", network, comm, CPU)
         more = _grids(comm.size)
-        profiles.append(profiled(machine, graph, list(plans), comm, CPU, rounds=1, more=more))
+        profiles.append(add_layer_times(machine, graph, list(plans), comm, CPU, rounds=1, more=more))
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for ranks, which in plans.items():
             for grid, times in _steps(name, ranks, which, share, comm).items():
@@ -162,7 +165,7 @@ def _steps(
     name: str, ranks: int, plans: Mapping[str, Plan], rounds: int, comm: MPI.Intracomm
 ) -> dict[str, list[float]]:
     case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
-    return measured_steps.measured(case, comm, ranks, plans, CPU)
+    return measured_steps.time_plans(case, comm, ranks, plans, CPU)
 
 
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:

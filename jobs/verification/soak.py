@@ -29,7 +29,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
-from distconv.jobs.training.options import nonnegative_int, positive
+from distconv.jobs.training.options import nonnegative_int, positive_int
 from distconv.jobs.verification.engine import launch
 from distconv.whole_files import Folder
 
@@ -46,9 +46,11 @@ LIMIT_S = 300.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify soak``."""
-    parser.add_argument("--faults", type=positive, default=20, help="number of faults to inject (default: %(default)s)")
     parser.add_argument(
-        "--ranks", type=positive, default=2, help="number of ranks of the training job (default: %(default)s)"
+        "--faults", type=positive_int, default=20, help="number of faults to inject (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ranks", type=positive_int, default=2, help="number of ranks of the training job (default: %(default)s)"
     )
     parser.add_argument(
         "--seed", type=nonnegative_int, default=0, help="seed from which the faults are drawn (default: %(default)s)"

@@ -20,7 +20,7 @@ from distconv import checkpoint
 from distconv.checkpoint import reading
 from distconv.checkpoint.manifest import MANIFEST
 from distconv.errors import DataError
-from distconv.jobs.training.run import prepare
+from distconv.jobs.training.run import prepare_run
 from tests.distconv.checkpoint.damage import VALUES, only_file, refused, run_on_rank_0, tensors
 from tests.distconv.layouts import raises_everywhere
 from tests.harness import launch
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_step(
         (place / "out").touch()
     comm.Barrier()
     given, trainer = options(place), StandIn(comm)
-    raises_everywhere(comm, DataError, r"\[Errno 17\] File exists", lambda: prepare(given, trainer))  # type: ignore[arg-type]
+    raises_everywhere(comm, DataError, r"\[Errno 17\] File exists", lambda: prepare_run(given, trainer))  # type: ignore[arg-type]
     assert trainer.step_count == 0
 
 

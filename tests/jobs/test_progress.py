@@ -26,7 +26,7 @@ def shown(monkeypatch: pytest.MonkeyPatch):
     def of(terminal: bool, rank: int = 0) -> str:
         stream = Stream(terminal)
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress.bar(rank=rank, total=1000, unit="step", file=stream) as bar:
+        with progress.progress_bar(rank=rank, total=1000, unit="step", file=stream) as bar:
             for _ in range(1000):
                 bar.set_postfix_str("loss 1.5", refresh=False)
                 bar.update()

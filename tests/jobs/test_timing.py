@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from distconv.jobs.timing import CPU, deviation, idle, medians, time_interleaved, timed, timed_variants
+from distconv.jobs.timing import CPU, idle, medians, standard_deviation, time_action, time_interleaved, timed_variants
 
 
 def test_the_deviation_is_that_of_a_sample() -> None:
-    assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert deviation([7.0]) == 0.0
+    assert standard_deviation([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert standard_deviation([7.0]) == 0.0
 
 
 @pytest.mark.ranks(2, 3)
 def test_a_time_is_that_of_the_slowest_rank_on_all_ranks(comm) -> None:
-    found = timed(comm, CPU, lambda: time.sleep(0.05 if comm.rank == 1 else 0.0))
+    found = time_action(comm, CPU, lambda: time.sleep(0.05 if comm.rank == 1 else 0.0))
     assert found >= 0.05
     assert comm.allgather(found) == [found] * comm.size
 

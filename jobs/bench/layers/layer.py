@@ -24,7 +24,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.options import add_machine_argument, run_on_rank_0
 from distconv.jobs.planning.single_layers import LAYERS
 from distconv.jobs.timing import idle, medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import add_device_argument, positive, select_device
+from distconv.jobs.training.options import add_device_argument, positive_int, select_device
 from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
 from distconv.parameters.sharding import convolution_split
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device_argument(parser, "device of --layer")
     add_machine_argument(parser, required=False)
-    parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
+    parser.add_argument("--batch", type=positive_int, default=1, help="samples per step (default: %(default)s)")
     for name, text in (
         ("channels", "input and output channels of each convolution"),
         ("groups", "groups of each convolution"),
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("size", "height and width of the sample"),
         ("rounds", "interleaved repetitions of each variant"),
     ):
-        parser.add_argument(f"--{name}", type=positive, help=f"{text}; without --layer (default: {STACK[name]})")
+        parser.add_argument(f"--{name}", type=positive_int, help=f"{text}; without --layer (default: {STACK[name]})")
     report.add_json_argument(parser)
 
 
@@ -98,7 +98,7 @@ class LayerStack:
         self.model(self.x).mean().backward()
         self.optimizer.step()
 
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state on this rank."""
         held = 0
         for parameter in self.model.parameters():
@@ -128,12 +128,12 @@ def run(options: argparse.Namespace) -> int:
     split = LayerStack(options, grid)
     with count_traffic() as traffic:
         split.step()
-    held = comm.gather(split.held())
+    held = comm.gather(split.held_bytes())
     single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
     variants = timed_variants({"ranks": split.step, **({"one": single.step} if single is not None else {})})
     times = time_interleaved(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
-        _report(options, grid, split, alone=single.held(), held=held, traffic=traffic, times=times)
+        _report(options, grid, split, alone=single.held_bytes(), held=held, traffic=traffic, times=times)
     return 0
 
 
@@ -188,7 +188,7 @@ def _report(
     for line in _traffic(traffic):
         print(f"  {line}")
     one, ranks = f"one rank x {threads} thread(s)", f"{grid.size} ranks x {threads} thread(s)"
-    print(report.table({one: times["one"], ranks: times["ranks"]}, one, ratio="to one rank"))
+    print(report.time_table({one: times["one"], ranks: times["ranks"]}, one, ratio="to one rank"))
     figures: dict[str, Any] = {
         "held_bytes": held,
         "alone_bytes": alone,

@@ -19,9 +19,9 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.report import TimeComparison
 from distconv.jobs.commands.profile import measure_machine
-from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.measured_steps import random_tensor
 from distconv.jobs.planning.options import run_on_first_ranks
-from distconv.jobs.planning.single_layers import LAYERS, PHASES, PaperLayer, operation, predicted
+from distconv.jobs.planning.single_layers import LAYERS, PHASES, PaperLayer, as_operation, predict_times
 from distconv.jobs.timing import Variant, idle, time_interleaved, timed_variants
 from distconv.parallel import parallelize
 from distconv.perfmodel.cost.block_geometry import AxisParts
@@ -41,10 +41,10 @@ class Bench:
         self.device = device
         self.layer = parallelize(layer.build().to(device), grid)
         dist = Distribution(grid, default_axes("nchw", 4))
-        self.x = random(dist, layer.input_shape(batch), device).requires_grad_()
+        self.x = random_tensor(dist, layer.input_shape(batch), device).requires_grad_()
         with torch.no_grad():
             y = self.layer(self.x)
-        self.error = random(y.dist, tuple(y.shape), device)
+        self.error = random_tensor(y.dist, tuple(y.shape), device)
 
     def variants(self) -> dict[str, Variant]:
         """FP, and BP behind it. Collective over the grid."""
@@ -64,7 +64,7 @@ class Bench:
 
 def profile_this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
     """This machine, profiled for the layer on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD."""
-    comm, op = MPI.COMM_WORLD, operation(layer, batch)
+    comm, op = MPI.COMM_WORLD, as_operation(layer, batch)
     machine = measure_machine("this machine", profile_network(comm, device), comm, device)
 
     def table(parts: Mapping[str, int], ranks: int, group: MPI.Intracomm) -> dict[str, float]:
@@ -100,10 +100,10 @@ def run(
     rows = [
         TimeComparison(f"{phase}, {where}", times[f"{phase}, {where}"], expected)
         for where, parts, ranks in (("1 rank", {}, 1), (grid.describe(), axes, grid.size))
-        for phase, expected in predicted(layer, batch, parts, ranks, machine).items()
+        for phase, expected in predict_times(layer, batch, parts, ranks, machine).items()
     ]
     _report(name, batch, grid, rows, device=device, machine=machine)
-    return {row.name: row.figures() for row in rows}
+    return {row.name: row.as_json() for row in rows}
 
 
 def _report(

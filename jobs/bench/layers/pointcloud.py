@@ -28,13 +28,13 @@ from distconv.errors import DistconvError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
-from distconv.jobs.commands.train_pointcloud import share
+from distconv.jobs.commands.train_pointcloud import positive_fraction
 from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.pointcloud.batches import VoxelBatch, VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.timing import Variant, idle, medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.layers.models.sparse import dense_resnet, dense_vgg16_bn, sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter, to_dense
 from distconv.parallel import parallelize
@@ -58,28 +58,30 @@ DENSE, OUT_OF_MEMORY = "D-1", "out of memory"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench pointcloud``."""
     parser.add_argument("--model", choices=NETWORKS, default="vgg16_bn", help="network (default: %(default)s)")
-    parser.add_argument("--width", type=positive, default=8, help="channels of the first layer (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=8, help="point clouds per step (default: %(default)s)")
+    parser.add_argument(
+        "--width", type=positive_int, default=8, help="channels of the first layer (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=positive_int, default=8, help="point clouds per step (default: %(default)s)")
     parser.add_argument(
         "--resolution",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[32, 50],
         help="voxels along each side of a cloud, one or more values (default: 32 50)",
     )
     parser.add_argument(
         "--keep",
-        type=share,
+        type=positive_fraction,
         nargs="+",
         default=[1.0, 0.5, 0.25],
         help="fraction p of the points that is kept, one or more values (default: 1 0.5 0.25)",
     )
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
+        "--rounds", type=positive_int, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
     )
     parser.add_argument(
         "--cap",
-        type=positive,
+        type=positive_int,
         default=16,
         metavar="GIB",
         help="memory limit of one variant, in GiB; a variant that exceeds it is not timed (default: %(default)s)",
@@ -112,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
             )
         )
     with ProcessGrid(comm, n=comm.size) as grid:
-        figures = {str(resolution): _compared(options, resolution, grid) for resolution in options.resolution}
+        figures = {str(resolution): _compare(options, resolution, grid) for resolution in options.resolution}
     if comm.rank == 0:
         report.print_json({"resolution": figures}, options.json)
     return 0
@@ -189,7 +191,7 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
         return None
 
 
-def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
+def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
     """Times and memory of all variants at one resolution, which rank 0 prints too. Collective."""
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
     peaks = run_on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
@@ -237,6 +239,6 @@ def _print(
     print(f"\n{resolution}^3, voxels: {shares}\n{report.table_head(ratio='to D-1')}")
     for name, seconds in times.items():
         peak = peaks.get(name)
-        print(report.row(name, seconds, reference) + (f"  {peak.used / MIB:8.0f} MiB" if peak else ""))
+        print(report.time_row(name, seconds, reference) + (f"  {peak.used / MIB:8.0f} MiB" if peak else ""))
     for name in (name for name, peak in peaks.items() if peak is None):
         print(f"{name:<44} more than --cap {options.cap} GiB: not run")

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.timing import time_interleaved, timed_variants
-from distconv.jobs.training.options import add_device_argument, positive, positive_float, select_device
+from distconv.jobs.training.options import add_device_argument, positive_float, positive_int, select_device
 from distconv.kernels.recurrence import is_compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
 from distconv.layers.recurrent.methods import BackwardProblem, fastest_method
@@ -48,18 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=LAYERS, default="rnn", help="recurrent layer (default: %(default)s)")
     parser.add_argument(
         "--steps",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[10, 100, 1000, 10_000, 30_000],
         help="numbers of time steps T (default: 10 100 1000 10000 30000)",
     )
     parser.add_argument(
-        "--batch", type=positive, nargs="+", default=[2, 16, 256], help="mini-batch sizes B (default: 2 16 256)"
+        "--batch", type=positive_int, nargs="+", default=[2, 16, 256], help="mini-batch sizes B (default: 2 16 256)"
     )
-    parser.add_argument("--hidden", type=positive, default=20, help="size of the hidden state (default: %(default)s)")
+    parser.add_argument(
+        "--hidden", type=positive_int, default=20, help="size of the hidden state (default: %(default)s)"
+    )
     parser.add_argument(
         "--rounds",
-        type=positive,
+        type=positive_int,
         default=5,
         help="interleaved repetitions of each backward algorithm (default: %(default)s)",
     )

@@ -23,7 +23,7 @@ from distconv.errors import GridError
 from distconv.jobs.bench import report
 from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 
 EXAMPLES = """\
@@ -41,20 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench sparse``."""
     parser.add_argument(
         "--resolution",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[50],
         help="voxels along each side, one or more values (default: 50)",
     )
     parser.add_argument(
-        "--channels", type=positive, default=32, help="input and output channels (default: %(default)s)"
+        "--channels", type=positive_int, default=32, help="input and output channels (default: %(default)s)"
     )
     parser.add_argument(
-        "--rounds", type=positive, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
+        "--rounds", type=positive_int, default=9, help="interleaved repetitions of each variant (default: %(default)s)"
     )
     parser.add_argument(
         "--cap",
-        type=positive,
+        type=positive_int,
         default=16,
         metavar="GIB",
         help="memory limit of the dense convolution, in GiB; it is left out above this limit (default: %(default)s)",
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             f"{torch.get_num_threads()} thread(s)"
         )
     )
-    figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
+    figures = {str(resolution): _compare(options, resolution) for resolution in options.resolution}
     report.print_json({"resolution": figures}, options.json)
     return 0
 
@@ -144,7 +144,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
     )
 
 
-def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
+def _compare(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     """Times and memory of all variants at one resolution, which are printed too."""
     estimate, cap = dense_bytes(resolution, options.channels), options.cap << 30
     names = (SPARSE, BUILT, DENSE) if estimate <= cap else (SPARSE, BUILT)
@@ -160,7 +160,7 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     )
     sites = len(surface(resolution))
     memory = {name: f"  {size / MIB:8.0f} MiB" for name, size in used.items()}
-    print(f"\n{sites} voxels of {resolution}^3\n{report.table(times, DENSE, beside=memory)}")
+    print(f"\n{sites} voxels of {resolution}^3\n{report.time_table(times, DENSE, suffixes=memory)}")
     if DENSE not in times:
         print(f"{DENSE}: {estimate / MIB:.0f} MiB at least, above --cap {options.cap} GiB: not run")
     return {"sites": sites, "median_s": medians(times), "memory_bytes": used, "dense_estimate_bytes": estimate}

@@ -18,7 +18,7 @@ from distconv.communication import gradient_reduction
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.layers.models import resnet50
 
 RAW = "Allreduce"
@@ -32,9 +32,11 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench allreduce``."""
     parser.add_argument(
-        "--width", type=positive, default=64, help="channels of ResNet-50's first layer (default: %(default)s)"
+        "--width", type=positive_int, default=64, help="channels of ResNet-50's first layer (default: %(default)s)"
     )
-    parser.add_argument("--repeats", type=positive, default=20, help="all-reduces per result (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=positive_int, default=20, help="all-reduces per result (default: %(default)s)"
+    )
     report.add_json_argument(parser)
 
 
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     times = time_interleaved(world, timed_variants(actions), options.repeats, warm_up=WARM_UP)
     if world.rank == 0:
         print(report.heading(f"sum of {len(parameters)} gradients, {nbytes / 1e6:.1f} MB, float32, {world.size} ranks"))
-        print(report.table(times, RAW, label="ms"))
+        print(report.time_table(times, RAW, label="ms"))
         report.print_json({"median_s": medians(times)}, options.json)
     return 0
 

@@ -20,7 +20,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import grid_shape, positive
+from distconv.jobs.training.options import grid_shape, positive_int
 from distconv.kernels.convolution import Geometry
 from distconv.layers.common.input_windows import window_needs
 
@@ -37,21 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench halo``."""
     parser.add_argument(
         "--size",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[256, 512, 1024],
         help="height and width of the tensor, one or more values (default: 256 512 1024)",
     )
-    parser.add_argument("--channels", type=positive, default=16, help="channels of the tensor (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples of the tensor (default: %(default)s)")
+    parser.add_argument(
+        "--channels", type=positive_int, default=16, help="channels of the tensor (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=positive_int, default=1, help="samples of the tensor (default: %(default)s)")
     parser.add_argument(
         "--kernel",
-        type=positive,
+        type=positive_int,
         default=3,
         help="odd kernel size; the halo is kernel // 2 wide (default: %(default)s)",
     )
     parser.add_argument("--grid", type=grid_shape, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
-    parser.add_argument("--repeats", type=positive, default=50, help="exchanges per result (default: %(default)s)")
+    parser.add_argument("--repeats", type=positive_int, default=50, help="exchanges per result (default: %(default)s)")
     report.add_json_argument(parser)
 
 
@@ -78,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
         results[str(size)] = medians(times)
         if world.rank == 0:
             print(
-                f"\nx {shape}, at most {sent} bytes sent per rank\n{report.table(times, RAW, label='ms')}", flush=True
+                f"\nx {shape}, at most {sent} bytes sent per rank\n{report.time_table(times, RAW, label='ms')}",
+                flush=True,
             )
     if world.rank == 0:
         report.print_json({"median_s": results}, options.json)

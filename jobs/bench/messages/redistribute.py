@@ -19,7 +19,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import grid_shape, positive
+from distconv.jobs.training.options import grid_shape, positive_int
 
 RAW = "Alltoallv"
 
@@ -34,13 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench redistribute``."""
     parser.add_argument(
         "--size",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[128, 512, 1024],
         help="height and width of the tensor, one or more values (default: 128 512 1024)",
     )
-    parser.add_argument("--channels", type=positive, default=16, help="channels of the tensor (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples of the tensor (default: %(default)s)")
+    parser.add_argument(
+        "--channels", type=positive_int, default=16, help="channels of the tensor (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=positive_int, default=1, help="samples of the tensor (default: %(default)s)")
     parser.add_argument(
         "--source",
         type=grid_shape,
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="process grid after the redistribution (default: w over all ranks)",
     )
     parser.add_argument(
-        "--repeats", type=positive, default=50, help="redistributions per result (default: %(default)s)"
+        "--repeats", type=positive_int, default=50, help="redistributions per result (default: %(default)s)"
     )
     report.add_json_argument(parser)
 
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         )
         results[str(size)] = medians(times)
         if world.rank == 0:
-            print(f"\nx {shape}\n{report.table(times, RAW, label='ms')}", flush=True)
+            print(f"\nx {shape}\n{report.time_table(times, RAW, label='ms')}", flush=True)
     if world.rank == 0:
         report.print_json({"median_s": results}, options.json)
     return 0

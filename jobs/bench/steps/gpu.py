@@ -24,11 +24,11 @@ from distconv.communication.gpu.device_transport import DeviceTransport
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
-from distconv.jobs.planning.measured_steps import random, training_step
+from distconv.jobs.planning.measured_steps import random_tensor, training_step
 from distconv.jobs.planning.options import add_network_arguments, run_on_first_ranks
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import add_device_argument, positive, select_device
+from distconv.jobs.training.options import add_device_argument, positive_int, select_device
 from distconv.kernels.convolution import Geometry
 from distconv.layers.common.input_windows import window_needs
 
@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(parser)
     parser.add_argument(
         "--channels",
-        type=positive,
+        type=positive_int,
         default=64,
         help="channels of the convolution whose overlap is measured (default: %(default)s)",
     )
     parser.add_argument(
-        "--rounds", type=positive, default=11, help="interleaved repetitions of each variant (default: %(default)s)"
+        "--rounds", type=positive_int, default=11, help="interleaved repetitions of each variant (default: %(default)s)"
     )
     report.add_json_argument(parser)
 
@@ -95,7 +95,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
     """Forward of a 3x3 convolution over ``comm``, its local work and its exchange by themselves."""
     grid = dc.ProcessGrid(comm, h=comm.size)
     dist, shape = Distribution(grid, default_axes(None, 4)), (options.batch, options.channels, *options.input[1:])
-    x = random(dist, shape, device)
+    x = random_tensor(dist, shape, device)
     layer = nn.Conv2d(options.channels, options.channels, 3, padding=1, bias=False, device=device)
     plan = transfer_plan(
         dist, window_needs(dist, x.shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
@@ -133,7 +133,7 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
     for times in (alone, split):
         reference = median[next(iter(times))] if times else None
         for name, values in times.items():
-            print(report.row(name, values, reference))
+            print(report.time_row(name, values, reference))
     for name in split:
         if name.startswith(EXCHANGE):
             way, exchange = name.removeprefix(EXCHANGE).strip(), median[name]

@@ -23,7 +23,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.child_processes import MIB, Peak, run_in_new_process
 from distconv.jobs.bench.steps import model_options
-from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.measured_steps import random_tensor
 from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.planning.package_memory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
     if split:
         shard_optimizer(optimizer, grid.world)
     shape = model_options.batch_shape(options)
-    x = random(Distribution(grid, default_axes(None, len(shape))), shape, model_options.CPU)
+    x = random_tensor(Distribution(grid, default_axes(None, len(shape))), shape, model_options.CPU)
     for _ in range(2 if slots else 1):
         start = time.perf_counter()
         model_options.random_label_loss(options, model(x)).backward()
@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
 
 
-def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
+def predict_memory(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
     """Predict the memory of a rank of a grid with these axes, as ``distconv plan`` does for a training.
 
     ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
@@ -161,7 +161,7 @@ def _report(
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
     print(f"peak of the whole process, libraries included:  {whole:.3f}")
     axes = {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}
-    prediction = predicted(options, axes, grid.size, max(peak.before for peak in peaks))
+    prediction = predict_memory(options, axes, grid.size, max(peak.before for peak in peaks))
     print(
         f"predicted for the process: {prediction.total / MIB:.0f} MiB (tensors {prediction.tensors / MIB:.0f}, "
         f"libraries {prediction.libraries / MIB:.0f}, convolutions {prediction.convolutions / MIB:.0f}, holes "
@@ -176,7 +176,7 @@ def _report(
         "ratio": ratio,
         "process_ratio": whole,
         "predicted": asdict(prediction),
-        "predicted_alone": asdict(predicted(options, {"n": 1}, 1, alone.before)),
+        "predicted_alone": asdict(predict_memory(options, {"n": 1}, 1, alone.before)),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.print_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)

@@ -10,11 +10,11 @@ from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.mesh.recipe import CHANNELS
-from distconv.jobs.planning.measured_steps import random
-from distconv.jobs.planning.options import extents
+from distconv.jobs.planning.measured_steps import random_tensor
+from distconv.jobs.planning.options import sample_shape
 from distconv.jobs.planning.package_memory import build_and_measure
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import grid_shape, positive
+from distconv.jobs.training.options import grid_shape, positive_int
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.tensor import DistTensor
 
@@ -36,20 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
             help=f"network: {', '.join(MODELS)}, or your own as package.module:factory (default: %(default)s)",
         )
         parser.add_argument(
-            "--input", type=extents, metavar="C,H,W", help="shape of one sample, channels first, instead of --size"
+            "--input", type=sample_shape, metavar="C,H,W", help="shape of one sample, channels first, instead of --size"
         )
         parser.add_argument(
-            "--classes", type=positive, help="classes or output channels of the model (default: the model's own)"
+            "--classes", type=positive_int, help="classes or output channels of the model (default: the model's own)"
         )
     else:
         parser.add_argument(
             "--model", choices=(*MESH_MODELS, *CLASSIFIED), default=model, help="network (default: %(default)s)"
         )
-    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    parser.add_argument("--width", type=positive_int, help="channels of the model (default: the model's own)")
     parser.add_argument(
-        "--size", type=positive, default=size, help="height and width of the samples (default: %(default)s)"
+        "--size", type=positive_int, default=size, help="height and width of the samples (default: %(default)s)"
     )
-    parser.add_argument("--batch", type=positive, default=batch, help="samples per step (default: %(default)s)")
+    parser.add_argument("--batch", type=positive_int, default=batch, help="samples per step (default: %(default)s)")
     parser.add_argument("--grid", type=grid_shape, metavar="h=4", help="process grid (default: h over all ranks)")
 
 
@@ -75,9 +75,9 @@ def random_label_loss(options: argparse.Namespace, y: DistTensor) -> torch.Tenso
     if y.shape[1] > 1:  # a class for each sample, or for each of its positions
         shape = (y.shape[0], *y.shape[2:])
         axes = tuple(axis for dim, axis in enumerate(default_axes(None, y.dim())) if dim != 1)
-        return F.cross_entropy(y, random(Distribution(y.grid, axes), shape, CPU).long().clamp(0, 1))
+        return F.cross_entropy(y, random_tensor(Distribution(y.grid, axes), shape, CPU).long().clamp(0, 1))
     if getattr(options, "input", None):
         return F.binary_cross_entropy_with_logits(y, torch.zeros_like(y))
     shape = (options.batch, options.size, options.size)
-    label = random(Distribution(y.grid, default_axes("nhw", 3)), shape, CPU)
+    label = random_tensor(Distribution(y.grid, default_axes("nhw", 3)), shape, CPU)
     return F.binary_cross_entropy_with_logits(y.squeeze(1), (label > 1.5).float())

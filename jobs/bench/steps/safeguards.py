@@ -27,9 +27,9 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.steps import model_options
-from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.measured_steps import random_tensor
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive_int
 from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import COMPARED_EVERY, scatter
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeats",
-        type=positive,
+        type=positive_int,
         default=11,
         help="interleaved repetitions of each measurement (default: %(default)s)",
     )
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     buckets = _buckets([p.local if isinstance(p, DistTensor) else p for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     shape = model_options.batch_shape(options)
-    x, sample = random(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
+    x, sample = random_tensor(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -96,14 +96,14 @@ def run(options: argparse.Namespace) -> int:
     with _shared_folder(world, options.directory) as folder:
         times = time_interleaved(world, timed_variants(guards), options.repeats, warm_up=WARM_UP)
         saves = _Saves(world, folder, model, optimizer)
-        saving = timed_variants({RAW: saves.raw, "save_checkpoint": saves.whole})
+        saving = timed_variants({RAW: saves.write_raw, "save_checkpoint": saves.save})
         written = time_interleaved(world, saving, options.repeats, warm_up=WARM_UP)
-        beside = [saves.beside(step) for _ in range(options.repeats)]
+        beside = [saves.save_during(step) for _ in range(options.repeats)]
     stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
     if world.rank == 0:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
-        print(report.table({**times, **stalls}, STEP, label="ms"))
-        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{report.table(written, RAW, label='ms')}")
+        print(report.time_table({**times, **stalls}, STEP, label="ms"))
+        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{report.time_table(written, RAW, label='ms')}")
         off, plan = (statistics.median(times[name]) for name in list(guards)[2:4])
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
@@ -169,11 +169,11 @@ class _Saves:
         tensors, values = checkpoint.capture_state(self._model, self._optimizer, self._comm)
         return checkpoint.AsyncSave(self._folder, self._number, tensors, values, self._comm)
 
-    def whole(self) -> None:
+    def save(self) -> None:
         """Save, and wait for it. Collective."""
         self.begin().finish(keep=1)
 
-    def raw(self) -> None:
+    def write_raw(self) -> None:
         """Write this rank's bytes to a file on the disk."""
         path = self._folder / f"raw-{self._comm.rank}"
         with path.open("wb") as file:
@@ -182,7 +182,7 @@ class _Saves:
             os.fsync(file.fileno())
         path.unlink()
 
-    def beside(self, step: Callable[[], None]) -> tuple[list[float], float]:
+    def save_during(self, step: Callable[[], None]) -> tuple[list[float], float]:
         """Return the seconds of each step until all ranks have written, and of the training's stall. Collective."""
         self._comm.Barrier()
         start = time.perf_counter()

@@ -19,16 +19,16 @@ from mpi4py import MPI
 from distconv.jobs.bench import report
 from distconv.jobs.bench.report import TimeComparison
 from distconv.jobs.planning import picture
-from distconv.jobs.planning.measured_steps import measured
+from distconv.jobs.planning.measured_steps import time_plans
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
     check_writable,
     run_on_rank_0,
-    traced,
+    trace_network,
 )
-from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, strategies
-from distconv.jobs.training.options import add_device_argument, positive, select_device
+from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, select_strategies
+from distconv.jobs.training.options import add_device_argument, positive_int, select_device
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure_parallelism
 from distconv.plan import Plan, format_parts
@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True)
     parser.add_argument(
         "--predict-to",
-        type=positive,
+        type=positive_int,
         default=2048,
         metavar="RANKS",
         help="largest number of ranks to predict step times for (default: %(default)s)",
     )
     add_device_argument(parser)
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
+        "--rounds", type=positive_int, default=5, help="interleaved repetitions of each variant (default: %(default)s)"
     )
     parser.add_argument(
         "--plot",
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     plans, scaling = run_on_rank_0(comm, lambda: _predicted(options, comm.size))
     times: dict[str, dict[int, list[float]]] = {}
     for ranks, variants in plans.items():
-        for name, seconds in measured(options, comm, ranks, variants, device).items():
+        for name, seconds in time_plans(options, comm, ranks, variants, device).items():
             times.setdefault(name, {})[ranks] = seconds
     run_on_rank_0(comm, lambda: _report(options, device, plans, scaling, times))
     return 0
@@ -89,9 +89,9 @@ def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans]
     if options.plot is not None:
         check_writable("--plot", options.plot)
         picture.check_format(options.plot)
-    machine, graph = Machine.load(options.machine), traced(options)
+    machine, graph = Machine.load(options.machine), trace_network(options)
     counts = sorted({*rank_counts(most), *rank_counts(max(most, options.predict_to))})
-    planned = strategies(graph, machine, counts)
+    planned = select_strategies(graph, machine, counts)
     plans = {}
     for ranks in rank_counts(most):
         alone = {
@@ -140,7 +140,7 @@ def _report(
             f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times"
         )
     figures: dict[str, Any] = {
-        "measured": {name: {ranks: row.figures() for ranks, row in row_of.items()} for name, row_of in rows.items()},
+        "measured": {name: {ranks: row.as_json() for ranks, row in row_of.items()} for name, row_of in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in row_of.items()} for name, row_of in predicted.items()},
     }
     report.print_json(figures, options.json)

@@ -23,8 +23,8 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
-from distconv.jobs.timing import CPU, idle, medians, time_interleaved, timed
-from distconv.jobs.training.options import grid_shape, positive
+from distconv.jobs.timing import CPU, idle, medians, time_action, time_interleaved
+from distconv.jobs.training.options import grid_shape, positive_int
 from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench step``."""
     parser.add_argument(
         "--size",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[512],
         help="height and width of the sample, one or more values (default: 512)",
@@ -47,18 +47,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer", choices=torch_step.KINDS, default="convolution", help="type of the layers (default: %(default)s)"
     )
-    parser.add_argument("--channels", type=positive, default=16, help="channels of every layer (default: %(default)s)")
-    parser.add_argument("--layers", type=positive, default=4, help="number of layers (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
+    parser.add_argument(
+        "--channels", type=positive_int, default=16, help="channels of every layer (default: %(default)s)"
+    )
+    parser.add_argument("--layers", type=positive_int, default=4, help="number of layers (default: %(default)s)")
+    parser.add_argument("--batch", type=positive_int, default=1, help="samples per step (default: %(default)s)")
     parser.add_argument("--grid", type=grid_shape, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument(
         "--rounds",
-        type=positive,
+        type=positive_int,
         default=9,
         help="interleaved repetitions of each variant, whose medians are compared (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=positive, default=2, help="training steps per repetition (default: %(default)s)"
+        "--steps", type=positive_int, default=2, help="training steps per repetition (default: %(default)s)"
     )
     report.add_json_argument(parser)
 
@@ -92,7 +94,7 @@ class _TorchChild:
         self._process.communicate("0\n")
 
 
-def _kinds() -> list[tuple[str, str]]:
+def _allocators() -> list[tuple[str, str]]:
     """Return the name and the kind of each allocator that plain torch can use here."""
     libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
     return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
@@ -113,7 +115,7 @@ def _distributed(
     act = dc.capture(step) if captured else step
     for _ in range(2):  # with gradients and without: there is a recording for each
         act()
-    return lambda count: statistics.median(timed(comm, CPU, act) for _ in range(count))
+    return lambda count: statistics.median(time_action(comm, CPU, act) for _ in range(count))
 
 
 def _measure(
@@ -129,7 +131,7 @@ def _measure(
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}
-    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _kinds()}
+    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _allocators()}
     processes[f"torch, {threads} thread(s), {allocator.kind}"] = threads, allocator.kind
     children = {name: _TorchChild(*words, options, size) for name, words in processes.items() if alone}
     steps = {
@@ -174,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
 def _print(size: int, times: dict[str, list[float]]) -> None:
     (ranks, captured, one, *torchs, one_thread) = times
     fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
-    print(f"\n{size} x {size}\n{report.table(times, fastest)}")
+    print(f"\n{size} x {size}\n{report.time_table(times, fastest)}")
     for a, b in ((ranks, fastest), (captured, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(

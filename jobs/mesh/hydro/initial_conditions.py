@@ -40,11 +40,11 @@ class Sketch:
         self.gamma = np.full_like(self.x, rng.choice([1.4, 5.0 / 3.0]))
         self.u, self.v = np.zeros_like(self.x), np.zeros_like(self.x)
 
-    def number(self, per_unit_area: float) -> int:
+    def feature_count(self, per_unit_area: float) -> int:
         """Return the number of features, at least one, for a frequency per unit area."""
         return max(1, round(per_unit_area * self.side**2))
 
-    def smooth_noise(self, spacing: float, *, odd: bool = False) -> Floats:
+    def smooth_noise(self, spacing: float, *, odd_at_walls: bool = False) -> Floats:
         """Return a random field of about unit variance: a cubic spline of white noise.
 
         Parameters
@@ -63,7 +63,7 @@ class Sketch:
         """
         intervals = ceil(self.side / spacing)
         noise = self.rng.standard_normal((intervals + 3, intervals + 3))
-        if odd:
+        if odd_at_walls:
             for line in (noise, noise.T):
                 line[1], line[-2] = 0.0, 0.0
                 line[0], line[-1] = -line[2], -line[-3]
@@ -78,7 +78,7 @@ class Sketch:
         self.u += scale * slope_y
         self.v -= scale * slope_x
 
-    def stamp(self, field: Floats, centre: Floats, radius: float, amount: float) -> None:
+    def add_gaussian(self, field: Floats, centre: Floats, radius: float, amount: float) -> None:
         """Add a Gaussian to ``field``, cut off at four radii.
 
         Parameters
@@ -104,7 +104,7 @@ class Sketch:
         inside: Floats = 0.5 * (1.0 - np.tanh((distance - radius) * CELLS_PER_UNIT / 1.5))
         return inside
 
-    def place(self) -> Floats:
+    def random_point(self) -> Floats:
         """Return a random point (x, y) of the domain."""
         point: Floats = self.rng.uniform(0.0, self.side, 2)
         return point
@@ -141,12 +141,12 @@ def taylor_green(sketch: Sketch) -> None:
 def random_vortices(sketch: Sketch) -> None:
     """Set up Gaussian vortices of both signs and random radius, ten per unit area, with mirror images at the walls."""
     stream = np.zeros_like(sketch.x)
-    for _ in range(sketch.number(10.0)):
-        (x, y), radius = sketch.place(), sketch.rng.uniform(0.08, 0.2)
+    for _ in range(sketch.feature_count(10.0)):
+        (x, y), radius = sketch.random_point(), sketch.rng.uniform(0.08, 0.2)
         strength = radius * sketch.rng.normal()
         for image_x, sign_x in ((x, 1.0), (-x, -1.0), (2.0 * sketch.side - x, -1.0)):
             for image_y, sign_y in ((y, 1.0), (-y, -1.0), (2.0 * sketch.side - y, -1.0)):
-                sketch.stamp(stream, np.array([image_x, image_y]), radius, strength * sign_x * sign_y)
+                sketch.add_gaussian(stream, np.array([image_x, image_y]), radius, strength * sign_x * sign_y)
     sketch.add_stream(stream, SPEED)
     sketch.pressure *= sound_pressure(sketch, high_speed(sketch))
 
@@ -161,7 +161,7 @@ def shear(sketch: Sketch) -> None:
     # changes sign within a fraction of it. The flow vanishes over a quarter of a unit at the ends of the layers.
     distance = np.clip(np.minimum(along, sketch.side - along) / min(0.25, sketch.side / 4), 0.0, 1.0)
     sketch.add_stream(np.arcsin(0.97 * np.sin(phase)) * np.sin(0.5 * pi * distance), SPEED)
-    sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.3 * SPEED)
+    sketch.add_stream(sketch.smooth_noise(0.2, odd_at_walls=True), 0.3 * SPEED)
     sketch.density *= np.exp(sketch.rng.uniform(-0.7, 0.7) * np.cos(phase))
     sketch.pressure *= sound_pressure(sketch, high_speed(sketch))
 
@@ -189,22 +189,22 @@ def triple_point(sketch: Sketch) -> None:
         sketch.pressure[here] = low + (high - low) * driver
         sketch.density[here] = 1.0 - sketch.rng.uniform(0.6, 0.85) * light
         sketch.gamma[here] = gammas[0] + (gammas[1] - gammas[0]) * driver + (gammas[2] - gammas[0]) * light
-    sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.7 * SPEED)
+    sketch.add_stream(sketch.smooth_noise(0.2, odd_at_walls=True), 0.7 * SPEED)
 
 
 def blasts(sketch: Sketch) -> None:
     """Set up hot spots that explode among bubbles of light and dense gas, in a weak random flow."""
     base = sound_pressure(sketch, 2.0 * SPEED)
-    for _ in range(sketch.number(8.0)):
-        bubble = sketch.disc(sketch.place(), sketch.rng.uniform(0.05, 0.14))
+    for _ in range(sketch.feature_count(8.0)):
+        bubble = sketch.disc(sketch.random_point(), sketch.rng.uniform(0.05, 0.14))
         sketch.density *= np.exp(sketch.rng.uniform(-1.6, 1.2) * bubble)
         sketch.gamma += (sketch.rng.choice([1.2, 1.4, 5.0 / 3.0]) - sketch.gamma) * bubble
     sketch.pressure *= base
-    for _ in range(sketch.number(3.0)):
-        sketch.stamp(
-            sketch.pressure, sketch.place(), sketch.rng.uniform(0.03, 0.06), base * sketch.rng.uniform(5.0, 20.0)
+    for _ in range(sketch.feature_count(3.0)):
+        sketch.add_gaussian(
+            sketch.pressure, sketch.random_point(), sketch.rng.uniform(0.03, 0.06), base * sketch.rng.uniform(5.0, 20.0)
         )
-    sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.7 * SPEED)
+    sketch.add_stream(sketch.smooth_noise(0.2, odd_at_walls=True), 0.7 * SPEED)
 
 
 FAMILIES: dict[str, Callable[[Sketch], None]] = {

@@ -58,7 +58,7 @@ def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> No
 
 
 @kernel
-def row(edges: Floats, j: int, first: int, count: int) -> Edges:
+def edge_row(edges: Floats, j: int, first: int, count: int) -> Edges:
     """Return ``count`` edges of row ``j`` of an array (4, rows, columns), from column ``first`` on."""
     last = first + count
     return edges[0, j, first:last], edges[1, j, first:last], edges[2, j, first:last], edges[3, j, first:last]
@@ -104,10 +104,18 @@ def edge_openness(state: HydroState, result: Openness) -> None:
     for part in range(4):
         set_differences(state[part], across[part], up[part], 1.0 if part % 2 == 0 else -1.0)
     for j in range(height + 1):
-        before, edge, after = row(across, j, 0, width), row(across, j, 1, width), row(across, j, 2, width)
+        before, edge, after = (
+            edge_row(across, j, 0, width),
+            edge_row(across, j, 1, width),
+            edge_row(across, j, 2, width),
+        )
         set_openness(before, edge, after, along_x[j])
     for j in range(height):
-        before, edge, after = row(up, j, 0, width + 1), row(up, j + 1, 0, width + 1), row(up, j + 2, 0, width + 1)
+        before, edge, after = (
+            edge_row(up, j, 0, width + 1),
+            edge_row(up, j + 1, 0, width + 1),
+            edge_row(up, j + 2, 0, width + 1),
+        )
         set_openness(before, edge, after, along_y[j])
 
 

@@ -12,7 +12,7 @@ from distconv.jobs.mesh.hydro.cell_geometry import lower_to_minimum_jacobian
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES, initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro
 
-from .run import LOOKS, Criteria, finish, look, perform_run, run_seed
+from .run import LOOKS, Criteria, label_candidate, perform_run, run_seed, take_candidate
 
 __all__ = ["StepCost", "step_cost"]
 
@@ -76,14 +76,14 @@ def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int 
     reference = perform_run(family, min(size, REFERENCE_SIZE), origin)
     criteria = Criteria()
     hydro = Hydro(initial_condition(family, size, origin))
-    held = [look(hydro, criteria) for _ in range(LOOKS + 1)]
+    held = [take_candidate(hydro, criteria) for _ in range(LOOKS + 1)]
     record = held[-1].record
     start = time.perf_counter()
     for _ in range(steps):
         hydro.step(criteria.last_time)
         lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
     seconds = (time.perf_counter() - start) / steps
-    samples = [finish(hydro, candidate, criteria) for candidate in held[:2]]
+    samples = [label_candidate(hydro, candidate, criteria) for candidate in held[:2]]
     # Linux counts in kilobytes, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -65,19 +65,19 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
     needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
     if needed <= IMAGE_BYTES:
         with h5py.File(target.name, "w", driver="core", backing_store=False) as file:
-            fill(file, recipe, parts, chosen, summary)
+            write_datasets(file, recipe, parts, chosen, summary)
             file.flush()
             image = file.id.get_file_image()
         write_atomically(target, image)
     else:
-        write_large(target, needed, lambda file: fill(file, recipe, parts, chosen, summary))
+        write_large(target, needed, lambda file: write_datasets(file, recipe, parts, chosen, summary))
     shutil.rmtree(parts.folder, ignore_errors=True)
     return summary
 
 
 def alternate_families(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
     """Return the samples of a split as (run, number in the run), alternating between the families."""
-    each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
+    each = [[(run, n) for run, taken in parts.used_runs(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
 
@@ -98,7 +98,7 @@ def summarise(
     Summary
         Without ``seconds``.
     """
-    runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used(stream)]
+    runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used_runs(stream)]
     facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
     positives = [[sample["positives"] for sample in split] for split in facts]
     rejected = {
@@ -106,7 +106,7 @@ def summarise(
         "too quiet": sum(run["quiet"] for run in runs),
         "cut off by the end of the run": sum(run["unfinished"] for run in runs),
     }
-    accepted = sum(parts.accepted(run) or 0 for stream in wanted for run, _ in parts.used(stream))
+    accepted = sum(parts.accepted(run) or 0 for stream in wanted for run, _ in parts.used_runs(stream))
     candidates = sum(rejected.values()) + accepted
     return Summary(
         path=str(target),
@@ -125,7 +125,9 @@ def summarise(
     )
 
 
-def fill(file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary) -> None:
+def write_datasets(
+    file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary
+) -> None:
     """Write all attributes and datasets."""
     kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
     file.attrs["recipe"] = json.dumps(asdict(recipe))

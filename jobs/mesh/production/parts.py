@@ -154,7 +154,7 @@ class RunFolder:
             return len(self.outline(run).samples)
         return None
 
-    def used(self, stream: RunStream) -> Iterator[tuple[FlowRun, range]]:
+    def used_runs(self, stream: RunStream) -> Iterator[tuple[FlowRun, range]]:
         """Yield the finished runs that fill the quota of a stream, without gaps, with the indices of samples to use.
 
         If the last run has more samples than are missing, its later ones are used, which have more labelled cells.
@@ -168,9 +168,9 @@ class RunFolder:
             yield stream.run(index), taken
             missing -= len(taken)
 
-    def done(self, stream: RunStream) -> int:
+    def available_samples(self, stream: RunStream) -> int:
         """Return the number of samples of a stream that are available."""
-        return sum(len(taken) for _, taken in self.used(stream))
+        return sum(len(taken) for _, taken in self.used_runs(stream))
 
     def claim(self, wanted: list[RunStream]) -> FlowRun | None:
         """Claim a run that is needed even if every run in progress yields as many samples as possible.
@@ -206,10 +206,11 @@ class RunFolder:
         """
         for stream in wanted:
             last = stream.run(self.most_runs - 1)
-            if self.accepted(last) is not None and self.done(stream) < stream.quota:
+            if self.accepted(last) is not None and self.available_samples(stream) < stream.quota:
                 raise DataError(
                     f"{self.folder}: {self.most_runs} simulations of {list(FAMILIES)[stream.family]!r} gave "
-                    f"{self.done(stream)} of {stream.quota} samples. Use a larger mesh (at least 64) or a larger tau."
+                    f"{self.available_samples(stream)} of {stream.quota} samples. Use a larger mesh (at least 64) or "
+                    "a larger tau."
                 )
 
     def _most_samples_before(self, stream: RunStream, index: int) -> int:

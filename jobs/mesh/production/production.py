@@ -117,10 +117,12 @@ def produce(
     rank = 0 if comm is None else comm.rank
     failure: str | None = None
     total = sum(stream.quota for stream in wanted)
-    with progress_bars.bar(rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}") as bar:
+    with progress_bars.progress_bar(
+        rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}"
+    ) as bar:
         try:
             callback = on_first_sample if rank == 0 else None
-            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback)
+            perform_runs(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback)
         except DataError as error:
             failure = str(error)
             parts.stop_file.touch()
@@ -130,7 +132,7 @@ def produce(
             raise DataError(text)
 
 
-def work(
+def perform_runs(
     parts: RunFolder,
     wanted: list[RunStream],
     *,
@@ -156,7 +158,7 @@ def work(
     """
     while not parts.stop_file.exists():
         parts.check(wanted)
-        done = sum(parts.done(stream) for stream in wanted)
+        done = sum(parts.available_samples(stream) for stream in wanted)
         bar.update(done - bar.n)
         if done == bar.total:
             return
@@ -165,7 +167,7 @@ def work(
             time.sleep(PATIENCE_S)
         else:
             family = list(FAMILIES)[run.family]
-            watch = partial(show, bar, run.name)
+            watch = partial(show_progress, bar, run.name)
             result = perform_run(family, size, run.seed(seed), criteria, watch)
             parts.store(run, result)
             if on_first_sample is not None and result.samples:
@@ -173,7 +175,7 @@ def work(
                 on_first_sample = None
 
 
-def show(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:
+def show_progress(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:
     """Show the progress of the current run, which may take hours."""
     bar.set_postfix_str(f"{name}: t = {hydro.time:.3f}, step {hydro.steps}", refresh=False)
     bar.update(0)

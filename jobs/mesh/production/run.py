@@ -179,7 +179,7 @@ def perform_run(
     pending: deque[Candidate] = deque()
     result.ending = "last time"
     for index in range(round(LOOKS * criteria.last_time / criteria.tau)):
-        pending.append(look(hydro, criteria))
+        pending.append(take_candidate(hydro, criteria))
         result.degraded += pending[-1].state is None
         if all(candidate.state is None for candidate in pending):
             result.ending = "the mesh has degraded"
@@ -202,11 +202,11 @@ def perform_run(
             result.ending = "enough snapshots"
             break
     result.steps, result.end_time = hydro.steps, hydro.time
-    result.samples = [finish(hydro, candidate, criteria) for candidate in accepted]
+    result.samples = [label_candidate(hydro, candidate, criteria) for candidate in accepted]
     return result
 
 
-def look(hydro: Hydro, criteria: Criteria) -> Candidate:
+def take_candidate(hydro: Hydro, criteria: Criteria) -> Candidate:
     """Return the solver's current state as a candidate."""
     record = np.full(hydro.gas.mass.shape, 2.0, np.float32)
     lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
@@ -226,7 +226,7 @@ def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[H
         np.minimum(record, here, out=record)
 
 
-def finish(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> LabelledSnapshot:
+def label_candidate(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> LabelledSnapshot:
     """Return the labelled snapshot of an accepted candidate."""
     assert candidate.state is not None
     label = (candidate.record < criteria.threshold).astype(np.uint8)

@@ -138,17 +138,19 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 
 
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
-    base = rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
+    base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]
     # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
     ours = {
-        "dp_32": rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2) / base,
+        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2)
+        / base,
         "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
-        "gpipe": rate(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1]) / base,
-        "bapipe": rate(
+        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1])
+        / base,
+        "bapipe": throughput(
             profile,
             machine if row.schedule == PARALLEL else chain,
             row.gpus,
@@ -162,10 +164,14 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
     }
     paper = DP_AT_32.get(row.gpus) if row.model == "VGG-16" else None
     print(
-        f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_beside(ours['dp_32'], paper):<13}", end=""
+        f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_with_published(ours['dp_32'], paper):<13}",
+        end="",
     )
-    print(f"{_beside(ours['pipedream'], row.pipedream):<13}{_beside(ours['gpipe'], row.gpipe[2]):<13}", end="")
-    setting = f"{row.schedule} {row.microbatches} x {row.size}: {_beside(ours['bapipe'], row.bapipe)}"
+    print(
+        f"{_with_published(ours['pipedream'], row.pipedream):<13}{_with_published(ours['gpipe'], row.gpipe[2]):<13}",
+        end="",
+    )
+    setting = f"{row.schedule} {row.microbatches} x {row.size}: {_with_published(ours['bapipe'], row.bapipe)}"
     better = f"{_described(piped, batch)}: {ours['pipeline']:.2f}"
     chosen = better if ours["pipeline"] > 1 else f"dp (pipeline: {ours['pipeline']:.2f})"
     print(f"{setting:<36}{chosen:<32}", end="")
@@ -174,7 +180,9 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
     return {"model": row.model, "gpus": row.gpus, "batch": batch, "speedup": ours, "explored": figures}
 
 
-def rate(profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int) -> float:
+def throughput(
+    profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int
+) -> float:
     """Samples per second; 16 GB or not, the paper ran it."""
     batch = microbatches * size
     exploration = explore(
@@ -212,7 +220,7 @@ def _powers(batch: int) -> list[int]:
     return [1 << power for power in range(batch.bit_length()) if batch % (1 << power) == 0]
 
 
-def _beside(ours: float, paper: float | None) -> str:
+def _with_published(ours: float, paper: float | None) -> str:
     return f"{ours:.2f}" + ("" if paper is None else f" ({paper:.2f})")
 
 

@@ -29,14 +29,14 @@ def cuts_table(machine: Machine) -> Rows:
         for gpus in (4, 8):
             setting = ExplorationContext(profile(SAMPLES), machine, [Device("GPU", gpus, memory=ENOUGH_BYTES)], 1)
             rows += [
-                {"model": model, "gpus": gpus} | compared(model, setting, name) for name in ("1f1b-sno", "1f1b-so")
+                {"model": model, "gpus": gpus} | compare_cuts(model, setting, name) for name in ("1f1b-sno", "1f1b-so")
             ]
     ratios = [ratio for row in rows for ratio in (row["bapipe_over"], row["searched_over"]) if isinstance(ratio, float)]
     print(f"closed form over simulated: {min(ratios):.3f} to {max(ratios):.3f}, mean {sum(ratios) / len(ratios):.3f}")
     return rows
 
 
-def compared(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
+def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
     """Return a row of the table."""
     stages = setting.pipeline_candidate(name, 1, MICROBATCHES)
     # There are more layers than GPUs.

@@ -26,7 +26,7 @@ from distconv.jobs.papers.bppsa import (
     training,
 )
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
-from distconv.jobs.training.options import add_device_argument, positive, positive_float, select_device
+from distconv.jobs.training.options import add_device_argument, positive_float, positive_int, select_device
 
 EXAMPLES = """\
 examples:
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--columns",
-        type=positive,
+        type=positive_int,
         default=64,
         help="Jacobian columns that autograd is timed on, in table-1 (default: %(default)s)",
     )
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--width",
-        type=positive,
+        type=positive_int,
         default=64,
         help="channels of VGG's first layer, in figures 10 and 12 (default: %(default)s)",
     )
@@ -87,17 +87,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sounds", type=Path, metavar="PATH", help="HDF5 file or folder of sounds, for figure 13")
     parser.add_argument(
-        "--epochs", type=positive, default=5, help="training epochs of figure 13 (default: %(default)s)"
+        "--epochs", type=positive_int, default=5, help="training epochs of figure 13 (default: %(default)s)"
     )
     parser.add_argument(
         "--iterations",
-        type=positive,
+        type=positive_int,
         default=40,
         help="training iterations of figures 6, 10 and 12 (default: %(default)s)",
     )
     parser.add_argument(
         "--batch",
-        type=positive,
+        type=positive_int,
         default=256,
         help="samples per training iteration of figures 6, 10 and 12 (default: %(default)s)",
     )

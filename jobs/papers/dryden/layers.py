@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from distconv.jobs.papers.dryden.published import PrintedRatio
-from distconv.jobs.planning.single_layers import PaperLayer, predicted
+from distconv.jobs.planning.single_layers import PaperLayer, predict_times
 from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import format_parts
 
@@ -55,8 +55,8 @@ SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 
 
 def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, float, float]:
     """Return the speed-ups of FP, of BP and of both at N=1, over one GPU."""
-    alone = predicted(layer, 1, {}, 1, machine)
-    split = predicted(layer, 1, grid, math.prod(grid.values()), machine)
+    alone = predict_times(layer, 1, {}, 1, machine)
+    split = predict_times(layer, 1, grid, math.prod(grid.values()), machine)
     both = sum(alone.values()) / sum(split.values())
     return alone["FP"] / split["FP"], alone["BP"] / split["BP"], both
 

@@ -25,7 +25,7 @@ from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_t
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.clouds import Clouds
-from distconv.jobs.training.options import nonnegative_int, positive, positive_float
+from distconv.jobs.training.options import nonnegative_int, positive_float, positive_int
 from distconv.jobs.training.settings import learning_rate, set_learning_rate
 from distconv.layers.models.sparse import dense_vgg16_bn, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, to_dense
@@ -67,11 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("width", 8, "filters of the first layer, 64 in the paper"),
     ):
         parser.add_argument(
-            f"--{name}", type=positive, default=value, metavar="N", help=f"{text} (default: %(default)s)"
+            f"--{name}", type=positive_int, default=value, metavar="N", help=f"{text} (default: %(default)s)"
         )
     parser.add_argument(
         "--resolution",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[32],
         metavar="N",

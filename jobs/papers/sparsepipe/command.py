@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.papers.sparsepipe import setting as published
-from distconv.jobs.training.options import positive, positive_float
+from distconv.jobs.training.options import positive_float, positive_int
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.devices import Device
 from distconv.perfmodel.stages.dynamic_program import fixed_moves
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--devices",
-        type=positive,
+        type=positive_int,
         nargs="+",
         default=[4, 8],
         metavar="N",
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measured-batch",
-        type=positive,
+        type=positive_int,
         default=published.MEASURED_BATCH,
         metavar="N",
         help="samples of the measured layer profile (default: %(default)s)",

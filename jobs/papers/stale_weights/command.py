@@ -23,8 +23,8 @@ from mpi4py import MPI
 from distconv.errors import DataError
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.planning.options import run_on_rank_0
-from distconv.jobs.training.options import nonnegative_int, positive
-from distconv.jobs.training.report import picture
+from distconv.jobs.training.options import nonnegative_int, positive_int
+from distconv.jobs.training.report import draw_figure
 from distconv.layers.models import MODELS
 from distconv.pipeline import split
 
@@ -68,18 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="random seeds, one run for each (default: 0 1 2)",
     )
-    parser.add_argument("--iterations", type=positive, metavar="N", help="training iterations (default: the recipe's)")
+    parser.add_argument(
+        "--iterations", type=positive_int, metavar="N", help="training iterations (default: the recipe's)"
+    )
     parser.add_argument(
         "--schedule",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="iterations over which the learning rate decays (default: --iterations)",
     )
-    parser.add_argument("--batch", type=positive, metavar="N", help="samples per iteration (default: the recipe's)")
-    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: the model's own)")
+    parser.add_argument("--batch", type=positive_int, metavar="N", help="samples per iteration (default: the recipe's)")
+    parser.add_argument(
+        "--width", type=positive_int, metavar="N", help="channels of the model (default: the model's own)"
+    )
     parser.add_argument(
         "--evaluations",
-        type=positive,
+        type=positive_int,
         default=6,
         metavar="N",
         help="evaluations on the test images in each run (default: %(default)s)",
@@ -106,7 +110,7 @@ def _experiment(options: argparse.Namespace) -> None:
     rows = rows_of(results, runs)
     print(table(rows))
     path = results.path.with_suffix(".png")
-    print(picture(path, lambda: draw(path, rows, _settings(runs[0]))))
+    print(draw_figure(path, lambda: draw(path, rows, _settings(runs[0]))))
 
 
 def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[TrainingRun]:

@@ -77,7 +77,7 @@ class CloudSamples:
         if self._file is not None:
             self._file.check_unchanged()
 
-    def place(self, group: str) -> object:
+    def source_path(self, group: str) -> object:
         """Return the file or folder."""
         return self.name
 
@@ -127,7 +127,7 @@ class VoxelLoader(EpochLoader):
         device: str = "cpu",
         **order: bool,
     ) -> None:
-        self._source, self._clouds, self._placed = samples, samples.groups[group], placed
+        self._source, self._clouds, self._prepare_input = samples, samples.groups[group], placed
         of = (samples.name, f"clouds of {group!r}")
         super().__init__(len(self._clouds.labels), batch, of, seed=recipe.seed, **order)
         self.recipe, self.dtype, self.device = recipe, dtype, device
@@ -162,7 +162,7 @@ class VoxelLoader(EpochLoader):
             voxels = try_on_all_ranks(
                 self._source.comm, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
             )
-            yield Batch(samples, (self._placed(self._sparse(voxels)), voxels.labels.to(self.device)))
+            yield Batch(samples, (self._prepare_input(self._sparse(voxels)), voxels.labels.to(self.device)))
 
     def first(self, count: int) -> SparseTensor:
         """Return the first clouds of the first epoch, at most ``count``, as a sparse tensor. Local."""

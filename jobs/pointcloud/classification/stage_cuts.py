@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from distconv.jobs.training.pipelines.stages import MACHINE, cuts_of
+from distconv.jobs.training.pipelines.stages import MACHINE, choose_split_points
 from distconv.layers.sparse import SparseConv, SparseTensor
 from distconv.perfmodel import Machine
 from distconv.perfmodel.sparse.counted_profile import counted_profile
@@ -40,4 +40,4 @@ def balanced_cuts(model: nn.Module, x: SparseTensor, replicas: Sequence[int]) ->
     profile = counted_profile(record(model, x), Machine.load(MACHINE))
     modules = dict(model.named_modules())
     starts = [each.name for each in profile.layers if isinstance(modules.get(each.name), (SparseConv, nn.Linear))]
-    return cuts_of(profile, starts, replicas, type(model).__name__)
+    return choose_split_points(profile, starts, replicas, type(model).__name__)

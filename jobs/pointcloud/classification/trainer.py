@@ -61,9 +61,11 @@ class _Clouds(Classifier):
 
     def batches_of(self, group: str) -> VoxelLoader:
         """Return a loader of ``train`` or ``test`` in order, without point dropout."""
-        return _loader(self.settings, self.samples, group, self._placed, **self.settings.evaluating(self.device))
+        return _loader(
+            self.settings, self.samples, group, self._prepare_input, **self.settings.evaluation_options(self.device)
+        )
 
-    def _placed(self, x: SparseTensor) -> Any:
+    def _prepare_input(self, x: SparseTensor) -> Any:
         """Return the input as the evaluated network requires it."""
         return x
 
@@ -75,12 +77,12 @@ class CloudTrainer(_Clouds, training.Trainer):
     """
 
     def __init__(self, settings: CloudSettings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
-        super().__init__(settings, network(settings, samples), grid, samples.comm, device)
+        super().__init__(settings, build_network(settings, samples), grid, samples.comm, device)
         self.samples = samples
-        parts = _training_loader(settings, samples, device, self._placed)
+        parts = _training_loader(settings, samples, device, self._prepare_input)
         self.loader = accumulate_batches(parts, settings.accumulate)
 
-    def _placed(self, x: SparseTensor) -> Any:
+    def _prepare_input(self, x: SparseTensor) -> Any:
         return scatter(x, grid=self.grid)
 
 
@@ -101,7 +103,7 @@ class CloudPipelineTrainer(_Clouds, AnyPipelineTrainer):
                 "--pipeline-plan: its stages distribute layers, which a sparse network does not support. Use a "
                 "plan without distributions."
             )
-        model = network(settings, samples).to(device, common.dtype_of(settings))
+        model = build_network(settings, samples).to(device, common.dtype_of(settings))
         loader = _training_loader(settings, samples, device, packed)
         super().__init__(
             settings,
@@ -119,7 +121,7 @@ def _training_loader(
     settings: CloudSettings, samples: CloudSamples, device: str, placed: Callable[[SparseTensor], Any]
 ) -> VoxelLoader:
     dropout = {"keep": settings.keep, "varied": settings.varied}
-    return _loader(settings, samples, "train", placed, dropout=dropout, **settings.loading(device))
+    return _loader(settings, samples, "train", placed, dropout=dropout, **settings.loader_options(device))
 
 
 def _loader(
@@ -132,11 +134,11 @@ def _loader(
     **options: Any,
 ) -> VoxelLoader:
     recipe = VoxelRecipe(settings.resolution, settings.points, seed=settings.seed, **dropout or {})
-    batch = settings.part if group == "train" else settings.batch
+    batch = settings.part_size if group == "train" else settings.batch
     return VoxelLoader(samples, group, batch, placed=placed, recipe=recipe, **options)
 
 
-def network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
+def build_network(settings: CloudSettings, samples: CloudSamples) -> torch.nn.Module:
     """Return the network with weights that depend on the seed alone.
 
     Parameters

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import PlanError
-from distconv.jobs.training.options import positive, select_device
+from distconv.jobs.training.options import positive_int, select_device
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.device_kinds import Kinds, kind_of_rank, parse_kinds
@@ -123,7 +123,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     group = parser.add_argument_group("pipeline", "options of --pipeline")
     group.add_argument(
         "--stages",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="number of stages, of about equal time (default: as many as the ranks allow)",
     )
@@ -135,7 +135,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     )
     group.add_argument(
         "--microbatches",
-        type=positive,
+        type=positive_int,
         metavar="M",
         help="micro-batches per mini-batch (default: as many as stages; 1 for asynchronous schedules)",
     )
@@ -164,7 +164,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     )
     group.add_argument(
         "--switch-after",
-        type=positive,
+        type=positive_int,
         metavar="STEP",
         help="train without overlap of mini-batches after STEP steps (hybrid training)",
     )
@@ -196,7 +196,7 @@ def device_kinds(text: str) -> Kinds:
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse integers above zero, separated by commas."""
-    return tuple(positive(word) for word in text.split(","))
+    return tuple(positive_int(word) for word in text.split(","))
 
 
 def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:

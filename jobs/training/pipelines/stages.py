@@ -48,10 +48,10 @@ def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequen
         return []
     graph = trace(model, shape)
     profile = predicted_profile(graph, Machine.load(MACHINE))
-    return cuts_of(profile, list(_starts(model, graph)), replicas, type(model).__name__)
+    return choose_split_points(profile, list(_starts(model, graph)), replicas, type(model).__name__)
 
 
-def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], model: str) -> list[str]:
+def choose_split_points(profile: Profile, starts: Sequence[str], replicas: Sequence[int], model: str) -> list[str]:
     """Select split points that divide a profile into parts of about equal time per replica.
 
     Source: BaPipe, 3.3.

@@ -92,7 +92,7 @@ class PipelineTrainer(training.Training):
                 "--accumulate, --ema: cannot be combined with a pipeline. Use --microbatches instead of --accumulate."
             )
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
-        self.pipelining, self.ahead = pipelining, pipelining.stages
+        self.pipelining, self.steps_in_flight = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
         self.cuts: list[int] | list[str]
         """Split points: numbers of layers after which the model is split, or names of layers before which it is."""
@@ -121,7 +121,7 @@ class PipelineTrainer(training.Training):
         self._switched = False
 
     @property
-    def where(self) -> str:
+    def distribution(self) -> str:
         """Schedule and stages, in words."""
         of = self.pipelining
         cut = "behind layers" if of.ppv is not None else "before"
@@ -174,7 +174,7 @@ class PipelineTrainer(training.Training):
         for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
             self.schedule(optimizer)
         with self.autocast():
-            loss = self.pipe.step(_whole(inputs), _whole(labels))
+            loss = self.pipe.step(_local_batch(inputs), _local_batch(labels))
         self.step_count += 1
         self._record_losses()
         return loss
@@ -219,7 +219,7 @@ class PipelineTrainer(training.Training):
         self.model.eval()
         while turn := list(islice(batches, self.comm.size)):
             mine = turn[self.comm.rank : self.comm.rank + 1]
-            computed = try_on_all_ranks(self.comm, partial(_computed, mine, compute), ModelError)
+            computed = try_on_all_ranks(self.comm, partial(_compute_own_batch, mine, compute), ModelError)
             yield from zip(turn, self.comm.allgather(computed), strict=False)
 
     def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -233,7 +233,7 @@ class PipelineTrainer(training.Training):
         names = dict(self.model.named_parameters())
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
         with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
-            state = {name: _gathered(own[p]) for name, p in self._trained_parameters().items() if p in own}
+            state = {name: _gather_state(own[p]) for name, p in self._trained_parameters().items() if p in own}
             states = self.comm.gather(state, root=0)
         self.optimizer.state.update({names[name]: state for each in states or [] for name, state in each.items()})
         super().start_saving(directory)
@@ -273,15 +273,15 @@ class PipelineTrainer(training.Training):
         self.pipe.close()
 
 
-def _gathered(state: Mapping[str, Any]) -> dict[str, Any]:
+def _gather_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizer state of a parameter with full tensors. Collective if the tensors are distributed."""
     return {key: gather(value) if isinstance(value, DistTensor) else value for key, value in state.items()}
 
 
-def _computed(batches: Sequence[Batch], compute: Callable[[Any], T]) -> T | None:
+def _compute_own_batch(batches: Sequence[Batch], compute: Callable[[Any], T]) -> T | None:
     """Return the result for this rank's batch, or None if it has none in this round."""
     for batch in batches:
-        return compute(_whole(batch.tensors[0]))
+        return compute(_local_batch(batch.tensors[0]))
     return None
 
 
@@ -289,5 +289,5 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def _whole(batch: torch.Tensor) -> torch.Tensor:
+def _local_batch(batch: torch.Tensor) -> torch.Tensor:
     return batch.local if isinstance(batch, DistTensor) else batch

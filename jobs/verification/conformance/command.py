@@ -116,7 +116,7 @@ def _job(comm: MPI.Intracomm, families: Sequence[str]) -> CaseRun:
 
 
 def _tell(lines: Sequence[Line]) -> None:
-    print(*journal.described(lines), sep="\n", flush=True)
+    print(*journal.describe_lines(lines), sep="\n", flush=True)
 
 
 def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]:

@@ -19,21 +19,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 
 from distconv.grid import ProcessGrid
-from distconv.jobs.verification.engine import runner, worlds
+from distconv.jobs.verification.engine import backends, runner
 from distconv.jobs.verification.engine.layouts import CaseLayout
-from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, judge
+from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, classify
 
 _OWN_WORDS = ("DTensor", "shard", "placement", "mesh")
 """An error with one of them says that DTensor lacks something."""
 
 
-class _World(worlds.DistributedBackend):
+class _World(backends.DistributedBackend):
     def __init__(self, grid: ProcessGrid, layout: CaseLayout, fails: Callable[[bool], bool], mesh: DeviceMesh) -> None:
         super().__init__(grid, layout, fails)
         self.mesh = mesh
 
     def put(
-        self, value: torch.Tensor, dims: worlds.Dims = None, grad: bool = True, *, balanced: bool = False
+        self, value: torch.Tensor, dims: backends.Dims = None, grad: bool = True, *, balanced: bool = False
     ) -> torch.Tensor:
         whole = value.detach().clone()
         x = distribute_tensor(whole, self.mesh, [Shard(value.dim() - 1)], src_data_rank=None)
@@ -66,18 +66,18 @@ class DTensorRun(runner.CaseRun):
         """One: every tensor along its last dimension."""
         return [CaseLayout("last", (("w", self.comm.size),))]
 
-    def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> worlds.ReferenceBackend:
+    def backend(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> backends.ReferenceBackend:
         """Return the backend that computes with DTensors."""
         return _World(grid, layout, self.fails, self._mesh)
 
-    def judged(
+    def classify(
         self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
     ) -> tuple[Verdict, str]:
         """Judge the outcomes as for distconv, except for the errors that count as clear."""
-        return judged([outcome.refusal for outcome in outcomes]) or judge(reference, outcomes)
+        return classify_refusals([outcome.refusal for outcome in outcomes]) or classify(reference, outcomes)
 
 
-def judged(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
+def classify_refusals(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
     """Return the verdict on a sample that some ranks refuse."""
     if not any(refused):
         return None

@@ -189,5 +189,5 @@ def _messages(lines: Sequence[Line]) -> str:
 
 def general(line: Line) -> str:
     """Return the message without the parts that differ between grids."""
-    text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", line.told)
+    text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", line.outcome_text)
     return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from distconv.jobs.verification.engine.layouts import CaseLayout, Extents
 from distconv.jobs.verification.engine.runner import Case
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 _SEED = 7
 
@@ -95,24 +95,24 @@ class Sample(Case):
                 layouts.append(CaseLayout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
         return layouts
 
-    def compute(self, world: ReferenceBackend) -> None:
+    def compute(self, backend: ReferenceBackend) -> None:
         """Call the function, and differentiate what it gives."""
         first = next(iter(self.tensors()), None)
 
         def put(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            if can_be_split(value) and (value is first or not world.layout.first_only):
-                return world.put(value, self._dims(value), value.requires_grad)
-            return world.plain(value, value.requires_grad)
+            if can_be_split(value) and (value is first or not backend.layout.first_only):
+                return backend.put(value, self._dims(value), value.requires_grad)
+            return backend.plain(value, value.requires_grad)
 
         args, kwargs = tree_map(put, (self.args, self.kwargs))
-        module = None if self.module is None else world.model(self.module(), parallel=self.kinds is not None)
+        module = None if self.module is None else backend.model(self.module(), parallel=self.kinds is not None)
         seed()
         result = self.function(*([] if module is None else [module]), *args, **kwargs)
         answers = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        world.differentiate(
+        backend.differentiate(
             [y if isinstance(y, torch.Tensor) else torch.tensor(y) for y in answers],
             {f"x{number}": x for number, x in enumerate(inputs)},
             module,

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from distconv.jobs.verification.engine import runner
+from distconv.jobs.verification.engine.backends import ReferenceBackend, seed
 from distconv.jobs.verification.engine.layouts import Extents
-from distconv.jobs.verification.engine.worlds import ReferenceBackend, seed
 
 Sizes = Extents
 """Extent of each letter (small)."""
@@ -69,14 +69,14 @@ class Input:
         return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
 
     def put(
-        self, world: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
+        self, backend: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
     ) -> torch.Tensor:
-        """It in ``world``."""
+        """It in ``backend``."""
         values = VALUES[self.values](self.shape(sizes), sizes, generator)
         values = values.to(self.dtype or dtype) if values.is_floating_point() else values
         if self.layout == "plain":
-            return world.plain(values, self.grad)
-        return world.put(values, self.axes(), self.grad, balanced=self.layout == "balanced")
+            return backend.plain(values, self.grad)
+        return backend.put(values, self.axes(), self.grad, balanced=self.layout == "balanced")
 
 
 def plain(dims: str, values: str = "normal", **options: Any) -> Input:
@@ -122,18 +122,18 @@ class ConformanceCase(runner.Case):
         """Return True if an input has infinite values."""
         return any("infinit" in given.values for given in self.inputs)
 
-    def compute(self, world: ReferenceBackend) -> None:
+    def compute(self, backend: ReferenceBackend) -> None:
         """Call the function, and differentiate what it gives."""
-        sizes = dict(world.layout.sizes)
+        sizes = dict(backend.layout.sizes)
         seed()
         module = None if self.module is None else self.module(sizes).to(self.dtype)
         generator = torch.Generator().manual_seed(5)
-        inputs = [given.put(world, sizes, self.dtype, generator) for given in self.inputs]
-        module = None if module is None else world.model(module, self.parallel)
+        inputs = [given.put(backend, sizes, self.dtype, generator) for given in self.inputs]
+        module = None if module is None else backend.model(module, self.parallel)
         seed()
         result = self.function(*inputs) if module is None else self.function(module, *inputs)
         outputs = [result] if isinstance(result, torch.Tensor) else list(result)
-        world.differentiate(outputs, {f"x{number}": x for number, x in enumerate(inputs)}, module)
+        backend.differentiate(outputs, {f"x{number}": x for number, x in enumerate(inputs)}, module)
 
 
 def case(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.jobs.training.options import nonnegative_int, positive
+from distconv.jobs.training.options import nonnegative_int, positive_int
 from distconv.jobs.verification.differential.runs import KINDS, TIME_LIMIT_S, DifferentialRun, drawn, summary, table
 from distconv.jobs.verification.engine import launch
 from distconv.jobs.verification.engine.journal import Journal, Line
@@ -30,7 +30,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify differential``."""
     parser.add_argument(
-        "--cases", type=positive, default=500, metavar="N", help="number of random cases (default: %(default)s)"
+        "--cases", type=positive_int, default=500, metavar="N", help="number of random cases (default: %(default)s)"
     )
     parser.add_argument(
         "--seed", type=nonnegative_int, default=0, help="seed from which the cases are drawn (default: %(default)s)"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.jobs.verification.differential.draw import Draw, DrawnProgram, image
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 
 Shape = tuple[int, ...]
 Layer = tuple[Callable[..., torch.Tensor], tuple[Shape, ...]]
@@ -56,14 +56,14 @@ def penalty(draw: Draw) -> DrawnProgram:
     function, shapes = layers[name]
     weights = [draw.tensor(*shape) for shape in shapes]
 
-    def run(world: ReferenceBackend) -> None:
-        given = [world.put(x), *(world.plain(w) for w in weights)]
+    def run(backend: ReferenceBackend) -> None:
+        given = [backend.put(x), *(backend.plain(w) for w in weights)]
         y = function(*given)
         first = torch.autograd.grad((y * y * y).sum(), given, create_graph=True)
         for number, slope in enumerate(first):
-            world.record(f"first {number}", slope)
+            backend.record(f"first {number}", slope)
         total = sum((slope * slope).sum() for slope in first)
         assert isinstance(total, torch.Tensor)
-        world.differentiate(total, {f"x{number}": each for number, each in enumerate(given)})
+        backend.differentiate(total, {f"x{number}": each for number, each in enumerate(given)})
 
     return DrawnProgram("second derivatives", f"x{tuple(x.shape)} {name}", run, count)

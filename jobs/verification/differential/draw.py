@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 
 T = TypeVar("T")
 
@@ -91,11 +91,11 @@ def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], 
     single = draw.chance(0.02)
     given_x = x[0] if single else x
 
-    def run(world: ReferenceBackend) -> None:
+    def run(backend: ReferenceBackend) -> None:
         torch.default_generator.manual_seed(draw.seed)
-        own = world.model(build().double().requires_grad_(not frozen), parallel)
-        given = world.put(given_x, grad=not first)
-        world.differentiate(own(given), {"x": given}, own)
+        own = backend.model(build().double().requires_grad_(not frozen), parallel)
+        given = backend.put(given_x, grad=not first)
+        backend.differentiate(own(given), {"x": given}, own)
 
     wanted = "dL/dw only" if first else "dL/dx only" if frozen else ""
     return DrawnProgram(name, f"x{tuple(given_x.shape)} {text} {wanted}", run, x.dim() - 2)
@@ -104,8 +104,8 @@ def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], 
 def on_function(name: str, text: str, function: Callable[..., Any], x: torch.Tensor) -> DrawnProgram:
     """``function`` of ``x``."""
 
-    def run(world: ReferenceBackend) -> None:
-        given = world.put(x)
-        world.differentiate(function(given), {"x": given})
+    def run(backend: ReferenceBackend) -> None:
+        given = backend.put(x)
+        backend.differentiate(function(given), {"x": given})
 
     return DrawnProgram(name, f"x{tuple(x.shape)} {text}", run, x.dim() - 2)

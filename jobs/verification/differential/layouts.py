@@ -10,8 +10,8 @@ import torch
 from distconv.arrangement import AXES
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
+from distconv.jobs.verification.engine.backends import Dims, DistributedBackend
 from distconv.jobs.verification.engine.layouts import CaseLayout
-from distconv.jobs.verification.engine.worlds import Dims, DistributedBackend
 from distconv.placement import scatter
 from distconv.tensor import DistTensor
 

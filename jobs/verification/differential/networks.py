@@ -17,7 +17,7 @@ from torch import nn
 
 from distconv.jobs.verification.conformance.families.blocks import BLOCKS
 from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 
 CLASSES = 3
 
@@ -158,8 +158,8 @@ def draw(source: Draw) -> DrawnProgram:
     targets = [source.classes(samples, *shape[2:], below=CLASSES) for _ in range(steps)]
     loss_name = source.pick(*LOSSES)
 
-    def run(world: ReferenceBackend) -> None:
-        _train(world, network, habits, LOSSES[loss_name], list(zip(images, targets, strict=True)))
+    def run(backend: ReferenceBackend) -> None:
+        _train(backend, network, habits, LOSSES[loss_name], list(zip(images, targets, strict=True)))
 
     return DrawnProgram("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
 
@@ -171,42 +171,42 @@ def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
 
 
 def _train(
-    world: ReferenceBackend,
+    backend: ReferenceBackend,
     network: DrawnNetwork,
     habits: Habits,
     loss_of: Loss,
     data: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    model = world.model(copy.deepcopy(network), habits.parallel)
+    model = backend.model(copy.deepcopy(network), habits.parallel)
     if habits.frozen:
         for parameter in next(model.children())[0].parameters():  # type: ignore[index]
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    hook(world, trained, habits.hooks)
+    hook(backend, trained, habits.hooks)
     if habits.hooks == "layer":
         hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
     optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
     for number, (image, target) in enumerate(data):
         if number % habits.accumulate == 0:
             optimizer.zero_grad()
-        x = world.put(image, grad=habits.to_input)
-        y = model(x, world.gather if habits.gathered else lambda t: t)
-        wanted = world.plain(target) if habits.gathered else world.put(target, ("n", "h", "w")[: target.dim()])
+        x = backend.put(image, grad=habits.to_input)
+        y = model(x, backend.gather if habits.gathered else lambda t: t)
+        wanted = backend.plain(target) if habits.gathered else backend.put(target, ("n", "h", "w")[: target.dim()])
         loss = loss_of(y, wanted)
         if habits.l2:
             loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
-        world.record(f"loss {number}", loss)
-        world.record(f"y {number}", y)
-        world.together()
+        backend.record(f"loss {number}", loss)
+        backend.record(f"y {number}", y)
+        backend.together()
         backward(loss, trained, habits.gradients)
-        world.record(f"dL/dx {number}", world.gradient(x))
+        backend.record(f"dL/dx {number}", backend.gradient(x))
         if (number + 1) % habits.accumulate == 0:
             for name, parameter in model.named_parameters():
-                world.record(f"dL/d{name} {number}", parameter.grad)
+                backend.record(f"dL/d{name} {number}", parameter.grad)
             if habits.clipped:
-                world.record(f"norm {number}", nn.utils.clip_grad_norm_(trained, 0.5))
+                backend.record(f"norm {number}", nn.utils.clip_grad_norm_(trained, 0.5))
             optimizer.step()
-    world.state(model)
+    backend.state(model)
 
 
 def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
@@ -219,14 +219,14 @@ def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> No
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def hook(world: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -> None:
+def hook(backend: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -> None:
     """Hooks that change gradients in a way that shows if they saw only a share of them."""
     for number, parameter in enumerate(parameters[::2]):
         if kind == "tensor":
             parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01) + grad**2)
         elif kind == "accumulated":
             parameter.register_post_accumulate_grad_hook(
-                lambda p, number=number: world.record(f"seen by hook {number}", p.grad)
+                lambda p, number=number: backend.record(f"seen by hook {number}", p.grad)
             )
         elif kind == "node":
             view: Any = parameter.view_as(parameter)

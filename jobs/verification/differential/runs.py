@@ -11,10 +11,10 @@ from distconv.jobs.verification.differential import networks, operators
 from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.differential.layouts import Drawn, draw_extents
 from distconv.jobs.verification.engine import runner
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from distconv.jobs.verification.engine.journal import Line
 from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
 
 TIME_LIMIT_S = 60.0
 KINDS = {"operators": (operators.draw,), "networks": (networks.draw,), "all": (operators.draw, networks.draw)}
@@ -47,9 +47,9 @@ class DrawnCase(runner.Case):
         """Return a source of numbers, the same on all ranks."""
         return random.Random(f"{self.seed}/{self.index}/{what}")
 
-    def compute(self, world: ReferenceBackend) -> None:
+    def compute(self, backend: ReferenceBackend) -> None:
         """Run the program."""
-        self.program.run(world)
+        self.program.run(backend)
 
 
 def draw_case(seed: int, index: int, kind: str) -> DrawnCase:
@@ -67,7 +67,7 @@ def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, l
 class DifferentialRun(runner.CaseRun):
     """A differential run on the ranks of ``comm``."""
 
-    def world(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
+    def backend(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
         """One whose inputs are split at random."""
         assert isinstance(case, DrawnCase)
         choices = case.choices(f"inputs/{self.comm.size}")

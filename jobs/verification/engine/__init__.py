@@ -1,6 +1,6 @@
 """The engine of all comparisons with one process: a case, in its layouts, over the ranks of jobs.
 
-``worlds.py`` (one process, or ranks) and ``layouts.py`` (how inputs are split) -> ``runner.py`` (a case in both worlds)
+``backends.py`` (one process, or ranks) and ``layouts.py`` (how inputs are split) -> ``runner.py`` (a case on both)
 -> ``verdicts.py`` (comparison) -> ``journal.py`` (lines) -> ``launch.py`` (all cases, in jobs, past what hangs).
 Cases come from three sources: the table and torch's samples (``conformance``), and random draws (``differential``).
 
@@ -12,5 +12,5 @@ Cases come from three sources: the table and torch's samples (``conformance``), 
     runner    Computes cases in one process and over the ranks of a job, and returns their verdicts
     verdicts  Verdicts on a case on one layout: their kinds, comparison of results, decision over all ranks
     watch     A time limit on each case of a run: a case that hangs is named and ends the job
-    worlds    The worlds in which a case is computed: one process, and the ranks
+    backends  The backends in which a case is computed: one process, and the ranks
 """

@@ -34,12 +34,12 @@ class Line:
     """Buffers handed to allreduces."""
 
     @property
-    def told(self) -> str:
+    def outcome_text(self) -> str:
         """Return the first line of ``text``."""
         return self.text.splitlines()[0] if self.text else ""
 
 
-def described(lines: Sequence[Line]) -> list[str]:
+def describe_lines(lines: Sequence[Line]) -> list[str]:
     """Return lines that describe a few cases of one operator: one per kind of result, with the layouts that have it."""
     options = dict.fromkeys(line.option for line in lines)
     name = f"{lines[0].operator} {lines[0].option if len(options) == 1 else f'x {len(lines)}'}".strip()
@@ -61,7 +61,7 @@ def _where(alike: Sequence[Line], everywhere: bool, one_option: bool) -> str:
             return ", ".join(f"{line.layout} ({size(line.moved_bytes)})" for line in alike)
         names = f"all {len(alike)} layouts" if everywhere else ", ".join(line.layout for line in alike)
         return names + (f" (halo up to {size(halo)})" if halo else "")
-    if one_option and verdict is Verdict.WRONG and len({line.told for line in alike}) > 1:
+    if one_option and verdict is Verdict.WRONG and len({line.outcome_text for line in alike}) > 1:
         return "; ".join(f"{line.layout} ({line.grid}): {line.text}" for line in alike)
     return (
         f"{', '.join(line.layout for line in alike) if one_option else f'{first.option}, {first.layout}'}: {first.text}"

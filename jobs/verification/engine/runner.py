@@ -13,11 +13,19 @@ from mpi4py import MPI
 from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import ReplicationWarning
 from distconv.grid import ProcessGrid
+from distconv.jobs.verification.engine.backends import DistributedBackend, OthersRaise, ReferenceBackend
 from distconv.jobs.verification.engine.journal import Line
 from distconv.jobs.verification.engine.layouts import CaseLayout, Splittable, layouts
-from distconv.jobs.verification.engine.verdicts import EXACT, RankOutcome, Refusal, Verdict, difference, judge, refusal
+from distconv.jobs.verification.engine.verdicts import (
+    EXACT,
+    RankOutcome,
+    Refusal,
+    Verdict,
+    classify,
+    difference,
+    refusal,
+)
 from distconv.jobs.verification.engine.watch import Watch
-from distconv.jobs.verification.engine.worlds import DistributedBackend, OthersRaise, ReferenceBackend
 from distconv.layers.common import call_site
 
 TIME_LIMIT_S = 30.0
@@ -42,8 +50,8 @@ class Case(Splittable):
         """Return the layouts of its tensors."""
         return layouts(self, ranks)
 
-    def compute(self, world: ReferenceBackend) -> None:
-        """Compute the case and leave the results to compare in ``world``. Collective."""
+    def compute(self, backend: ReferenceBackend) -> None:
+        """Compute the case and leave the results to compare in ``backend``. Collective."""
         raise NotImplementedError
 
 
@@ -85,7 +93,7 @@ class CaseRun:
                     parts[layout.sizes] = self._attempt(case, ReferenceBackend(layout))
                 if case.as_torch_takes_it and parts[layout.sizes].refused:
                     return
-                part = self._attempt(case, self.world(case, layout, grid))
+                part = self._attempt(case, self.backend(case, layout, grid))
                 place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
                 yield Line(*place, *self._found(case, parts[layout.sizes], part))
 
@@ -93,7 +101,7 @@ class CaseRun:
         """Return the layouts in which ``case`` is computed on these ranks."""
         return case.layouts(self.comm.size)
 
-    def world(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
+    def backend(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
         """Return the ranks' world."""
         return DistributedBackend(grid, layout, self.fails)
 
@@ -108,26 +116,26 @@ class CaseRun:
             self._grids[key] = ProcessGrid(self.comm, **dict(extents))
         return self._grids[key]
 
-    def judged(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
+    def classify(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
         """Return the verdict and its message."""
-        return judge(reference, outcomes, infinite=case.infinite)
+        return classify(reference, outcomes, infinite=case.infinite)
 
-    def _attempt(self, case: Case, world: ReferenceBackend) -> _RankPart:
+    def _attempt(self, case: Case, backend: ReferenceBackend) -> _RankPart:
         refused = None
         call_site.clear_warned_sites()
         with warnings.catch_warnings(record=True) as told, count_traffic() as traffic:
             warnings.simplefilter("always")
             try:
-                case.compute(world)
-                world.together()
+                case.compute(backend)
+                backend.together()
             except OthersRaise as error:
                 refused = refusal(error)
             except Exception as error:
                 self._watch.case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
                 refused = refusal(error)
-                world.together(failed=True)
+                backend.together(failed=True)
         replicates = any(issubclass(warning.category, ReplicationWarning) for warning in told)
-        return _RankPart(refused, world.results, traffic, replicates)
+        return _RankPart(refused, backend.results, traffic, replicates)
 
     def _found(self, case: Case, reference: _RankPart, part: _RankPart) -> tuple[Verdict, str, int, int, int]:
         """Return the verdict, its message, and the bytes if the result is exact. Collective."""
@@ -136,7 +144,7 @@ class CaseRun:
         )
         outcome, reduced = RankOutcome(part.refused, compared), sum(part.traffic.reduced.values())
         shares = self._private.allgather(_Share(outcome, part.traffic.sent, reduced, part.replicates))
-        verdict, text = self.judged(reference.refused, [each.outcome for each in shares], case)
+        verdict, text = self.classify(reference.refused, [each.outcome for each in shares], case)
         sent: Counter[str] = sum((each.sent for each in shares), Counter())
         moved = sum(count for what, count in sent.items() if what.startswith("redistribution"))
         if verdict is Verdict.EXACT and any(each.replicates for each in shares):

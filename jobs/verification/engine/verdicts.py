@@ -150,11 +150,13 @@ def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
     return whole
 
 
-def judge(reference: Refusal | None, outcomes: Sequence[RankOutcome], *, infinite: bool = False) -> tuple[Verdict, str]:
+def classify(
+    reference: Refusal | None, outcomes: Sequence[RankOutcome], *, infinite: bool = False
+) -> tuple[Verdict, str]:
     """The verdict on a case from torch's own refusal, if any, and every rank's outcome; ``infinite``: of its inputs."""
     refusals = {outcome.refusal for outcome in outcomes}
     if len(refusals) > 1:
-        return Verdict.WRONG, "ranks differ: " + _by_rank([_told(outcome) for outcome in outcomes])
+        return Verdict.WRONG, "ranks differ: " + _by_rank([_describe_outcome(outcome) for outcome in outcomes])
     (common,) = refusals
     if common is None:
         return _judge_results(reference, [outcome.difference for outcome in outcomes], infinite)
@@ -192,7 +194,7 @@ def _by_rank(texts: Sequence[str]) -> str:
     return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
 
 
-def _told(outcome: RankOutcome) -> str:
+def _describe_outcome(outcome: RankOutcome) -> str:
     if outcome.refusal is None:
         return "computes"
     return f"raises {outcome.refusal.kind}: {outcome.refusal.text.splitlines()[0] if outcome.refusal.text else ''}"

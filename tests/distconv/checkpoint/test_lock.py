@@ -18,7 +18,7 @@ import pytest
 from distconv import checkpoint
 from distconv.checkpoint.lock import LOCK
 from distconv.errors import CheckpointError
-from distconv.jobs.training.run import CHECKPOINTS, prepare
+from distconv.jobs.training.run import CHECKPOINTS, prepare_run
 from tests.distconv.checkpoint.damage import VALUES, refused, run_on_rank_0, tensors
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
@@ -80,7 +80,7 @@ def test_a_training_in_the_folder_of_another_is_refused_before_it_erases_anythin
     with another_job(comm, given.out / CHECKPOINTS):
         run_on_rank_0(comm, lambda: (given.out / CHECKPOINTS / "step-000004").mkdir())
         text = "another job writes its checkpoints to"
-        raises_everywhere(comm, CheckpointError, text, lambda: prepare(given, trainer))  # type: ignore[arg-type]
+        raises_everywhere(comm, CheckpointError, text, lambda: prepare_run(given, trainer))  # type: ignore[arg-type]
         assert (given.out / CHECKPOINTS / "step-000004").exists()
         assert not trainer.asked
 

@@ -41,14 +41,16 @@ def test_a_line_has_a_value_under_each_head() -> None:
     found = TimeComparison("FP", [0.001, 0.003], 0.004)
     assert comparison_row(found).split() == ["FP", "2.000", "1.414", "4.000", "2.000"]
     assert len(comparison_row(found)) == len(comparison_head("ms"))
-    assert found.figures() == {"mean_s": 0.002, "deviation_s": pytest.approx(2e-6**0.5), "predicted_s": 0.004}
+    assert found.as_json() == {"mean_s": 0.002, "deviation_s": pytest.approx(2e-6**0.5), "predicted_s": 0.004}
 
 
 def test_a_table_has_a_line_for_each_and_ratios_of_medians() -> None:
-    head, *lines = report.table({"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", beside={"b": "  1 MiB"}).splitlines()
+    head, *lines = report.time_table(
+        {"a": [0.002], "b": [0.001, 0.003, 0.009]}, "a", suffixes={"b": "  1 MiB"}
+    ).splitlines()
     assert head.split() == ["ms", "per", "step", "median", "min", "max", "to", "a"]
     assert [line.split() for line in lines] == [
         ["a", "2.00", "2.00", "2.00", "1.000"],
         ["b", "3.00", "1.00", "9.00", "1.500", "1", "MiB"],
     ]
-    assert report.table({"b": [0.001]}, "a").splitlines()[1].split() == ["b", "1.00", "1.00", "1.00"]
+    assert report.time_table({"b": [0.001]}, "a").splitlines()[1].split() == ["b", "1.00", "1.00", "1.00"]

@@ -202,8 +202,8 @@ def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (["--schedules", "fast"], "--schedules fast: there are dp, "),
-        (["--schedules", "1f1b-as"], "--schedules 1f1b-as: there are dp, "),
+        (["--schedules", "fast"], "--schedules fast: no such schedule. Use some of dp, "),
+        (["--schedules", "1f1b-as"], "--schedules 1f1b-as: no such schedule. Use some of dp, "),
         (["--machine", "here"], "--ranks is 2 and this job has 1. Start mpiexec -n 2"),
         (["--plot", "picture.xyz"], "--plot picture.xyz: unknown file format"),
     ],
@@ -274,7 +274,7 @@ def test_what_is_chosen_for_kinds_is_printed_beside_other_methods(tmp_path: Path
     [
         ("gpu", [], "--devices gpu: the number of ranks of each device type is missing"),
         ("old:1,new:1", [], "there is no kind of device 'old'; all of its devices are of one kind"),
-        ("old:1,new:1", ["--profiles", "/nowhere"], "there is no old.json"),
+        ("old:1,new:1", ["--profiles", "/nowhere"], "no old.json"),
         ("old:1,new:1", ["--schedules", "dp"], "--schedules: cannot be combined with --devices"),
         ("old:1,new:1", ["--machine", "here"], "--machine here: cannot be combined with --devices"),
     ],

@@ -14,7 +14,7 @@ import torch
 
 from distconv.jobs.commands import explore, make_mesh, make_pointcloud, plan, plan_pointcloud, profile, simulate
 from distconv.jobs.planning import report
-from distconv.jobs.planning.options import RankOption, traced
+from distconv.jobs.planning.options import RankOption, trace_network
 from distconv.perfmodel import Machine
 from distconv.perfmodel.strategy.selection import select
 from tests.jobs.command_lines import Line, pairs, parsed
@@ -98,7 +98,7 @@ def test_a_figure_of_a_plan_is_titled_and_drawn_with_plans_for_fewer_ranks(monke
         asked.append((machine.name, list(counts), memory, method, assumptions["workspace"]))
         return {ranks: select(graph, machine, ranks, memory=memory, **assumptions) for ranks in counts}
 
-    monkeypatch.setattr(plan, "strategies", strategies)
+    monkeypatch.setattr(plan, "select_strategies", strategies)
     options = parsed("plan", *words.split(), "--plot", "plan.png")
     call = handed_on(monkeypatch, plan.picture, "draw", lambda: plan._plan(options))
     path, strategy, scaling = call.given
@@ -148,7 +148,7 @@ def test_kinds_of_devices_are_cut_for_as_the_options_say(
     monkeypatch.setattr(Machine, "of_kind", lambda self, kind: described)
     needed = "--model lenet5 --input 1,28,28 --machine ./tiny.yaml --batch 8 --devices old:1,new:2".split()
     options = parsed("explore", *needed, *more)
-    call = handed_on(monkeypatch, explore.mixed_devices.DeviceMix, "cut", lambda: explore.run(options))
+    call = handed_on(monkeypatch, explore.mixed_devices.DeviceMix, "choose_stages", lambda: explore.run(options))
     mixed, *given = call.given
     assert given == [method]
     assert [(each.name, each.count, each.memory) for each in mixed.devices] == [
@@ -196,7 +196,7 @@ def test_a_machine_is_measured_for_one_rank_and_those_of_the_run_unless_told(mon
     monkeypatch.setattr(profile, "measure_machine", lambda name, *_: name)
     for words, ranks, name in (([], [1, 1], None), (["--ranks", "2,6", "--name", "mine"], [2, 6], "mine")):
         options = parsed("profile", *network, *words)
-        call = handed_on(monkeypatch, profile, "profiled", lambda options=options: profile.run(options))
+        call = handed_on(monkeypatch, profile, "add_layer_times", lambda options=options: profile.run(options))
         machine, graph, counts = call.given[:3]
         assert (counts, graph.batch) == (ranks, 4)
         assert machine == (name or options.name)
@@ -260,7 +260,7 @@ def test_grids_of_a_sparse_network_are_for_the_voxels_of_the_options(line: Line,
     sample = SimpleNamespace(coords=None, features=None, labels=range(expected["batch"]))
     monkeypatch.setattr(plan_pointcloud, "voxel_batch", lambda *given, epoch: recipes.append(given) or sample)
     monkeypatch.setattr(plan_pointcloud, "SparseTensor", lambda *_, batch_size: batch_size)
-    monkeypatch.setattr(plan_pointcloud, "network", lambda settings, samples: settings)
+    monkeypatch.setattr(plan_pointcloud, "build_network", lambda settings, samples: settings)
     monkeypatch.setattr(plan_pointcloud, "record", lambda network, x: (network, x))
     call = handed_on(monkeypatch, plan_pointcloud, "select_grid", lambda: plan_pointcloud.run(options))
     (settings, size), machine, ranks, memory = call.given
@@ -279,7 +279,7 @@ def test_grids_of_a_sparse_network_are_for_the_voxels_of_the_options(line: Line,
 def test_a_plan_is_given_to_training_of_the_same_network(model: str, sample: str, task: str) -> None:
     words = f"--model {model} --width 4 --classes 7 --input {sample} --batch 6 --machine x --ranks 2 --out p.json"
     options = parsed("plan", *words.split())
-    command = report.training(Namespace(**vars(options) | {"ranks": 2}), traced(options))
+    command = report.training_command(Namespace(**vars(options) | {"ranks": 2}), trace_network(options))
     given = parsed(f"train {task}", *command.split(f"mpiexec -n 2 distconv train {task} ")[1].split())
     assert (given.model, given.width, given.classes, given.batch, given.plan) == (model, 4, 7, 6, "p.json")
     if task == "classify":

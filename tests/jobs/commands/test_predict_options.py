@@ -68,12 +68,14 @@ def test_what_predicts_follows_from_each_pair_of_options(
 
     monkeypatch.setattr(predict, "MPI", Communicators)
     monkeypatch.setattr(predict, "select_device", lambda name, comm: name)
-    monkeypatch.setattr(predict, "trained", lambda path, comm: of)
+    monkeypatch.setattr(predict, "find_network", lambda path, comm: of)
     monkeypatch.setattr(predict.labelled, "is_labelled", lambda of, data: False)
     monkeypatch.setattr(predict, "open_inputs", lambda *_: inputs)
     monkeypatch.setattr(predict, "loader_field", lambda options, of, inputs, dtype: note(dtype=dtype) and "field")
     monkeypatch.setattr(predict, "ProcessGrid", grid)
-    monkeypatch.setattr(predict, "build", lambda of, comm, channels, options: note(channels=channels) and "network")
+    monkeypatch.setattr(
+        predict, "build_network", lambda of, comm, channels, options: note(channels=channels) and "network"
+    )
     monkeypatch.setattr(predict, "distribute_network", distribute_network)
     monkeypatch.setattr(predict, "PredictionRun", Predicted)
     monkeypatch.setattr(

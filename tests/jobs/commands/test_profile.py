@@ -44,7 +44,7 @@ def test_layers_for_part_of_a_node_are_measured_where_predictions_look_them_up(c
     roofline = Roofline(1e9, 1e9, 1e-6)
     machine = replace(Machine.load("localhost"), ranks_per_node=4, compute=(Compute(1, roofline), Compute(4, roofline)))
     graph = trace(MODELS["lenet5"](), (8, 1, 28, 28))
-    found = profile.profiled(machine, graph, [2], comm, torch.device("cpu"))
+    found = profile.add_layer_times(machine, graph, [2], comm, torch.device("cpu"))
     assert any(key.startswith("conv2d 4x1x28x28") for key in found.computing(2).table)
     assert not found.compute[1].table
 
@@ -58,7 +58,7 @@ def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm)
     first = graph.by_layer["c1"][0]
     key = f"{local_call(first, AxisParts.from_axes({'c': 2}, 2, 2)).key} forward"
     for more, there in ([], False), ([{"c": 2}], True):
-        found = profile.profiled(machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, more=more)
+        found = profile.add_layer_times(machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, more=more)
         assert (key in found.computing(2).table) is there
         assert key not in found.computing(1).table
 
@@ -134,7 +134,7 @@ def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
         (["--layers", *LENET, "--devices", "old:2", "--out", "x"], "2 ranks are counted, but there are 1"),
         (["--layers", *LENET, "--devices", "old"], "'old' is no kind of device"),
         (["--out", "here.yaml", "--devices", "old:1"], "--devices: only an option of --layers"),
-        ([], "--out is missing"),
+        ([], "--out: missing"),
         (["--out", "here.yaml", "--iterations", "3"], "--warmup, --iterations: only options of --layers"),
         (
             ["--out", "here.yaml", "--ranks", "2"],

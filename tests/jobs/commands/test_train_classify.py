@@ -118,7 +118,7 @@ def test_resume_keeps_the_lines_up_to_the_checkpoint_and_wants_the_same_settings
     capsys.readouterr()
     code, error = outcome(command(comm, data, "--epochs", "2", "--resume", "--augment", "crop"), capsys)
     assert code == 2
-    assert ("was made with other settings: augment was '' and is 'crop'" in error) == (comm.rank == 0)
+    assert ("written with different settings: augment was '' and is 'crop'" in error) == (comm.rank == 0)
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def test_resume_keeps_the_lines_and_takes_the_same_steps(
     assert same[0] == same[1]
     capsys.readouterr()
     assert cli.main(command(comm, folder, "--epochs", "2", "--resume", "--keep", "0.5")) == 2
-    assert ("other settings: keep was 1.0 and is 0.5" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("different settings: keep was 1.0 and is 0.5" in capsys.readouterr().err) == (comm.rank == 0)
 
 
 @pytest.mark.ranks(2)

@@ -80,7 +80,7 @@ def test_resume_takes_the_same_steps_by_another_method(
     assert [line["loss"] for line in lines_of(folder)] == pytest.approx(complete, rel=1e-9)
     capsys.readouterr()
     assert cli.main(command(comm, folder, *exact, "--resume", "--hop-ms", "5")) == 2
-    assert ("other settings: hop_ms was 10.0 and is 5.0" in capsys.readouterr().err) == (comm.rank == 0)
+    assert ("different settings: hop_ms was 10.0 and is 5.0" in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def test_a_folder_without_held_out_sounds_is_trained_on(

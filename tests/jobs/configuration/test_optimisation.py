@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from distconv.errors import DistconvError
-from distconv.jobs.configuration.optimisation import RateSchedule, make, optimizer_name, scheduler_name
+from distconv.jobs.configuration.optimisation import RateSchedule, make_torch_optimizer, optimizer_name, scheduler_name
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return make("adamw", parameters, lr=0.02)
+    return make_torch_optimizer("adamw", parameters, lr=0.02)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_each_step_has_the_numbers_of_torch(name: str, arguments: dict[str, Any]
         scheduler.step()
     schedule = RateSchedule(adamw).begin(name, arguments, steps=9, peak=0.02)
     for step in (*range(9), 4, 1, 8):
-        found = schedule.at(step)
+        found = schedule.values_at(step)
         assert (found["lr"], found["betas"]) == expected[step]
     assert len({rate for rate, _ in expected}) > 3
 
@@ -53,6 +53,6 @@ def test_classes_of_torch_are_known_and_others_refused() -> None:
 
 def test_arguments_that_they_do_not_take_are_one_line() -> None:
     with pytest.raises(DistconvError, match=r"--optimizer sgd: .*'speed'"):
-        make("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
+        make_torch_optimizer("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
     with pytest.raises(DistconvError, match=r"--scheduler StepLR: .*step_size"):
         RateSchedule(adamw).begin("StepLR", {}, steps=3, peak=1.0)

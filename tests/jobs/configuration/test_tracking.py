@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.configuration.tracking import TRACKERS, tracker
+from distconv.jobs.configuration.tracking import TRACKERS, open_tracker
 from tests.jobs.configuration.stand_ins import Scalars, installed, of_mlflow, of_wandb
 
 
@@ -23,7 +23,7 @@ def of_tensorboard(folder: Path) -> Scalars:
 def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     lines = [{"step": step, "loss": 0.5**step, "optimizer": "sgd", "done": True} for step in range(1, 5)]
-    first = tracker(name, tmp_path, [])
+    first = open_tracker(name, tmp_path, [])
     for line in lines:
         first.write(line)
     if name == "tensorboard":  # the others are killed
@@ -33,7 +33,7 @@ def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path, name: str, monk
         (tmp_path / place / "notes.txt").write_text("of a user")
     others = tmp_path / "wandb" / "offline-run-20260101_000000-x1y2z3w4"
     others.mkdir()
-    second = tracker(name, tmp_path, lines[:2])  # resumed from step 2
+    second = open_tracker(name, tmp_path, lines[:2])  # resumed from step 2
     for line in (*lines[2:], {"step": 4, "evaluation": "test", "accuracy": 1}):
         second.write(line)
     second.close()
@@ -49,14 +49,14 @@ def test_what_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"--track {name}: not installed. Run pip install {name}"):
-        tracker(name, tmp_path, [])
+        open_tracker(name, tmp_path, [])
 
 
 def test_a_database_of_others_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     (tmp_path / "mlflow.db").symlink_to(tmp_path / "central.db")
     with pytest.raises(DataError, match=r"--track mlflow: .*mlflow.db is a symbolic link"):
-        tracker("mlflow", tmp_path, [])
+        open_tracker("mlflow", tmp_path, [])
 
 
 def test_what_a_tracker_cannot_do_is_an_error_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +69,4 @@ def test_what_a_tracker_cannot_do_is_an_error_of_data(tmp_path: Path, monkeypatc
     installed(monkeypatch)
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
     with pytest.raises(DataError, match="--track wandb: no room left"):
-        tracker("wandb", tmp_path, [])
+        open_tracker("wandb", tmp_path, [])

@@ -14,7 +14,7 @@ import distconv as dc
 from distconv.jobs.mesh import baselines
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.scores import judge
+from distconv.jobs.mesh.scores import score_predictor
 from distconv.jobs.mesh.segmentation import MeshTrainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
@@ -29,7 +29,7 @@ def test_scores_do_not_depend_on_the_grid(comm: Any, shared_tmp_path: Path) -> N
         trainer = MeshTrainer(SMALL, samples, dc.ProcessGrid(ranks, **axes))
         verdicts = [*baselines.constant_answers(samples), baselines.best_channel(samples)]
         verdicts += baselines.extrapolation(samples, 0.4)
-        verdicts.append(judge("unet", trainer.scores("train"), trainer.scores("heldout")))
+        verdicts.append(score_predictor("unet", trainer.scores("train"), trainer.scores("heldout")))
         found.append(verdicts)
         samples.close()
     assert found[0] == found[1]

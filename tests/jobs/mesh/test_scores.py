@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.scores import Histogram, PredictorScore, Threshold, gains, headline, table
+from distconv.jobs.mesh.scores import Histogram, PredictorScore, Threshold, format_table, gains, headline
 
 
 def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
@@ -81,7 +81,7 @@ def test_the_table_is_aligned() -> None:
         PredictorScore("a", ">= 0.5", 0.5, 0.25, {"shear": 1.0}),
         PredictorScore("longer", "< 10", 0.125, 0.5, {"shear": 0.0}),
     ]
-    lines = table(verdicts).splitlines()
+    lines = format_table(verdicts).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[0].split() == ["F1", "threshold", "training", "held-out", "shear"]
     assert lines[2].split() == ["longer", "<", "10", "0.125", "0.500", "0.000"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from distconv.distribution import Distribution
-from distconv.jobs.planning.measured_steps import random, training_step
+from distconv.jobs.planning.measured_steps import random_tensor, training_step
 from distconv.jobs.timing import CPU
 from tests.distconv.layouts import grid_over
 
 
 def test_each_rank_draws_its_own_block(comm) -> None:
     before = torch.get_rng_state()
-    found = random(Distribution(grid_over(comm, h=comm.size), (None, "h")), (2, 9), CPU)
+    found = random_tensor(Distribution(grid_over(comm, h=comm.size), (None, "h")), (2, 9), CPU)
     assert found.shape == (2, 9)
     assert sum(comm.allgather(found.local.shape[1])) == 9
     assert torch.equal(torch.get_rng_state(), before)  # blocks of 9 are uneven, but dropout is to draw alike

@@ -12,22 +12,22 @@ from distconv.errors import DataError, DistconvError, PlanError
 from distconv.jobs.planning.options import (
     RankOption,
     check_writable,
-    extents,
-    fastest,
+    choose_rank_count,
     run_on_first_ranks,
     run_on_rank_0,
+    sample_shape,
 )
 from tests.distconv.layouts import raises_everywhere
 
 
 def test_extents_are_read() -> None:
-    assert extents("3,224,160") == (3, 224, 160)
+    assert sample_shape("3,224,160") == (3, 224, 160)
 
 
 @pytest.mark.parametrize("text", ["", "3,", "3,-1", "3x4"])
 def test_extents_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not the shape of a sample, channels first"):
-        extents(text)
+        sample_shape(text)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Timed:
 @pytest.mark.parametrize("at_most", [False, True])
 def test_a_measured_time_is_not_compared_with_an_estimate_for_fewer_ranks(at_most: bool) -> None:
     times = {4: Timed(3.0, False), 2: Timed(2.0, False), 1: Timed(0.5, True)}
-    count, best, remark = fastest(times.__getitem__, RankOption(4, at_most))
+    count, best, remark = choose_rank_count(times.__getitem__, RankOption(4, at_most))
     assert (count, best) == ((2, times[2]) if at_most else (4, times[4]))
     assert "estimated by the roofline on 1" in remark and "0.5" not in remark
 
@@ -58,7 +58,9 @@ def test_ranks_are_halved_as_long_as_that_is_faster_by_times_of_one_kind(
     estimated: dict[int, bool], at_most: bool, count: int, text: str
 ) -> None:
     seconds = {1: 2.5, 2: 2.0, 4: 3.0}
-    found, best, remark = fastest(lambda ranks: Timed(seconds[ranks], estimated[ranks]), RankOption(4, at_most))
+    found, best, remark = choose_rank_count(
+        lambda ranks: Timed(seconds[ranks], estimated[ranks]), RankOption(4, at_most)
+    )
     assert (found, best.time) == (count, seconds[count])
     assert text in remark and bool(text) == bool(remark)
 
@@ -69,8 +71,8 @@ def test_fewer_ranks_that_do_not_fit_or_take_as_long_are_not_taken() -> None:
             raise PlanError("does not fit")
         return Timed(2.0 if ranks > 2 else 1.0, False)
 
-    assert fastest(plan, RankOption(4, at_most=True)) == (2, Timed(1.0, False), "")
-    assert fastest(lambda ranks: Timed(1.0, False), RankOption(4, at_most=True)) == (4, Timed(1.0, False), "")
+    assert choose_rank_count(plan, RankOption(4, at_most=True)) == (2, Timed(1.0, False), "")
+    assert choose_rank_count(lambda ranks: Timed(1.0, False), RankOption(4, at_most=True)) == (4, Timed(1.0, False), "")
 
 
 def test_what_the_first_rank_finds_all_ranks_get(comm) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from distconv.errors import DataError
 from distconv.jobs.planning import picture
 from distconv.jobs.planning.halo_picture import Halo, HaloSide
-from distconv.jobs.planning.strong_scaling import Point, Scaling
+from distconv.jobs.planning.strong_scaling import Scaling, ScalingPoint
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.selection import Strategy, select
@@ -24,7 +24,7 @@ def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pyte
     drawn = []
     monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
     monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
-    curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
+    curves = {"planned": {1: ScalingPoint(2.0, 1.0), 2: ScalingPoint(1.0, 1.0)}}
     picture.draw_measured(tmp_path / "x.png", Scaling(curves), {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
     assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
 
@@ -41,7 +41,7 @@ def test_where_measured_layers_end_is_marked_between_two_numbers_of_ranks(
 ) -> None:
     drawn = []
     monkeypatch.setattr("matplotlib.axes.Axes.axvspan", lambda self, start, end, **_: drawn.append(start))
-    curves = {"planned": {ranks: Point(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
+    curves = {"planned": {ranks: ScalingPoint(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
     picture.draw_scaling(Figure().add_subplot(), Scaling(curves, profiled), memory=2.0)
     assert drawn == pytest.approx(edges)
 
@@ -64,7 +64,7 @@ def test_bars_of_memory_are_what_lasts_and_what_a_step_adds() -> None:
 
 def test_times_are_in_milliseconds_beside_ideal_ones_and_hollow_where_they_do_not_fit() -> None:
     axis = Figure().add_subplot()
-    curves = {"planned": {1: Point(4.0, 3.0), 2: Point(2.5, 2.0), 4: Point(2.0, 1.0)}}
+    curves = {"planned": {1: ScalingPoint(4.0, 3.0), 2: ScalingPoint(2.5, 2.0), 4: ScalingPoint(2.0, 1.0)}}
     picture.draw_scaling(axis, Scaling(curves), memory=2.0)
     drawn = [(line.get_linestyle(), list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
     assert drawn[0][1:] == ([1, 2, 4], [4000, 2500, 2000])
@@ -82,7 +82,7 @@ def drawn_plan(monkeypatch: pytest.MonkeyPatch, halo: Halo | None) -> tuple[Any,
     strategy = replace(strategy, prediction=evaluate(graph, plan, machine(), 4))
     figures: list[Any] = []
     monkeypatch.setattr(picture, "write_picture", lambda path, figure, dpi: figures.append(figure))
-    curves = {"planned": {ranks: Point(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
+    curves = {"planned": {ranks: ScalingPoint(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
     picture.draw(Path("x.png"), strategy, Scaling(curves), halo=halo, memory=1e6, title="of lenet5")
     return figures[0], strategy
 
@@ -140,7 +140,10 @@ def test_the_limit_of_memory_is_a_line_where_bars_can_still_be_told_apart(factor
 def test_curves_of_measured_and_predicted_steps_have_names_and_axes(tmp_path: Path, monkeypatch: Any) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(picture, "write_picture", lambda path, figure, dpi: figures.append(figure))
-    curves = {name: {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)} for name in ("planned", "pure sample", "pure spatial")}
+    curves = {
+        name: {1: ScalingPoint(2.0, 1.0), 2: ScalingPoint(1.0, 1.0)}
+        for name in ("planned", "pure sample", "pure spatial")
+    }
     picture.draw_measured(tmp_path / "x.png", Scaling(curves), {"pure sample": {1: [1.0, 3.0], 2: [1.0]}}, "a title")
     (axis,) = figures[0].axes
     legend = [text.get_text() for text in axis.get_legend().get_texts()]
@@ -157,12 +160,16 @@ def test_curves_of_measured_and_predicted_steps_have_names_and_axes(tmp_path: Pa
 @pytest.mark.parametrize("memory", [1.0, float("inf")])
 def test_hollow_markers_are_explained_where_there_is_a_limit(memory: float) -> None:
     axis = Figure().add_subplot()
-    picture.draw_scaling(axis, Scaling({"planned": {1: Point(4.0, 3.0), 2: Point(2.5, 2.0)}}), memory)
+    picture.draw_scaling(axis, Scaling({"planned": {1: ScalingPoint(4.0, 3.0), 2: ScalingPoint(2.5, 2.0)}}), memory)
     assert axis.get_title() == "strong scaling" + (" (hollow: does not fit)" if memory == 1.0 else "")
 
 
 def test_ideal_times_begin_where_the_plans_do() -> None:
     axis = Figure().add_subplot()
-    picture.draw_scaling(axis, Scaling({"planned": {2: Point(4.0, 1.0), 4: Point(3.0, 1.0), 8: Point(2.5, 1.0)}}), 9.0)
+    picture.draw_scaling(
+        axis,
+        Scaling({"planned": {2: ScalingPoint(4.0, 1.0), 4: ScalingPoint(3.0, 1.0), 8: ScalingPoint(2.5, 1.0)}}),
+        9.0,
+    )
     (ideal,) = (line for line in axis.lines if line.get_label() == "ideal")
     assert list(ideal.get_ydata()) == pytest.approx([4000, 2000, 1000])

@@ -24,11 +24,11 @@ def numbers(line: str, count: int) -> list[float]:
 
 def test_totals_are_sums_over_the_lines_of_the_layers() -> None:
     figures = len(report.FIGURES)
-    head, *lines = report.layers(STRATEGY.prediction)
+    head, *lines = report.layer_table(STRATEGY.prediction)
     assert head.split()[-figures:] == list(report.FIGURES)
     assert [line.split()[0] for line in lines] == ["0", "2"]
     sums = [sum(column) for column in zip(*(numbers(line, figures) for line in lines), strict=True)]
-    *found, hidden, step, memory = numbers(list(report.totals(STRATEGY))[1], figures + 3)
+    *found, hidden, step, memory = numbers(list(report.totals_table(STRATEGY))[1], figures + 3)
     assert found == pytest.approx(sums, abs=2e-3)
     assert step == pytest.approx(1e3 * STRATEGY.time, abs=1e-3)
     assert sum(found) - hidden == pytest.approx(step, abs=1e-2)
@@ -36,7 +36,7 @@ def test_totals_are_sums_over_the_lines_of_the_layers() -> None:
 
 
 def test_pure_parallelism_has_a_line_each_and_the_bound_the_last() -> None:
-    lines = list(report.totals(STRATEGY))
+    lines = list(report.totals_table(STRATEGY))
     assert sum(line.startswith("  pure ") for line in lines) == len(STRATEGY.uniform)
     assert lines[-1].endswith("gap 0.00%, the best")
 
@@ -101,4 +101,4 @@ def test_what_trains_with_a_plan_is_a_line_to_be_copied(
     )
     layers = [torch.nn.Conv2d(shape[0], 4, 3)]
     layers += [] if model == "unet" else [torch.nn.Flatten(), torch.nn.Linear(4 * 14 * 14, 5)]
-    assert report.training(options, trace(torch.nn.Sequential(*layers), (4, *shape))) == expected
+    assert report.training_command(options, trace(torch.nn.Sequential(*layers), (4, *shape))) == expected

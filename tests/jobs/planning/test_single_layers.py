@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distconv.jobs.planning.single_layers import LAYERS, predicted
+from distconv.jobs.planning.single_layers import LAYERS, predict_times
 from distconv.layers.models import MODELS
 from distconv.perfmodel.machine.machine import Machine
 from tests.jobs.planning import planned_files
@@ -16,9 +16,9 @@ def test_predictions_are_those_of_the_machine(tmp_path: Path) -> None:
     planned_files.write(tmp_path)
     one_gflops = Machine.load(tmp_path / "tiny.yaml")
     flops = 2 * 4 * 28 * 28 * 512 * 128
-    alone = predicted(LAYERS["res3b_branch2a"], 4, {}, 1, one_gflops)
+    alone = predict_times(LAYERS["res3b_branch2a"], 4, {}, 1, one_gflops)
     assert alone == {"FP": pytest.approx(flops / 1e9, rel=1e-6), "BP": pytest.approx(2 * flops / 1e9, rel=1e-6)}
-    split = predicted(LAYERS["res3b_branch2a"], 4, {"h": 4}, 4, one_gflops)
+    split = predict_times(LAYERS["res3b_branch2a"], 4, {"h": 4}, 4, one_gflops)
     assert split["FP"] == pytest.approx(alone["FP"] / 4, rel=1e-6)
 
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from distconv.jobs.planning.strong_scaling import Point, curves, last_profiled_count, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import (
+    ScalingPoint,
+    last_profiled_count,
+    rank_counts,
+    scaling_curves,
+    select_strategies,
+)
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import LayerGraph
@@ -28,23 +34,23 @@ def test_rank_counts_are_powers_of_two_and_the_last(most: int, counts: list[int]
 
 
 def test_curves_are_what_the_planner_predicts_for_each_number_of_ranks(graph: LayerGraph) -> None:
-    planned = strategies(graph, machine(), [1, 2, 4])
+    planned = select_strategies(graph, machine(), [1, 2, 4])
     assert list(planned) == [1, 2, 4]
-    found = curves(planned)
+    found = scaling_curves(planned)
     for ranks in (1, 2, 4):
         alone = select(graph, machine(), ranks)
-        assert found["planned"][ranks] == Point(alone.time, alone.memory)
+        assert found["planned"][ranks] == ScalingPoint(alone.time, alone.memory)
         sample = alone.uniform["sample"]
         assert sample is not None
-        assert found["pure sample"][ranks] == Point(sample.time, sample.memory)
+        assert found["pure sample"][ranks] == ScalingPoint(sample.time, sample.memory)
         assert found["planned"][ranks].time <= sample.time * (1 + 1e-12)
 
 
 def test_numbers_of_ranks_on_which_no_plan_fits_are_left_out(graph: LayerGraph) -> None:
-    planned = strategies(graph, machine(), [1, 4])
+    planned = select_strategies(graph, machine(), [1, 4])
     enough = min(p.memory for p in (planned[4], *filter(None, planned[4].uniform.values())))
     assert enough < planned[1].memory
-    assert list(strategies(graph, machine(), [1, 4], (enough + planned[1].memory) / 2)) == [4]
+    assert list(select_strategies(graph, machine(), [1, 4], (enough + planned[1].memory) / 2)) == [4]
 
 
 @pytest.mark.parametrize(("measured", "end"), [((), None), ((1,), 1), ((1, 2), 2), ((1, 2, 4), 4), ((2, 4), None)])
@@ -53,7 +59,7 @@ def test_layers_are_measured_up_to_the_first_number_of_ranks_that_has_none(
 ) -> None:
     """A convolution that was measured has its forward pass in the table; one without dL/dx has no backward one."""
     here = machine()
-    planned = strategies(graph, here, [1, 2, 4])
+    planned = select_strategies(graph, here, [1, 2, 4])
     table = {}
     for ranks in measured:
         for name, layer in planned[ranks].prediction.layers.items():

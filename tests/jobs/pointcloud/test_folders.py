@@ -12,7 +12,7 @@ import pytest
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.pointcloud.datasets import PointClouds
-from distconv.jobs.pointcloud.folders import cached, convert, find_meshes
+from distconv.jobs.pointcloud.folders import cached_file, convert, find_meshes
 from tests.jobs.pointcloud.cloud_files import write_modelnet
 
 
@@ -39,13 +39,13 @@ def test_a_folder_opens_as_its_classes_and_points(comm: Any, folder: Path) -> No
 
 @pytest.mark.ranks(1, 2)
 def test_the_file_is_made_once_and_again_when_a_mesh_has_changed(comm: Any, folder: Path) -> None:
-    path = cached(folder, comm, 50)
+    path = cached_file(folder, comm, 50)
     before = path.read_bytes()
-    assert cached(folder, comm, 50) == path
+    assert cached_file(folder, comm, 50) == path
     assert path.read_bytes() == before
     mesh = folder / "box" / "train" / "box_0000.off"
     try_on_rank_0(comm, lambda: mesh.write_text(mesh.read_text().replace("1 1 1\n", "1 1 1.5\n")), DistconvError)
-    assert cached(folder, comm, 50) == path
+    assert cached_file(folder, comm, 50) == path
     assert path.read_bytes() != before
     assert sorted(each.name for each in folder.iterdir()) == ["50_points.h5", "box", "plank"]
 
@@ -55,7 +55,7 @@ def test_a_broken_mesh_is_named_and_no_file_is_left(comm: Any, folder: Path) -> 
     mesh = folder / "plank" / "train" / "plank_0001.off"
     try_on_rank_0(comm, lambda: mesh.write_text(mesh.read_text()[:-20]), DistconvError)
     with pytest.raises(DataError, match=r"plank_0001\.off: the header announces 8 vertices and 6 faces, but"):
-        cached(folder, comm, 50)
+        cached_file(folder, comm, 50)
     assert sorted(each.name for each in folder.iterdir()) == ["box", "plank"]
 
 
@@ -78,7 +78,7 @@ def test_a_folder_without_meshes_is_refused(comm: Any, shared_tmp_path: Path, na
     try_on_rank_0(comm, lambda: (shared_tmp_path / "empty" / "class" / "train").mkdir(parents=True), DistconvError)
     message = "no training meshes found. Store meshes as CLASS/train" if name == "empty" else "No such file"
     with pytest.raises(DataError, match=message):
-        cached(shared_tmp_path / name, comm)
+        cached_file(shared_tmp_path / name, comm)
 
 
 def test_meshes_need_no_test_group_and_may_be_named_in_capitals(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from distconv.errors import CheckpointError
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import MeshTrainer
 from distconv.jobs.prediction import network
-from distconv.jobs.prediction.network import build, distribute_network, trained
+from distconv.jobs.prediction.network import build_network, distribute_network, find_network
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
 from tests.jobs.mesh.mesh_files import SMALL, written
@@ -30,13 +30,13 @@ def test_a_run_is_known_by_its_folder_and_gives_its_network(comm: Any, shared_tm
     trainer.step(*next(iter(trainer.loader.epoch(0))).tensors)
     trainer.save(str(shared_tmp_path / "run" / "checkpoints"))
     places = [shared_tmp_path / "run", shared_tmp_path / "run" / "checkpoints"]
-    found = [trained(place, comm) for place in places]
+    found = [find_network(place, comm) for place in places]
     assert found[0].digest == found[1].digest and found[0].task == "mesh"
     assert found[0].notes["mean"] == samples.moments.mean.tolist() and len(found[0].notes["std"]) == 18
     (batch,) = list(samples.loader("heldout", trainer.grid, 4, dtype=torch.float64).epoch(0))
     with torch.no_grad():
         expected = dc.gather(trainer.model.eval()(batch.tensors[0]))
-        plain = build(found[0], comm, channels=18, options=argparse.Namespace())
+        plain = build_network(found[0], comm, channels=18, options=argparse.Namespace())
         model = distribute_network(found[0], plain, trainer.grid, "cpu", torch.float64)
         assert torch.equal(dc.gather(model(batch.tensors[0])), expected)
     samples.close()
@@ -47,26 +47,26 @@ def test_a_file_of_weights_needs_a_model_that_fits(comm: Any, shared_tmp_path: P
     if comm.rank == 0:
         nets.save(str(path))
     comm.Barrier()
-    of = trained(path, comm)
+    of = find_network(path, comm)
     assert of.task == "" and of.folder is None
     options = argparse.Namespace(model="tests.jobs.prediction.nets:volume_net", classes=3, width=None)
-    state = build(of, comm, channels=2, options=options).state_dict()
+    state = build_network(of, comm, channels=2, options=options).state_dict()
     saved = torch.load(path, weights_only=True)
     assert all(torch.equal(state[name], saved[name].float()) for name in saved)
     with pytest.raises(ModelError) as caught:
-        build(of, comm, channels=4, options=options)
+        build_network(of, comm, channels=4, options=options)
     assert "the weights do not fit --model" in common(comm, caught.value)
     with pytest.raises(ModelError, match=r"holds weights only\. Name the network with --model"):
-        build(of, comm, channels=2, options=argparse.Namespace(model=None))
+        build_network(of, comm, channels=2, options=argparse.Namespace(model=None))
 
 
 def test_what_is_neither_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
-        trained(shared_tmp_path, comm)
+        find_network(shared_tmp_path, comm)
     assert "neither a finished checkpoint nor a file of weights" in common(comm, caught.value)
     dc.save_checkpoint(shared_tmp_path / "own", 1, torch.nn.Linear(2, 2), comm=comm)
     with pytest.raises(CheckpointError, match="the settings of the training are missing"):
-        trained(shared_tmp_path / "own", comm)
+        find_network(shared_tmp_path / "own", comm)
 
 
 @pytest.mark.parametrize("batch_norm", ["global", "local"])
@@ -79,7 +79,7 @@ def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
     for batch in trainer.loader.epoch(0):
         trainer.step(*batch.tensors)
     trainer.save(str(shared_tmp_path / "run"))
-    of = trained(shared_tmp_path / "run", comm)
+    of = find_network(shared_tmp_path / "run", comm)
     scopes = []
     parallelize = network.parallelize
     monkeypatch.setattr(
@@ -87,9 +87,9 @@ def test_a_run_gives_the_average_of_its_weights_its_width_and_its_statistics(
         "parallelize",
         lambda *given, **named: scopes.append(named["batch_norm"]) or parallelize(*given, **named),
     )
-    plain = build(of, comm, channels=18, options=argparse.Namespace())
+    plain = build_network(of, comm, channels=18, options=argparse.Namespace())
     model = distribute_network(of, plain, trainer.grid, "cpu", torch.float64)
-    average, newest = dict(trainer.evaluated.named_parameters()), dict(trainer.model.named_parameters())
+    average, newest = dict(trainer.evaluation_model.named_parameters()), dict(trainer.model.named_parameters())
     assert scopes == [batch_norm]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(dc.gather(parameter), dc.gather(average[name]), rtol=0, atol=0)
@@ -109,7 +109,7 @@ def test_a_network_of_a_run_is_built_with_what_the_run_says(
     of = network.TrainedNetwork(
         Path("run"), task, {"model": "net", "width": 6, "seed": 3, "loss": "x"}, {"classes": 5}, "digest"
     )
-    build(of, comm, channels=2, options=argparse.Namespace(model="other", classes=9, width=8))
+    build_network(of, comm, channels=2, options=argparse.Namespace(model="other", classes=9, width=8))
     assert made == [(task, "net", {"seed": 3, "in_channels": 2, "classes": 5, "width": 6})]
 
 

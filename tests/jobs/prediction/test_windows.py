@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.data import BoxFunction, Field, Loader
-from distconv.jobs.prediction.windows import Blend, WindowSource, weights, window_starts
+from distconv.jobs.prediction.windows import Blend, WindowSource, blending_weights, window_starts
 from tests.jobs.prediction.nets import volume_net
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -41,7 +41,7 @@ def of_windows(comm: Any, net: nn.Module, window: Any, overlap: float, batch: in
 def plain(net: nn.Module, window: Any, overlap: float, dtype: Any) -> Any:
     """One process, window by window, written another way: every weight whole."""
     lines = [window_starts(extent, w, overlap) for extent, w in zip(X.shape[2:], window, strict=True)]
-    weight = weights(window, [dc.Interval(0, w) for w in window], dtype)
+    weight = blending_weights(window, [dc.Interval(0, w) for w in window], dtype)
     found = []
     for x in torch.from_numpy(X).to(dtype):
         total, count = 0.0, 0.0
@@ -96,7 +96,7 @@ def test_windows_cover_a_sample_and_end_with_it(comm: Any) -> None:
 
 @pytest.mark.ranks(1)
 def test_part_of_the_weights_is_that_part(comm: Any) -> None:
-    whole = weights((9, 20), [dc.Interval(0, 9), dc.Interval(0, 20)], torch.float64)
-    part = weights((9, 20), [dc.Interval(2, 5), dc.Interval(11, 20)], torch.float64)
+    whole = blending_weights((9, 20), [dc.Interval(0, 9), dc.Interval(0, 20)], torch.float64)
+    part = blending_weights((9, 20), [dc.Interval(2, 5), dc.Interval(11, 20)], torch.float64)
     assert torch.equal(part, whole[2:5, 11:20])
     assert whole.min() >= 1e-3 and torch.equal(whole, whole.flip(0, 1)) and whole.argmax() in (4 * 20 + 9, 4 * 20 + 10)

@@ -23,10 +23,10 @@ def test_of_ranks_with_the_same_block_the_first_counts(coords: dict[str, int], c
 
 
 def test_scores_are_those_counted_by_hand() -> None:
-    called = np.array([[0, 0, 1, 2], [1, 1, 0, 0]])
+    predicted = np.array([[0, 0, 1, 2], [1, 1, 0, 0]])
     label = np.array([[0, 1, 1, 0], [1, 9, 4, 0]])  # 9 is ignored, 4 is no class
     confusion = Confusion(3, ignore=9)
-    for one, other in zip(called, label, strict=True):
+    for one, other in zip(predicted, label, strict=True):
         confusion.add(one, other)
     scores = confusion.sum_over(MPI.COMM_SELF)
     assert (scores.count, scores.correct, scores.accuracy) == (7, 4, 4 / 7)

@@ -62,7 +62,7 @@ def test_channels_are_taken_together_or_apart():
         mfcc(both, RATE, CoefficientRecipe()), mfcc((left.astype(float) + right) / 2, RATE, CoefficientRecipe())
     )
     apart = mfcc(both, RATE, CoefficientRecipe(stereo=True))
-    assert apart.shape == (13, CoefficientRecipe(stereo=True).values(2)) == (13, 24)
+    assert apart.shape == (13, CoefficientRecipe(stereo=True).values_per_frame(2)) == (13, 24)
     for index, channel in enumerate((left, right)):
         assert np.array_equal(apart[:, 12 * index : 12 * (index + 1)], mfcc(channel, RATE, CoefficientRecipe()))
 

@@ -98,7 +98,7 @@ def observed(
         patch.setattr(jobs, "MPI", Communicators)
         patch.setattr(jobs, "select_device", lambda name, comm: name)
         patch.setattr(jobs, "try_on_all_ranks", lambda comm, action, error: None)
-        patch.setattr(jobs, "prepare", prepared)
+        patch.setattr(jobs, "prepare_run", prepared)
         patch.setattr(jobs, "Metrics", lambda folder, trainer, track: Written(found, folder, track))
         patch.setattr(jobs, "take_steps", taken)
         patch.setattr(jobs, "_report", lambda *_: None)
@@ -109,7 +109,7 @@ def observed(
         patch.setattr(training_options.Plan, "load", lambda path, comm: plan)
         job = replace(module.JOB, trainer=made("grid"), pipeline=module.JOB.pipeline and made("pipeline"))
         patch.setattr(type(job), "announce", lambda *_: "announced")
-        patch.setattr(type(job), "judge", lambda *_: None)
+        patch.setattr(type(job), "evaluate", lambda *_: None)
         patch.setattr(type(job), "examples", lambda *_: [])
         jobs.train(parsed(f"train {task}", *words), job)
     return found

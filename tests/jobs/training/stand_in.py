@@ -17,7 +17,7 @@ class StandIn:
         self.asked: list[str] = []
         self.checkpoint = 0
         """The step that ``resume`` finds."""
-        self.ahead = delay
+        self.steps_in_flight = delay
         self.checkpoints_begun = 0
         self._saving: int | None = None
 

@@ -55,7 +55,7 @@ class Judged(Job):
     def after_epoch(self, options: Any, trainer: Any, metrics: Any) -> None:
         trainer.samples.events.append(f"epoch {trainer.epoch}")
 
-    def judge(self, options: Any, trainer: Any, metrics: Any) -> Told:
+    def evaluate(self, options: Any, trainer: Any, metrics: Any) -> Told:
         trainer.samples.events.append("judged")
         return Told(trainer.samples.events)
 

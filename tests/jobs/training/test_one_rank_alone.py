@@ -13,7 +13,7 @@ import pytest
 
 from distconv.jobs.training.model_factory import build_classifier, build_model
 from distconv.jobs.training.options import select_device
-from distconv.jobs.training.run import prepare
+from distconv.jobs.training.run import prepare_run
 from tests.distconv.one_rank_alone import Case, Rank, check
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.time_limit(30)]
@@ -43,7 +43,7 @@ def prepared(change: Callable[[Path], object], **options: Any) -> Callable[[Rank
     def call(r: Rank) -> object:
         r.pick(lambda path: None, change)(Path("out"))
         given = {"out": Path("out"), "resume": False, "overwrite": False} | options
-        return prepare(argparse.Namespace(**given), SimpleNamespace(comm=r.comm))  # type: ignore[arg-type]
+        return prepare_run(argparse.Namespace(**given), SimpleNamespace(comm=r.comm))  # type: ignore[arg-type]
 
     return call
 

@@ -17,7 +17,7 @@ from tests.distconv.layouts import raises_everywhere
 @pytest.mark.parametrize(
     ("read", "right", "wrong"),
     [
-        (options.positive, {"1": 1, "12": 12}, ["0", "-1", "1.5", "", "x"]),
+        (options.positive_int, {"1": 1, "12": 12}, ["0", "-1", "1.5", "", "x"]),
         (options.nonnegative_int, {"0": 0, "7": 7}, ["-1", "1.0"]),
         (options.positive_float, {"0.5": 0.5, "1e-3": 1e-3}, ["0", "-1", "nan", "inf", "x"]),
         (options.nonnegative_float, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
@@ -56,7 +56,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 def test_settings_are_those_of_the_options_and_by_default_those_of_the_job() -> None:
     given = parsed("--epochs", "3", "--optimizer", "adam", "--drop-last")
     given.model, given.colour = "lenet5", "blue"
-    found = options.settings_of(given, More)
+    found = options.settings_from_options(given, More)
     assert found == More("lenet5", batch=8, lr=0.25, epochs=3, optimizer="adam", drop_last=True, colour="blue")
 
 
@@ -81,11 +81,11 @@ def test_batch_norm_is_the_plans_where_the_options_say_nothing(comm, shared_tmp_
     found = parsed("--plan", str(shared_tmp_path / "plan.json"), *(["--batch-norm", given] if given else []))
     found.model, found.colour = "lenet5", "blue"
     options.parallelism_from_options(found, comm)
-    assert options.settings_of(found, More).batch_norm == expected
+    assert options.settings_from_options(found, More).batch_norm == expected
     without = parsed("--grid", f"h={comm.size}")
     without.model, without.colour = "lenet5", "blue"
     options.parallelism_from_options(without, comm)
-    assert options.settings_of(without, More).batch_norm == "global"
+    assert options.settings_from_options(without, More).batch_norm == "global"
 
 
 @pytest.mark.fault(99)

@@ -133,7 +133,9 @@ def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_p
     second = ImageTrainer(settings, samples, grid)
     assert second.resume(saved)
     assert [second.step(*batch.tensors) for batch in second.batches()] == losses[2:]
-    pairs = zip(second.evaluated.state_dict().values(), first.evaluated.state_dict().values(), strict=True)
+    pairs = zip(
+        second.evaluation_model.state_dict().values(), first.evaluation_model.state_dict().values(), strict=True
+    )
     assert all(torch.equal(one, other) for one, other in pairs)
     plain = ImageTrainer(dataclasses.replace(settings, ema=None), samples, grid)
     plain.model.load_state_dict(averages)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from distconv.jobs.training.report import Metrics, announcement, conclude, peak_memory_bytes, picture, times
+from distconv.jobs.training.report import Metrics, announcement, conclude, draw_figure, format_times, peak_memory_bytes
 from distconv.jobs.training.settings import TrainingSettings
 from tests.jobs.training.stand_in import StandIn
 
@@ -64,12 +64,12 @@ def test_a_picture_that_cannot_be_drawn_is_a_note() -> None:
     def missing() -> None:
         raise ImportError("No module named 'matplotlib'")
 
-    assert picture(Path("x.png"), lambda: None) == "picture: x.png"
-    assert picture(Path("x.png"), missing) == "no picture: matplotlib is not installed; pip install matplotlib"
+    assert draw_figure(Path("x.png"), lambda: None) == "picture: x.png"
+    assert draw_figure(Path("x.png"), missing) == "no picture: matplotlib is not installed; pip install matplotlib"
 
 
 def test_times_are_a_line() -> None:
-    assert times(1.26, 3.0) == "training took 1.3 s, all of it 3.0 s"
+    assert format_times(1.26, 3.0) == "training took 1.3 s, all of it 3.0 s"
 
 
 @pytest.mark.ranks(1, 2)

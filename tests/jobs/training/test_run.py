@@ -19,7 +19,7 @@ from distconv.jobs.images.classification import ImageTrainer
 from distconv.jobs.training import training
 from distconv.jobs.training.picture import ResultFigure
 from distconv.jobs.training.report import Metrics
-from distconv.jobs.training.run import CHECKPOINTS, prepare, take_steps
+from distconv.jobs.training.run import CHECKPOINTS, prepare_run, take_steps
 from distconv.process.stop_requests import EXIT_CODE
 from tests.jobs.commands.test_train_classify import command, lines_of
 from tests.jobs.images.image_files import written
@@ -59,14 +59,14 @@ def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_p
     with pytest.raises(
         DataError, match=rf"out: holds an earlier run \({left.split('/')[0]}\). Resume it with --resume"
     ):
-        prepare(options(shared_tmp_path), trainer)
+        prepare_run(options(shared_tmp_path), trainer)
     assert (out / left).read_text() == "of an earlier run"
     comm.Barrier()
-    assert not prepare(options(shared_tmp_path, overwrite=True), trainer)
+    assert not prepare_run(options(shared_tmp_path, overwrite=True), trainer)
     comm.Barrier()
     assert not (out / left).exists()
     assert (out / "mesh.h5").read_text() == "data"
-    assert not prepare(options(shared_tmp_path), trainer)
+    assert not prepare_run(options(shared_tmp_path), trainer)
 
 
 @pytest.mark.fault(78)
@@ -83,8 +83,8 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
             (out / name).symlink_to(mine / "notes")
     comm.Barrier()
     with pytest.raises(DataError, match=r"holds an earlier run \(checkpoints, metrics.jsonl, summary.json\)"):
-        prepare(options(shared_tmp_path), trainer)
-    assert not prepare(options(shared_tmp_path, overwrite=True), trainer)
+        prepare_run(options(shared_tmp_path), trainer)
+    assert not prepare_run(options(shared_tmp_path, overwrite=True), trainer)
     with Metrics(out, trainer) as metrics:
         metrics.write(step=1, loss=0.5)
     comm.Barrier()
@@ -97,7 +97,7 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
         (out / CHECKPOINTS).symlink_to(mine)
     comm.Barrier()
     with pytest.raises(DataError, match="it is a symbolic link, which is not followed"):
-        prepare(options(shared_tmp_path, overwrite=True), trainer)
+        prepare_run(options(shared_tmp_path, overwrite=True), trainer)
     assert [path.name for path in mine.iterdir()] == ["notes"]
     assert (mine / "notes").read_text() == "mine"
 
@@ -135,9 +135,9 @@ def _steps(data: Path) -> list[tuple[int, float]]:
 def test_a_run_that_is_resumed_needs_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
     with pytest.raises(DataError, match=r"--resume: no finished checkpoint in .* Start without --resume"):
-        prepare(options(shared_tmp_path, resume=True), trainer)
+        prepare_run(options(shared_tmp_path, resume=True), trainer)
     trainer.checkpoint = 2
-    assert prepare(options(shared_tmp_path, resume=True), trainer)
+    assert prepare_run(options(shared_tmp_path, resume=True), trainer)
     assert trainer.step_count == 2
 
 
@@ -149,7 +149,7 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
 ) -> None:
     trainer: Any = StandIn(comm, delay=delay)
     given = options(shared_tmp_path, every=every)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
     with Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics, lambda: trainer.asked.append(f"evaluate {trainer.step_count}"))
     comm.Barrier()
@@ -168,7 +168,7 @@ def test_a_line_has_the_seconds_of_its_step_and_the_samples_of_its_batch_in_each
     ticks = count()
     monkeypatch.setattr("distconv.jobs.training.run.time", SimpleNamespace(perf_counter=lambda: 0.25 * next(ticks)))
     trainer: Any = StandIn(comm)
-    prepare(options(shared_tmp_path), trainer)
+    prepare_run(options(shared_tmp_path), trainer)
     with Metrics(options(shared_tmp_path).out, trainer) as metrics:
         take_steps(options(shared_tmp_path), trainer, metrics)
     comm.Barrier()
@@ -183,7 +183,7 @@ def test_a_checkpoint_is_committed_in_the_step_in_which_all_ranks_have_written_i
 ) -> None:
     trainer: Any = StandIn(comm, epochs=8, delay=delay)
     given = options(shared_tmp_path, every=10)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
     with Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics)
     # The last of the ranks takes 2 steps, and one for each rank before it; an answer is known ``delay`` steps later.
@@ -196,7 +196,7 @@ def test_a_checkpoint_is_committed_in_the_step_in_which_all_ranks_have_written_i
 def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
     given = options(shared_tmp_path, every=3)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
 
     def failing(*batch: object) -> None:
         if trainer.step_count == 3:
@@ -214,7 +214,7 @@ def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, sh
 def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
     given = options(shared_tmp_path, check=2)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
     with Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics)
     assert trainer.asked == ["check 2", "check 4", "check 6"]
@@ -258,7 +258,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
 ) -> None:
     trainer: Any = StandIn(comm, delay=delay)
     given = options(shared_tmp_path, every=every)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
     last = 3 + delay
 
     def signalled(*batch: object) -> None:
@@ -282,7 +282,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
 def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
     given = options(shared_tmp_path)
-    prepare(given, trainer)
+    prepare_run(given, trainer)
 
     def signalled(*batch: object) -> None:
         if trainer.step_count == 5:

@@ -63,8 +63,8 @@ def test_decay_is_part_of_the_gradient_of_adam() -> None:
 def test_training_samples_are_shuffled_and_whole_batches_if_asked_for(drop_last: bool) -> None:
     settings = common.TrainingSettings(dtype="float64", drop_last=drop_last)
     read = {"dtype": torch.float64, "device": "cpu"}
-    assert settings.evaluating("cpu") == read
-    assert settings.loading("cpu") == {**read, "shuffle": True, "drop_last": drop_last}
+    assert settings.evaluation_options("cpu") == read
+    assert settings.loader_options("cpu") == {**read, "shuffle": True, "drop_last": drop_last}
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
         faster = 1.0 if "planned" in plans else 0.0
         return {name: [STEPS[name] - (faster if name == "n=2" else 0.0)] * case.rounds for name in plans}
 
-    monkeypatch.setattr(predictions.measured_steps, "measured", measured)
+    monkeypatch.setattr(predictions.measured_steps, "time_plans", measured)
     monkeypatch.setattr(predictions, "measure_machine", lambda *_: machine())
-    monkeypatch.setattr(predictions, "profiled", lambda here, *_, **__: here)
+    monkeypatch.setattr(predictions, "add_layer_times", lambda here, *_, **__: here)
     monkeypatch.setattr(predictions, "select", lambda *_: SimpleNamespace(plan=dc.Plan(chosen, 2)))
     found = predictions._compared("lenet5", 7, None, comm)
     assert [row.name for row in found.rows] == names

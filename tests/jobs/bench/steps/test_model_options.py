@@ -11,7 +11,7 @@ from mpi4py import MPI
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench.steps import model_options
-from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.measured_steps import random_tensor
 
 
 def options(*words: str, own: bool = True) -> argparse.Namespace:
@@ -42,7 +42,7 @@ def test_others_benchmarks_take_reference_models_alone():
 def test_outputs_of_nought_have_the_loss_of_a_guess(words, loss):
     chosen = options(*words)
     shape = (2, chosen.classes, 8, 8)
-    y = random(Distribution(ProcessGrid(MPI.COMM_SELF), default_axes(None, 4)), shape, model_options.CPU) * 0
+    y = random_tensor(Distribution(ProcessGrid(MPI.COMM_SELF), default_axes(None, 4)), shape, model_options.CPU) * 0
     assert model_options.random_label_loss(chosen, y).item() == pytest.approx(loss.item())
     model = model_options.make_model(chosen)
     assert model(torch.zeros(2, 4, 8, 8)).shape == (2, chosen.classes, 8, 8)

@@ -57,7 +57,7 @@ def sketch(size: int = 32) -> Sketch:
 
 def test_a_stream_function_makes_a_flow_of_the_speed_asked_for_without_sources() -> None:
     drawn = sketch()
-    stream = drawn.smooth_noise(0.1, odd=True)
+    stream = drawn.smooth_noise(0.1, odd_at_walls=True)
     assert np.abs(stream[[0, -1]]).max() < 1e-12 and np.abs(stream[:, [0, -1]]).max() < 1e-12
     drawn.add_stream(stream, 0.5)
     assert np.sqrt(np.mean(drawn.u**2 + drawn.v**2)) == pytest.approx(0.5)

@@ -33,9 +33,9 @@ def test_the_last_run_gives_its_latest_samples() -> None:
     stream = replace(stream, quota=5)
     counts = {0: 2, 1: 0, 2: 4, 3: 4}
     parts.accepted = lambda run: counts.get(run.index)  # type: ignore[method-assign]
-    used = [(run.index, list(taken)) for run, taken in parts.used(stream)]
+    used = [(run.index, list(taken)) for run, taken in parts.used_runs(stream)]
     assert used == [(0, [0, 1]), (1, []), (2, [1, 2, 3])]
-    assert parts.done(stream) == 5
+    assert parts.available_samples(stream) == 5
 
 
 def test_every_run_has_a_number_and_random_numbers_of_its_own() -> None:

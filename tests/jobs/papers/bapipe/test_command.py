@@ -39,8 +39,11 @@ FASTER = replace(FITTED, node=replace(FITTED.node, bandwidth_bytes_per_s=2e9))
 
 def speedup(model, gpus, schedule, microbatches, size, neighbours=FITTED):
     profile = networks(FITTED)[model]
-    parallel = command.rate(profile, FITTED, gpus, schedule="dp", microbatches=gpus, size=64)
-    return command.rate(profile, neighbours, gpus, schedule=schedule, microbatches=microbatches, size=size) / parallel
+    parallel = command.throughput(profile, FITTED, gpus, schedule="dp", microbatches=gpus, size=64)
+    return (
+        command.throughput(profile, neighbours, gpus, schedule=schedule, microbatches=microbatches, size=size)
+        / parallel
+    )
 
 
 def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
@@ -76,7 +79,7 @@ def test_table_iii_is_printed_and_written(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["1f1b-sno", "1f1b-so"])
 def test_searched_cuts_are_no_slower_and_the_closed_form_is_near_the_simulation(name):
     setting = ExplorationContext(gnmt(8, 32, FITTED), FITTED, [Device("GPU", 4, memory=1e18)], 1)
-    row = cuts.compared("GNMT-8", setting, name)
+    row = cuts.compare_cuts("GNMT-8", setting, name)
     assert row["searched_s"] <= row["bapipe_s"]
     assert 1 - 1e-9 <= row["bapipe_over"] < 1.05 and 1 - 1e-9 <= row["searched_over"] < 1.05
 

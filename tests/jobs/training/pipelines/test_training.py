@@ -459,7 +459,7 @@ def test_a_plan_for_kinds_of_devices_trains_alike_whichever_ranks_have_them(
     trainer = ImagePipelineTrainer(settings, samples, of)
     assert trainer.pipe.stage == (comm.rank if devices.startswith("old") else 1 - comm.rank)
     state = trained(trainer)
-    assert "on old, new" in trainer.where and trainer.placement["pipeline"]["kinds"] == ("old", "new")
+    assert "on old, new" in trainer.distribution and trainer.placement["pipeline"]["kinds"] == ("old", "new")
     trainer.close()
     expected, losses = by_hand(settings, alone, of, list(of.cuts or ()))
     assert [loss for _, loss in trainer.losses] == pytest.approx([loss for _, loss in losses], rel=1e-12)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distconv.jobs.verification.conformance.dtensor import judged
+from distconv.jobs.verification.conformance.dtensor import classify_refusals
 from distconv.jobs.verification.engine.verdicts import Refusal, Verdict
 from tests.structure.modules import ROOT
 
@@ -25,7 +25,7 @@ OTHER = Refusal("RuntimeError", "Kernel size can't be greater than actual input 
     ],
 )
 def test_an_exception_must_be_alike_and_speak_of_dtensor(refused, verdict, text):
-    found = judged(refused)
+    found = classify_refusals(refused)
     assert found[0] is verdict and text in found[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from distconv.jobs.verification.differential import networks, operators
 from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.differential.runs import DrawnCase
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from tests.jobs.approved import assert_approved, size_of
 
 KINDS: dict[str, tuple[list[Callable[[Draw], DrawnProgram]], int]] = {
@@ -22,13 +22,13 @@ KINDS: dict[str, tuple[list[Callable[[Draw], DrawnProgram]], int]] = {
 def format_options(case: DrawnCase) -> str:
     """Return the case's layouts on one to four ranks, and the sizes of its results."""
     layouts = [case.layouts(ranks)[0] for ranks in (1, 2, 3, 4)]
-    world = ReferenceBackend(layouts[0])
+    backend = ReferenceBackend(layouts[0])
     try:
-        case.compute(world)
+        case.compute(backend)
     except RuntimeError as error:  # the tables' cases of other sizes are not all valid
         found = str(error).splitlines()[0]
     else:
-        first, *others = (size_of(value) for value in world.results.values())
+        first, *others = (size_of(value) for value in backend.results.values())
         found = f"{first}; {len(others)} others {sum(float(each.rpartition(' ')[2]) for each in others):.4g}"
     grids = ", ".join(f"{dict(layout.extents)}{' first only' if layout.first_only else ''}" for layout in layouts)
     return f"{case.operator}, {case.option}\n    {grids}\n    {found}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distconv.jobs.verification.engine.journal import Journal, Key, Line, described, read_json, totals, write_json
+from distconv.jobs.verification.engine.journal import Journal, Key, Line, describe_lines, read_json, totals, write_json
 from distconv.jobs.verification.engine.verdicts import Verdict
 
 
@@ -24,10 +24,10 @@ def test_a_case_at_which_a_job_ended_hangs_and_is_passed(tmp_path):
 def test_a_line_of_text_for_each_kind_of_result():
     lines = [Line("torch-samples", "add", "0", split, "", 2, Verdict.EXACT) for split in ("first", "last")]
     lines.append(Line("torch-samples", "add", "1", "last", "", 2, Verdict.WRONG, "y0 differs"))
-    assert described(lines) == ["exact          add x 3: 2", "WRONG          add x 3: 1, last: y0 differs"]
-    assert described(lines[:2]) == ["exact          add 0: all 2 layouts"]
+    assert describe_lines(lines) == ["exact          add x 3: 2", "WRONG          add x 3: 1, last: y0 differs"]
+    assert describe_lines(lines[:2]) == ["exact          add 0: all 2 layouts"]
     moved = [replace(line, verdict=Verdict.REDISTRIBUTES, moved_bytes=1200) for line in lines[:1]]
-    assert described([*moved, lines[1]]) == ["exact          add 0: last", "redistributes  add 0: first (1.2 kB)"]
+    assert describe_lines([*moved, lines[1]]) == ["exact          add 0: last", "redistributes  add 0: first (1.2 kB)"]
 
 
 def test_json_keeps_every_line(tmp_path):

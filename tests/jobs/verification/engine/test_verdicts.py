@@ -7,7 +7,7 @@ import torch
 
 import distconv as dc
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.jobs.verification.engine.verdicts import RankOutcome, Verdict, difference, judge, refusal, suggests_fix
+from distconv.jobs.verification.engine.verdicts import RankOutcome, Verdict, classify, difference, refusal, suggests_fix
 from tests.distconv.layouts import grid_over
 
 EXACT = RankOutcome()
@@ -82,16 +82,16 @@ NO_WAY_OUT = RankOutcome(refusal(UnsupportedOperation("it has no rule")))
     ],
 )
 def test_verdicts(reference, outcomes, verdict):
-    assert judge(reference, outcomes)[0] is verdict
+    assert classify(reference, outcomes)[0] is verdict
 
 
 def test_only_what_has_infinities_may_have_nan_elsewhere():
     ones, nan = torch.ones(2).double(), torch.tensor([1.0, torch.nan]).double()
     outcome = RankOutcome(difference=difference({"y": nan}, {"y": ones}))
-    assert judge(None, [outcome, EXACT])[0] is Verdict.WRONG
-    assert judge(None, [outcome, EXACT], infinite=True)[0] is Verdict.INFINITE
+    assert classify(None, [outcome, EXACT])[0] is Verdict.WRONG
+    assert classify(None, [outcome, EXACT], infinite=True)[0] is Verdict.INFINITE
     other = RankOutcome(difference=difference({"y": ones}, {"y": ones * 2}))
-    assert judge(None, [other], infinite=True)[0] is Verdict.WRONG
+    assert classify(None, [other], infinite=True)[0] is Verdict.WRONG
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.table import ConformanceCase
-from distconv.jobs.verification.engine.worlds import ReferenceBackend
+from distconv.jobs.verification.engine.backends import ReferenceBackend
 from tests.jobs.approved import assert_approved, size_of
 
 RANKS = 4
@@ -17,13 +17,13 @@ def format_options(case: ConformanceCase) -> str:
     """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result."""
     layouts = case.layouts(RANKS)
     kinds = ", ".join(dict.fromkeys(layout.kind for layout in layouts))
-    world = ReferenceBackend(layouts[0])
+    backend = ReferenceBackend(layouts[0])
     try:
-        case.compute(world)
+        case.compute(backend)
     except Exception as error:  # some cases are of calls that torch rejects
         found = f"raises {type(error).__name__}"
     else:
-        found = ", ".join(f"{name} {size_of(value)}" for name, value in world.results.items())
+        found = ", ".join(f"{name} {size_of(value)}" for name, value in backend.results.items())
     return f"{case.operator}, {case.option} [{kinds}]\n    {found}"
 
 

@@ -7,17 +7,17 @@ import torch
 
 import distconv as dc
 from distconv.jobs.verification.conformance.samples import Sample
+from distconv.jobs.verification.engine.backends import DistributedBackend, OthersRaise, ReferenceBackend
 from distconv.jobs.verification.engine.layouts import CaseLayout
-from distconv.jobs.verification.engine.worlds import DistributedBackend, OthersRaise, ReferenceBackend
 from tests.distconv.layouts import grid_over, normal
 
 
 def test_values_and_gradients_are_found_and_the_sample_stays_as_it_was():
     x, y = normal(3, 4).requires_grad_(), normal(4)
-    world = ReferenceBackend(CaseLayout("none"))
-    Sample("none", "0", lambda x, y: (x * y, 3), (x, y), {}).compute(world)
-    assert set(world.results) == {"y0", "y1", "dL/dx0"}
-    assert torch.equal(world.results["y0"], x * y) and world.results["y1"] == 3 and x.grad is None
+    backend = ReferenceBackend(CaseLayout("none"))
+    Sample("none", "0", lambda x, y: (x * y, 3), (x, y), {}).compute(backend)
+    assert set(backend.results) == {"y0", "y1", "dL/dx0"}
+    assert torch.equal(backend.results["y0"], x * y) and backend.results["y1"] == 3 and x.grad is None
 
 
 def test_only_the_first_tensor_is_distributed_if_the_layout_says_so(comm):
@@ -39,13 +39,13 @@ def test_only_the_first_tensor_is_distributed_if_the_layout_says_so(comm):
 
 @pytest.mark.ranks(2)
 def test_nobody_differentiates_what_failed_elsewhere(comm):
-    world = DistributedBackend(
+    backend = DistributedBackend(
         grid_over(comm, h=2), CaseLayout("", (("h", 2),)), lambda failed: comm.allreduce(failed) > 0
     )
     if comm.rank == 0:
         with pytest.raises(OthersRaise):
-            world.differentiate(world.put(normal(4, 1, 3, 3)) * 2, {})
-        assert not world.results
+            backend.differentiate(backend.put(normal(4, 1, 3, 3)) * 2, {})
+        assert not backend.results
     else:
-        world.put(normal(4, 1, 3, 3))
-        world.together(failed=True)
+        backend.put(normal(4, 1, 3, 3))
+        backend.together(failed=True)

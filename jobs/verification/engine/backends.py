@@ -1,4 +1,4 @@
-"""The worlds in which a case is computed: one process with plain tensors, and the ranks with distributed ones."""
+"""The backends that compute a case is computed: one process with plain tensors, and the ranks with distributed ones."""
 
 from __future__ import annotations
 
