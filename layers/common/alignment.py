@@ -377,12 +377,12 @@ def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: A
     """
     if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
         try:
-            check_as_torch(function, input, *operands)
+            check_on_zeros(function, input, *operands)
         except ShapeError as error:
             raise DtypeError(str(error)) from None
 
 
-def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
+def check_on_zeros(function: Callable[..., Any], *args: Any) -> None:
     """Check that torch's function accepts operands whose errors its meta implementation does not find.
 
     No communication.
@@ -425,11 +425,11 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     try:
         return reduce(torch.add, operands).shape
     except RuntimeError:
-        check_as_torch(lambda *operands: reduce(torch.add, operands), *operands)
+        check_on_zeros(lambda *operands: reduce(torch.add, operands), *operands)
         raise
 
 
-def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def to_autocast_dtype(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Return tensors in the dtype in which ``torch.autocast`` computes convolutions, if it is enabled.
 
     For operators that are an ``autograd.Function``: autocast does not convert their arguments, and they must save the

@@ -103,8 +103,8 @@ def _wrap(y: Any, tensors: Sequence[DistTensor], strides_of: Callable[[torch.Ten
 
 def _replicated_distribution(grid: ProcessGrid, dims: int) -> Distribution:
     """Return the distribution of a replicated tensor of ``dims`` dimensions, cached on the grid."""
-    return grid.cached(_make_replicated)(grid, dims)
+    return grid.cached(_new_replicated_distribution)(grid, dims)
 
 
-def _make_replicated(grid: ProcessGrid, dims: int) -> Distribution:
+def _new_replicated_distribution(grid: ProcessGrid, dims: int) -> Distribution:
     return Distribution(grid, (None,) * dims)

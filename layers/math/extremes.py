@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.communication.collectives import apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
-from distconv.layers.common.alignment import check_as_torch, first_result, result_shape
+from distconv.layers.common.alignment import check_on_zeros, first_result, result_shape
 from distconv.layers.common.block_edges import owned_indices
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, accept_numpy_names, plan_fold, sum_over_ranks
@@ -201,7 +201,7 @@ def _argmax_or_argmin(
     """Compute ``torch.argmax`` or ``argmin``: the first of equal elements; without ``dim`` the flat index."""
     result_shape(function, input, *args, **named)
     if input.dtype == torch.bool:
-        check_as_torch(function, input)
+        check_on_zeros(function, input)
     dim, keepdim = _optional_dim(*args, **named)
     local = input.local.detach()
     if dim is not None:

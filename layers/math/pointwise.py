@@ -80,7 +80,7 @@ _ALIASES = ["detach", "conj"]
 """Functions of one tensor whose result shares its memory."""
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def _only_tensors(values: Any) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
@@ -127,7 +127,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     DistTensor
         Distributed as the first DistTensor, and along dimensions that only later operands split.
     """
-    operands = _tensors(args) + _tensors(kwargs.values())
+    operands = _only_tensors(args) + _only_tensors(kwargs.values())
     if out is not None:
         plain = not any(isinstance(t, DistTensor) for t in operands)
         return _write_out(
@@ -202,7 +202,7 @@ def pointwise_in_place(function: Callable[..., Any], target: Any, *args: Any, **
     ShapeError
         If the operands are larger than the target, with torch's message.
     """
-    others = _tensors(args) + _tensors(kwargs.values())
+    others = _only_tensors(args) + _only_tensors(kwargs.values())
     if not isinstance(target, DistTensor):
         recording = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
         if recording or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):

@@ -63,11 +63,11 @@ from distconv.kernels.convolution import (
     is_convolvable_without_copy,
 )
 from distconv.layers.common.alignment import (
-    as_autocast,
-    check_as_torch,
     check_dtypes,
+    check_on_zeros,
     replicate_parameters,
     result_shape,
+    to_autocast_dtype,
 )
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.common.input_windows import crop_or_pad, to_tuple, window_needs
@@ -127,7 +127,7 @@ def convolution(
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(padding, str) and min(to_tuple(padding, 1)) < 0:
-        check_as_torch(function, input, weight, bias, stride, padding, dilation, groups)
+        check_on_zeros(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(input, DistTensor):
         raise NoRule("convolution of a plain tensor with a distributed weight: scatter the input first")
     convolve = partial(convolution, function, stride=stride, padding=padding, dilation=dilation, groups=groups)
@@ -151,7 +151,7 @@ def convolution(
         y = _convolve_block(x, w, b, out_shape, geometry, groups, None)
     else:  # sample parallelism: torch's own operator, with its own backward
         convolve_local = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
-        y = run_like_other_ranks(convolve_local, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
+        y = run_like_other_ranks(convolve_local, x.dist.local_shape(out_shape), *to_autocast_dtype(x.local, w, b))
     return DistTensor(y, x.dist, out_shape)
 
 
@@ -187,7 +187,7 @@ def _convolve_block(
     """Return this rank's block of y, or a partial sum of it if the weight has only some of the channels. Collective."""
     single_call = is_below_overlap_threshold(x.local.shape, weight.shape, on_gpu=weight.is_cuda)
     plan = _plan_convolution(x.dist, x.shape, out_shape, geometry, groups, split, single_call)
-    return apply(_Convolve, *as_autocast(x.local, weight, bias), plan)
+    return apply(_Convolve, *to_autocast_dtype(x.local, weight, bias), plan)
 
 
 # -- the plan: computed once, run many times --------------------------------------------------------------------------

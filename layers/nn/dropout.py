@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import StridePolicy, implements
-from distconv.layers.common.alignment import as_distributed, broadcast_block, check_as_torch, result_shape
+from distconv.layers.common.alignment import as_distributed, broadcast_block, check_on_zeros, result_shape
 from distconv.layers.common.inplace_views import record_inplace_change
 from distconv.layers.common.random_state import check_same_generator_state
 from distconv.layers.math.pointwise import pointwise, pointwise_in_place
@@ -151,7 +151,7 @@ def _rrelu(
 ) -> DistTensor:
     """Compute ``F.rrelu``; in training on the gathered tensor, because a number is drawn for each negative element."""
     if lower > upper:
-        check_as_torch(F.rrelu, input, lower, upper, training)
+        check_on_zeros(F.rrelu, input, lower, upper, training)
     if not training:
         result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always_inplace)
         return result

@@ -97,7 +97,7 @@ def embedding_bag(
     if isinstance(input, DistTensor):
         input = input.replicated([1])
     if max_norm is not None:
-        # Before _operands, because the table must not be changed in place once it is part of the graph.
+        # Before _prepare_operands, because the table must not be changed in place once it is part of the graph.
         embedding_renorm_(weight.detach(), input, max_norm, norm_type)
     table, index = _prepare_operands(weight, input, sparse)
     factors = None if per_sample_weights is None else broadcast_block(per_sample_weights, index.dist, index.shape)

@@ -20,7 +20,7 @@ from distconv.errors import LabelError, NoRule
 from distconv.layers.common.alignment import (
     all_to_all_transpose,
     as_distributed,
-    check_as_torch,
+    check_on_zeros,
     first_grid,
     replicate_parameter,
     result_shape,
@@ -286,7 +286,7 @@ def _class_loss(
     grid = (input if isinstance(input, DistTensor) else target).grid  # type: ignore[attr-defined]
     indices = not (target.is_floating_point() or target.dim() == input.dim())
     if indices and target.shape != (input.shape[0], *input.shape[2:]):
-        check_as_torch(function, input, target, weight)
+        check_on_zeros(function, input, target, weight)
     logits = as_distributed(input, grid)
     if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
         axes = target.dist.axes
@@ -305,7 +305,7 @@ def _class_loss(
         return DistTensor(losses, logits.dist.with_axes(sample_axes), shape)
     # In half precision both the sum and the count could overflow or be rounded.
     wide = torch.promote_types(losses.dtype, torch.float32)
-    divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
+    divisor = _mean_divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
     total = allreduce_sum(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
@@ -316,7 +316,7 @@ def _label_error(classes: int, label: int) -> LabelError:
     return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
-def _divisor(
+def _mean_divisor(
     labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, indices: bool, losses: torch.Tensor
 ) -> torch.Tensor:
     """Return this rank's part of the divisor of a mean: the valid labels, or the sum of their classes' weights."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from distconv.dispatch import StridePolicy, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.common.alignment import check_as_torch, check_dtypes, replicate_parameters, result_shape
+from distconv.layers.common.alignment import check_dtypes, check_on_zeros, replicate_parameters, result_shape
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
 from distconv.layers.common.input_windows import gather_needed_input, spatial_box, to_tuple
 from distconv.layers.common.sharded_weights import (
@@ -80,7 +80,7 @@ def transposed_convolution(
     strides, dilations = to_tuple(stride, count), to_tuple(dilation, count)
     extra = zip(to_tuple(output_padding, count), strides, dilations, strict=True)
     if min(to_tuple(padding, count)) < 0 or any(e >= max(s, d) for e, s, d in extra):
-        check_as_torch(function, input, weight, bias, *options)
+        check_on_zeros(function, input, weight, bias, *options)
     if not isinstance(input, DistTensor):
         raise NoRule("transposed convolution of a plain tensor with a distributed weight: scatter the input first")
     if input.dim() == count + 1:

@@ -205,12 +205,12 @@ def _distributed_cases(function: Rule, arguments: Arguments, comm: MPI.Intracomm
     for extents in _grid_shapes(comm.size, dims):
         shape = {name: extent for name, extent in zip(names, extents, strict=True) if name and extent > 1}
         grid = ProcessGrid(comm, **shape)
-        for how in ("equal blocks", "a first block of one index", "an empty block"):
+        for blocks in ("equal blocks", "a first block of one index", "an empty block"):
             distributed = {
-                name: scatter(value, _case_distribution(grid, names, value.shape, how)) if name in windows else value
+                name: scatter(value, _case_distribution(grid, names, value.shape, blocks)) if name in windows else value
                 for name, value in arguments.items()
             }
-            yield f"grid {grid.describe()}, {how}", distributed
+            yield f"grid {grid.describe()}, {blocks}", distributed
             if comm.size == 1:
                 break
 
@@ -226,13 +226,15 @@ def _grid_shapes(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
             yield from ((parts, *rest) for rest in _grid_shapes(ranks // parts, dims - 1))
 
 
-def _case_distribution(grid: ProcessGrid, names: Sequence[str | None], shape: Sequence[int], how: str) -> Distribution:
+def _case_distribution(
+    grid: ProcessGrid, names: Sequence[str | None], shape: Sequence[int], blocks: str
+) -> Distribution:
     bounds = {}
     for name, extent in zip(names, shape, strict=True):
         parts = 1 if name is None else grid.shape[name]
-        if name is None or parts == 1 or how == "equal blocks":
+        if name is None or parts == 1 or blocks == "equal blocks":
             continue
-        first = min(1, extent) if how == "a first block of one index" else 0
+        first = min(1, extent) if blocks == "a first block of one index" else 0
         rest = (extent - first) // (parts - 1)
         bounds[name] = (0, *(first + index * rest for index in range(parts - 1)), extent)
     return Distribution(grid, names, boundaries=bounds)

@@ -226,5 +226,5 @@ def test_a_process_group_of_torch_distributed_is_refused(comm):
     grid = grid_over(comm, n=comm.size)
     layer = nn.SyncBatchNorm(4, process_group=object()).double()
     raises_everywhere(
-        comm, dc.UnsupportedOperation, "leave it out", lambda: layer(dc.scatter(normal(2 * comm.size, 4, 5), grid))
+        comm, dc.UnsupportedOperation, "Leave it out", lambda: layer(dc.scatter(normal(2 * comm.size, 4, 5), grid))
     )

@@ -123,7 +123,7 @@ def test_without_data_it_trains_on_bitstreams(
     ("arguments", "message"),
     [
         (["--method", "fast"], "argument --method: invalid choice: 'fast'"),
-        (["--method", "autograd"], "torch cannot go back over ranks that share the steps"),
+        (["--method", "autograd"], "cannot cross ranks among which the steps are split"),
         (["--coefficients", "1"], "--coefficients 1: too few, since the first coefficient is not used. Use 2 or more"),
         (["--hop-ms", "0"], "argument --hop-ms: '0' is not a positive number"),
         (["--window-ms", "0"], "argument --window-ms: '0' is not a positive number"),

@@ -92,9 +92,9 @@ def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
 )
 def test_shapes_are_asked_of_torch_and_refused_in_its_words(call):
     function, x, wrong, right = call[0], *(normal(*shape) for shape in call[1:])
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         function(x, wrong)
-    with pytest.raises(dc.ShapeError, match=re.escape(str(told.value))):
+    with pytest.raises(dc.ShapeError, match=re.escape(str(caught.value))):
         result_shape(function, x, wrong)
     assert result_shape(function, x, right) == function(x, right).shape
 
@@ -107,10 +107,10 @@ def test_broadcast_shapes_are_torchs(shapes):
 def test_a_dtype_without_a_kernel_raises_on_all_ranks(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     weight = normal(3, 2, 3, 3).float()
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         F.conv2d(normal(*SHAPE), weight)
     text = raises_everywhere(comm, dc.ShapeError, "type", lambda: F.conv2d(x, weight))
-    assert str(told.value) in text
+    assert str(caught.value) in text
 
 
 REJECTED_BY_KERNELS = {

@@ -100,8 +100,8 @@ REJECTED: dict[str, tuple[torch.dtype, Callable[..., torch.Tensor]]] = {
 @pytest.mark.parametrize("name", REJECTED)
 def test_a_dtype_that_torch_rejects_raises_on_all_ranks(comm, name):
     dtype, call = REJECTED[name]
-    with pytest.raises((RuntimeError, NotImplementedError)) as told:
+    with pytest.raises((RuntimeError, NotImplementedError)) as caught:
         call(normal(1, 1, comm.size - 1, 6).to(dtype))
     for x in with_empty_blocks(comm, dtype):
         text = raises_everywhere(comm, dc.ShapeError, "not implemented|not support", lambda x=x: call(x))
-        assert str(told.value).partition(" ")[0] in text
+        assert str(caught.value).partition(" ")[0] in text

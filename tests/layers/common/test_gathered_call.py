@@ -137,15 +137,15 @@ def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, para
     for grid in grids(comm, "nh"):
         torch.manual_seed(1)
         model = Estimator().double()
-        twin = dc.parallelize(Estimator().double(), grid) if parallel else None
-        if twin is None:
+        parallel_model = dc.parallelize(Estimator().double(), grid) if parallel else None
+        if parallel_model is None:
             check_module_same_as_one_process(grid, model, normal(*SHAPE))
             continue
-        twin.load_state_dict(model.state_dict())
+        parallel_model.load_state_dict(model.state_dict())
         same_as_one_process(
-            grid, lambda x, m=model, t=twin: (t if isinstance(x, dc.DistTensor) else m)(x), normal(*SHAPE)
+            grid, lambda x, m=model, t=parallel_model: (t if isinstance(x, dc.DistTensor) else m)(x), normal(*SHAPE)
         )
-        for (name, p), q in zip(twin.named_parameters(), model.parameters(), strict=True):
+        for (name, p), q in zip(parallel_model.named_parameters(), model.parameters(), strict=True):
             close(p.grad, q.grad, name)
 
 
@@ -166,10 +166,10 @@ def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
     for grid in grids(comm, "cn"):
         torch.manual_seed(1)
         model = Embedded().double()
-        twin = dc.parallelize(copy.deepcopy(model), grid)
-        of = {True: twin, False: model}
+        parallel_model = dc.parallelize(copy.deepcopy(model), grid)
+        of = {True: parallel_model, False: model}
         same_as_one_process(grid, lambda x, of=of: of[isinstance(x, dc.DistTensor)](x), normal(*SHAPE))
-        for (name, p), q in zip(twin.named_parameters(), model.parameters(), strict=True):
+        for (name, p), q in zip(parallel_model.named_parameters(), model.parameters(), strict=True):
             close(whole(p.grad), q.grad, name)
 
 
@@ -262,14 +262,14 @@ class Layer(nn.Module):
 @pytest.mark.ranks(at_least=2)
 def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(comm):
     x, model = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size)), nn.Sequential(Layer(), Layer())
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             model(x)
-    first, second = (str(warning.message) for warning in told)
+    first, second = (str(warning.message) for warning in caught)
     assert first.startswith("'0' (Layer): torch.renorm has no distributed rule;") and "384 bytes" in first
-    assert second.startswith("'1' (Layer): ") and {warning.category for warning in told} == {dc.ReplicationWarning}
-    assert {warning.filename for warning in told} == {__file__}
+    assert second.startswith("'1' (Layer): ") and {warning.category for warning in caught} == {dc.ReplicationWarning}
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_nothing_is_warned_where_nothing_is_gathered(comm):

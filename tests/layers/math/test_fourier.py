@@ -80,8 +80,8 @@ def test_a_transform_and_its_inverse_move_a_tensor_there_and_home(comm):
             spectrum = FFT.rfft2(x, dim=dims)
         assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size
         with count_traffic() as traffic:
-            home = FFT.irfft2(spectrum * 2, dim=dims)
-        assert home.dist == x.dist
+            restored = FFT.irfft2(spectrum * 2, dim=dims)
+        assert restored.dist == x.dist
         assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size
 
 

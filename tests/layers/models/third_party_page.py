@@ -54,7 +54,7 @@ def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) 
     call_site.clear_warned_sites()
     x = normal(*network.shape, seed=8).to(network.dtype)
     process_grid = dc.ProcessGrid(comm, **dc.parse_grid(grid))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = step(dc.parallelize(built(network), process_grid), dc.scatter(x, process_grid).requires_grad_())
     try:
@@ -63,7 +63,7 @@ def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) 
     except AssertionError:
         text = "WRONG"
     texts = set(comm.allgather(text))
-    replications = [str(w.message) for w in told if issubclass(w.category, dc.ReplicationWarning)]
+    replications = [str(w.message) for w in caught if issubclass(w.category, dc.ReplicationWarning)]
     gathered = (
         int(amount.replace(",", "")) for t in replications for amount in re.findall(r"gathers ([\d,]+) bytes", t)
     )

@@ -113,10 +113,10 @@ def test_running_statistics_are_equal_on_all_ranks(comm):
 def test_a_large_mean_costs_no_digits(comm):
     x = normal(3, 4, 7, 5) + 1e5
     for grid in grids(comm, "h"):
-        twin, module = norm(2), norm(2)
+        reference, module = norm(2), norm(2)
         found = dc.gather(module(dc.scatter(x, grid)))
-        torch.testing.assert_close(found, twin(x), rtol=0, atol=1e-7)
-        torch.testing.assert_close(module.running_var, twin.running_var, rtol=1e-8, atol=0)
+        torch.testing.assert_close(found, reference(x), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.running_var, reference.running_var, rtol=1e-8, atol=0)
 
 
 def test_ranks_without_rows_take_part(comm):
@@ -190,11 +190,11 @@ def test_one_value_per_channel_on_a_rank_raises_for_local_statistics(comm):
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)])
 def test_one_value_per_channel_raises_torchs_error(comm, shape):
     module = norm(1 if len(shape) == 2 else 2)
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as caught:
         module(normal(*shape))
     x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
     text = raises_everywhere(comm, dc.ShapeError, "Expected more than 1 value per channel", lambda: module(x))
-    assert str(told.value).split("[")[0] in text
+    assert str(caught.value).split("[")[0] in text
 
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
@@ -216,9 +216,9 @@ def test_ranks_without_channels_take_part(comm, training):
 def test_a_large_mean_of_split_channels_costs_no_digits(comm):
     x = normal(3, 4, 7, 5) + torch.tensor([1e5, 0, -1e5, 3]).view(1, 4, 1, 1)
     for grid in grids(comm, "ch"):
-        twin, module = norm(2), norm(2)
-        torch.testing.assert_close(dc.gather(module(dc.scatter(x, grid))), twin(x), rtol=0, atol=1e-7)
-        torch.testing.assert_close(module.running_var, twin.running_var, rtol=1e-8, atol=0)
+        reference, module = norm(2), norm(2)
+        torch.testing.assert_close(dc.gather(module(dc.scatter(x, grid))), reference(x), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.running_var, reference.running_var, rtol=1e-8, atol=0)
 
 
 def test_a_function_of_the_normalized_tensor_has_exact_gradients(comm):

@@ -212,23 +212,23 @@ def test_memory_layouts_of_input_and_weight_change_nothing(comm):
 @pytest.mark.parametrize("kernel", [9, (3, 12)])
 def test_a_kernel_larger_than_the_padded_input_raises_torchs_error(comm, kernel):
     module, x = built(lambda: nn.Conv2d(2, 2, kernel)), normal(1, 2, 7, 8)
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         module(x)
     text = raises_everywhere(
         comm, dc.ShapeError, "Kernel size can't be greater", lambda: module(dc.scatter(x, grid_over(comm, h=comm.size)))
     )
-    assert str(told.value) in text
+    assert str(caught.value) in text
 
 
 def test_wrong_channels_raise_torchs_error(comm):
     x = normal(1, 3, 7, 8)
     w = normal(2, 2, 3, 3)
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         F.conv2d(x, w)
     text = raises_everywhere(
         comm, dc.ShapeError, "channels", lambda: F.conv2d(dc.scatter(x, grid_over(comm, h=comm.size)), w)
     )
-    assert str(told.value) in text
+    assert str(caught.value) in text
 
 
 def test_an_input_may_be_one_sample(comm):

@@ -84,13 +84,13 @@ def test_distributed_parameters_get_distributed_gradients(comm):
 
 def test_parallelized_parameters_get_their_gradients_before_backward_returns(comm):
     grid = grid_over(comm, h=comm.size)
-    twin, module = (with_parameters(lambda: nn.GroupNorm(2, 6)) for _ in range(2))
+    reference, module = (with_parameters(lambda: nn.GroupNorm(2, 6)) for _ in range(2))
     dc.parallelize(module, grid)
     x = normal(*SHAPES[2])
-    (twin(x) ** 2).sum().backward()
+    (reference(x) ** 2).sum().backward()
     (module(dc.scatter(x, grid)) ** 2).sum().backward()
     for name, parameter in module.named_parameters():
-        close(parameter.grad, twin.get_parameter(name).grad, name)
+        close(parameter.grad, reference.get_parameter(name).grad, name)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -108,11 +108,11 @@ def test_interpolation_and_its_gradient_are_adjoint(comm):
 
 def test_an_output_without_elements_raises_torchs_error(comm):
     call = partial(F.interpolate, scale_factor=0.5, mode="bilinear")
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         call(normal(1, 2, 1, 8))
     x = dc.scatter(normal(1, 2, 1, 8), grid_over(comm, w=comm.size))
     text = raises_everywhere(comm, dc.ShapeError, "greater than 0", lambda: call(x))
-    assert str(told.value) in text
+    assert str(caught.value) in text
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ def test_any_layout_of_the_input_will_do(comm):
 
 @pytest.mark.parametrize(("mode", "pad"), [("reflect", [8, 0]), ("circular", [9, 0])])
 def test_padding_wider_than_the_input_raises_torchs_error(comm, mode, pad):
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         F.pad(normal(1, 2, 8), pad, mode)
     x = dc.scatter(normal(1, 2, 8), grid_over(comm, w=comm.size))
     text = raises_everywhere(comm, dc.ShapeError, "[Pp]adding", lambda: F.pad(x, pad, mode))
-    assert str(told.value).splitlines()[0] in text
+    assert str(caught.value).splitlines()[0] in text
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def test_parameters_go_both_ways(kind):
 def test_a_module_is_copied_with_its_method_and_converted():
     module = ScanGRU(3, 4, method="blelloch", dtype=torch.float64, device="cpu")
     assert module.weight_ih_l0.dtype == torch.float64
-    twin = copy.deepcopy(module).float()
-    assert twin.method == "blelloch"
-    assert "method='blelloch'" in repr(twin)
-    assert twin(torch.ones(2, 1, 3))[0].dtype == torch.float32
+    copied = copy.deepcopy(module).float()
+    assert copied.method == "blelloch"
+    assert "method='blelloch'" in repr(copied)
+    assert copied(torch.ones(2, 1, 3))[0].dtype == torch.float32
 
 
 def test_float32_stays_within_its_precision():

@@ -41,11 +41,11 @@ def close(found, expected, what):
 
 def check_same_as_one_process(grid, model, x, partition=None):
     """Compare results and all gradients of ``model`` on the cloud ``x``, split over ``grid`` and whole."""
-    model, twin = copy.deepcopy(model), copy.deepcopy(model)
+    model, distributed_model = copy.deepcopy(model), copy.deepcopy(model)
     given, features = (x.features.detach().clone().requires_grad_() for _ in range(2))
     expected = model(x.replace(given))
     split = sparse.scatter(SparseTensor(x.coords, features, x.stride, batch_size=x.batch_size), grid, partition)
-    found = twin(split)
+    found = distributed_model(split)
     if isinstance(expected, SparseTensor):
         assert isinstance(found.features, dc.DistTensor)
         (coords, theirs), (whole, ours) = sorted_by_site(expected), sorted_by_site(sparse.gather(found))
@@ -57,9 +57,9 @@ def check_same_as_one_process(grid, model, x, partition=None):
     (theirs * direction).sum().backward()
     (ours * direction).sum().backward()
     close(features.grad, given.grad, f"gradient of the features on {grid}")
-    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+    for (name, parameter), other in zip(model.named_parameters(), distributed_model.parameters(), strict=True):
         close(other.grad, parameter.grad, f"gradient of {name} on {grid}")
-    for (name, buffer), other in zip(model.named_buffers(), twin.buffers(), strict=True):
+    for (name, buffer), other in zip(model.named_buffers(), distributed_model.buffers(), strict=True):
         close(other, buffer, f"{name} on {grid}")
 
 
@@ -255,8 +255,8 @@ def test_full_and_split_and_back(comm):
 def test_a_rank_may_bring_its_own_sites(comm):
     coords = random_coords(rng_of("own"), 2, sites=30)
     partition = Partition.balanced(grid_over(comm, w=comm.size), coords)
-    mine = coords[partition.owners(coords) == comm.rank]
-    x = sparse.from_local(mine, mine[:, 1:].double(), partition, batch_size=3)
+    own_coords = coords[partition.owners(coords) == comm.rank]
+    x = sparse.from_local(own_coords, own_coords[:, 1:].double(), partition, batch_size=3)
     assert x.features.shape == (len(coords), 2)
     assert torch.equal(sparse.gather(x).features, sparse.gather(x).coords[:, 1:].double())
 

@@ -30,12 +30,12 @@ def split(comm, coords, **axes):
 @pytest.mark.parametrize("sites", [0, 3, 60])
 def test_the_halo_is_what_others_have_in_the_grown_box(comm, low, high, sites):
     coords = random_coords(rng_of(sites), 2, sites=sites)
-    partition, mine = split(comm, coords)
-    halo = SiteHalo(partition, mine, low, high)
+    partition, own_coords = split(comm, coords)
+    halo = SiteHalo(partition, own_coords, low, high)
     wanted = coords[rows_in_box(coords, grow_box(partition.box(comm.rank), low, high))].tolist()
-    own, ghosts = halo.coords[: len(mine)], halo.coords[len(mine) :]
-    assert torch.equal(own, mine)
-    inside = {tuple(row) for row in wanted} - {tuple(row) for row in mine.tolist()}
+    own, ghosts = halo.coords[: len(own_coords)], halo.coords[len(own_coords) :]
+    assert torch.equal(own, own_coords)
+    inside = {tuple(row) for row in wanted} - {tuple(row) for row in own_coords.tolist()}
     assert sorted(map(tuple, ghosts.tolist())) == sorted(inside)
 
 
@@ -43,10 +43,10 @@ def test_the_halo_is_what_others_have_in_the_grown_box(comm, low, high, sites):
 def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, low, high):
     coords = random_coords(rng_of(5), 2, samples=(0, 1), sites=50)
     features = normal(len(coords), 3, seed=1)
-    partition, mine = split(comm, coords)
+    partition, own_coords = split(comm, coords)
     rows = {tuple(row): n for n, row in enumerate(coords.tolist())}
-    halo = SiteHalo(partition, mine, low, high)
-    x = features[[rows[tuple(row)] for row in mine.tolist()]].reshape(-1, 3).requires_grad_()
+    halo = SiteHalo(partition, own_coords, low, high)
+    x = features[[rows[tuple(row)] for row in own_coords.tolist()]].reshape(-1, 3).requires_grad_()
     found = halo.append_halo(x)
     expected = features[[rows[tuple(row)] for row in halo.coords.tolist()]].reshape(-1, 3)
     assert torch.equal(found, expected)
@@ -59,9 +59,9 @@ def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, lo
 
 def test_sites_go_to_their_owners_once(comm):
     coords = random_coords(rng_of(6), 2, sites=60)
-    partition, mine = split(comm, coords)
+    partition, own_coords = split(comm, coords)
     steps = torch.tensor([[0, 0, 0], [0, 2, -1], [0, -1, 3]])
-    made = (mine[:, None] + steps).reshape(-1, 3)
+    made = (own_coords[:, None] + steps).reshape(-1, 3)
     found = send_to_owners(partition, made, (-1, -1), (2, 3))
     everywhere = (coords[:, None] + steps).reshape(-1, 3).unique(dim=0)
     assert torch.equal(found, everywhere[partition.owners(everywhere) == comm.rank])

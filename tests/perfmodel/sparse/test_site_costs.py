@@ -78,7 +78,7 @@ def test_halves_of_the_sites_take_half_the_memory() -> None:
 
 
 def test_an_axis_that_cuts_nothing_is_refused() -> None:
-    with pytest.raises(DistributionError, match="axis c cuts none of them"):
+    with pytest.raises(DistributionError, match="axis c splits none of them"):
         predict(record(network(), cloud()), machine(), Arrangement(c=2))
 
 
