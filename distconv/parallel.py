@@ -221,8 +221,8 @@ class _SamePassCheck:
     """Hooks of a parallelized model: check that all ranks run the same pass with the same weights.
 
     A rank that evaluates while others train would silently use their activations, because equal layers send equal
-    messages. One all-reduce of 16 bytes for each pass with distributed inputs finds it. :class:`ReplicaComparison` sends
-    more in every tenth pass. ``DISTCONV_CHECK=all`` also compares the modes of all submodules, and calls of
+    messages. One all-reduce of 16 bytes for each pass with distributed inputs finds it. :class:`ReplicaComparison`
+    sends more in every tenth pass. ``DISTCONV_CHECK=all`` also compares the modes of all submodules, and calls of
     ``state_dict`` and ``load_state_dict``.
     """
 
