@@ -25,7 +25,7 @@ OPENINGS = re.compile(r"(What|Whether|That of|Those|Of|Let)\b")
 """Words that no docstring begins with."""
 
 BANNED = re.compile(
-    r"\b(anew|alike|whoever|besides?|to be had|without a word|in turns)\b",
+    r"\b(anew|alike|whoever|besides?|to be had|without a word|in turns|behind the)\b",
     re.IGNORECASE,
 )
 """Words of docstrings and messages that have a plainer term."""
@@ -91,6 +91,20 @@ def test_docstrings_and_messages_have_plain_words(path: str) -> None:
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/**/*.md")]
+    if path.name != "CHANGELOG.md"
+)
+UNFINISHED_PAGES = ("docs/evidence/", "jobs/papers/")
+"""Beginnings of the paths of pages that are not checked yet."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(UNFINISHED_PAGES)])
+def test_pages_have_plain_words(page: str) -> None:
+    assert not [line for line in (ROOT / page).read_text().splitlines() if BANNED.search(line)]
 
 
 def test_a_class_name_has_one_meaning() -> None:

@@ -1,6 +1,6 @@
 """``distconv bench layer --layer``: FP and BP of a single convolution, with what the performance model says of it.
 
-BP is without the allreduce of dL/dw, which a training step hides behind other layers. Warm-up runs, then mean and
+BP is without the allreduce of dL/dw, which a training step overlaps with other layers. Warm-up runs, then mean and
 standard deviation of ten. Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 """
 
