@@ -304,9 +304,22 @@ def _print_layers(timing: Timing) -> None:
 
 
 def measure_machine(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
-    """Measure how fast a rank computes, alone and with all ranks at work, and add the links. Collective.
+    """Measure how fast a rank computes, alone and with all ranks busy, and combine it with the links. Collective.
 
-    Without a second rank on a node, or without a second node, the other link is used in place of the missing one.
+    Without a second rank on a node, or without a second node, the other link replaces the missing one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the machine.
+    network : NetworkProfile
+        Links.
+    comm : mpi4py.MPI.Intracomm
+    device : torch.device
+
+    Returns
+    -------
+    Machine
     """
     nodes = node_indices(comm)
     per_node = max(nodes.count(node) for node in nodes)

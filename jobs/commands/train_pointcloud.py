@@ -44,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings) -> None:
-    """Add the options of the clouds, their voxels, and the network."""
+    """Add the options of the clouds, their voxels, and the network.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    defaults : CloudSettings
+        Default values.
+    """
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
     )

@@ -151,7 +151,16 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
 
 
 def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
-    """Draw predicted times over ranks, with hollow markers where more than ``memory`` bytes per rank are needed."""
+    """Draw predicted times over ranks, with hollow markers where more than ``memory`` bytes per rank are needed.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    scaling : Scaling
+    memory : float
+        Limit in bytes per rank.
+    """
     curves = scaling.curves
     for name, points in curves.items():
         colour, marker = STYLES[name]
@@ -180,6 +189,14 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     """Draw the tensor memory of the rank with the peak, for the plan and for pure parallelism.
 
     Weights and optimizer state, which persist between steps, are shown separately.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    strategy : Strategy
+    memory : float
+        Limit in bytes per rank.
     """
     predictions = {"planned": strategy.prediction} | {
         f"pure {name}": alone for name, alone in strategy.uniform.items() if alone

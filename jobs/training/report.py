@@ -157,7 +157,19 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
 
 
 def format_times(training_s: float, total_s: float) -> str:
-    """Return a line with the seconds of the training and of the job."""
+    """Return a line with the seconds of the training and of the job.
+
+    Parameters
+    ----------
+    training_s : float
+        Seconds of all steps and evaluations.
+    total_s : float
+        Seconds of the job.
+
+    Returns
+    -------
+    str
+    """
     return f"training took {training_s:.1f} s, all of it {total_s:.1f} s"
 
 

@@ -89,13 +89,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest")
     with ProcessGrid(comm, w=comm.size) as grid:
         cells = [_cell(options, grid, device, steps, batch) for steps in options.steps for batch in options.batch]
-    judged = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
-    good = sum(ratio <= NEAR for ratio in judged)
+    ratios = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
+    good = sum(ratio <= NEAR for ratio in ratios)
     if comm.rank == 0:
-        print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(judged)} cells")
-        report.print_json(
-            {"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}, options.json
-        )
+        print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(ratios)} cells")
+        results = {"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}
+        report.print_json(results, options.json)
     return 0
 
 

@@ -214,6 +214,15 @@ class PipelineTrainer(training.Training):
 
         Batches are assigned round-robin. Each is computed by one rank with the full model, so that results equal those
         of a single process.
+
+        Parameters
+        ----------
+        batches, compute
+            As in :meth:`distconv.jobs.training.training.Training.outputs`.
+
+        Yields
+        ------
+        (Batch, T)
         """
         self.synchronize()
         self.model.eval()
@@ -242,7 +251,15 @@ class PipelineTrainer(training.Training):
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Resume from the newest finished checkpoint of any grid or pipeline. Collective.
 
-        Parameters and return value are those of the base class.
+        Parameters
+        ----------
+        directory, fallback
+            As in :meth:`distconv.jobs.training.recovery.Recoverable.resume`.
+
+        Returns
+        -------
+        bool
+            As in :meth:`distconv.jobs.training.recovery.Recoverable.resume`.
         """
         if not super().resume(directory, fallback=fallback):
             return False
