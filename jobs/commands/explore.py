@@ -352,7 +352,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         )
     options = _with_ranks(options, ranks)
     plan = chosen_pipeline.pipeline_plan(exploration.best, model, options.model, options.batch, example)
-    print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
+    print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, {len(cuts)} possible split points")
     print(f"counted {measured.overheads}")
     print(exploration.explain())
     for line in _stages(exploration.best, plan):
@@ -364,7 +364,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(f"plan: {options.out}; train with it: {_training_command(options)}")
     if options.plot is not None:
         exploration_picture.draw(options.plot, exploration)
-        print(f"picture: {options.plot}")
+        print(f"figure: {options.plot}")
 
 
 def _explore_device_types(options: argparse.Namespace) -> None:

@@ -231,7 +231,7 @@ def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace
         total = sum(layer.time_s for layer in profile.layers)
         print(
             f"{path}: {len(profile.layers)} layers, {1e3 * total:.3f} ms in all, the mean of {len(alike)} ranks; sum "
-            f"of the layers over the whole step without hooks: {ratios}"
+            f"of the layers over the full step without hooks: {ratios}"
         )
 
 
@@ -295,7 +295,7 @@ def _print_layers(timing: Timing) -> None:
         print(f"{layer.activation_bytes / 1e3:>12.1f}{layer.parameter_bytes / 1e3:>15.1f}")
     total = sum(layer.time_s for layer in timing.profile.layers)
     print(
-        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {timing.step_s * 1e3:.3f} ms: "
+        f"sum of the layers {total * 1e3:.3f} ms, full step without hooks {timing.step_s * 1e3:.3f} ms: "
         f"ratio {timing.ratio:.3f}"
     )
 

@@ -108,7 +108,7 @@ def _baselines(trainer: CloudTrainer | CloudPipelineTrainer) -> dict[str, float]
     """
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     if trainer.comm.rank == 0:
-        print(f"training what it is compared with: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
+        print(f"training the baseline: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
     learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
     return {
         "majority vote": majority_vote(train.labels, test.labels),

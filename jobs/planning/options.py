@@ -187,8 +187,8 @@ def choose_rank_count(plan: Callable[[int], S], wanted: RankOption) -> tuple[int
         return count, best, "\n".join(remarks)
     remarks.insert(
         0,
-        f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on {wanted.count}; "
-        f"--ranks {AT_MOST}{wanted.count} takes those",
+        f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on "
+        f"{wanted.count}; use --ranks {AT_MOST}{wanted.count} to take them",
     )
     return wanted.count, first, "\n".join(remarks)
 

@@ -144,7 +144,7 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
         times = np.array([1e3 * getattr(layer, figure) for layer in layers])
         axis.bar(range(len(layers)), times, bottom=below, width=0.85, label=head)
         below += times
-    axis.set(ylabel="ms, nothing hidden")
+    axis.set(ylabel="ms, without overlap")
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the axes, where it hides no bars
     if len(layers) <= MOST_NAMES:
         axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
@@ -211,7 +211,7 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     axis.set_xticks(range(len(predictions)), list(predictions), rotation=30, fontsize=7)
     axis.margins(y=0.2)
     axis.set(ylabel="GB")
-    axis.set_title("tensors of the fullest rank", fontsize=9)
+    axis.set_title("tensors on the rank with the peak memory", fontsize=9)
     axis.legend(fontsize=7)
 
 

@@ -170,7 +170,7 @@ def format_times(training_s: float, total_s: float) -> str:
     -------
     str
     """
-    return f"training took {training_s:.1f} s, all of it {total_s:.1f} s"
+    return f"training took {training_s:.1f} s, the job {total_s:.1f} s"
 
 
 def draw_figure(path: Path, draw: Callable[[], None]) -> str:
@@ -191,8 +191,8 @@ def draw_figure(path: Path, draw: Callable[[], None]) -> str:
     try:
         draw()
     except ImportError:
-        return "no picture: matplotlib is not installed; pip install matplotlib"
-    return f"picture: {path}"
+        return "no figure: matplotlib is not installed. Run pip install matplotlib."
+    return f"figure: {path}"
 
 
 def peak_memory_bytes() -> int:

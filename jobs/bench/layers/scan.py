@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
         print(report.heading(f"{what}, {torch.get_num_threads()} thread(s), sequential: {loop}"))
         names = "".join(f"{way.value:>12}" for way in WAYS)
-        print(f"least ms of {options.rounds} turns")
+        print(f"minimum of {options.rounds} repetitions, ms")
         print(f"{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest")
     with ProcessGrid(comm, w=comm.size) as grid:
         cells = [_cell(options, grid, device, steps, batch) for steps in options.steps for batch in options.batch]

@@ -124,9 +124,9 @@ class PipelineTrainer(training.Training):
     def distribution(self) -> str:
         """Schedule and stages, in words."""
         of = self.pipelining
-        cut = "behind layers" if of.ppv is not None else "before"
+        split = "after layers" if of.ppv is not None else "before"
         said = [
-            f"{of.schedule} of {of.stages} stages" + (f" cut {cut} {_listed(self.cuts)}" if self.cuts else ""),
+            f"{of.schedule} of {of.stages} stages" + (f" split {split} {_listed(self.cuts)}" if self.cuts else ""),
             f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
             f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
             f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
