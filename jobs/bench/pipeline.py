@@ -308,6 +308,6 @@ def _report(
         )
     ]
     shares = ", ".join(f"{apart / together:.3f}" for apart, together in zip(halves, whole, strict=True))
-    lines.append(f"zero-bubble: B + W against a whole backward, by stage: {shares}")
+    lines.append(f"zero-bubble: B + W relative to a full backward, by stage: {shares}")
     figures = {"times_s": times, "cuts": [micro, whole_batch], "halves_s": halves, "whole_s": whole}
     return "\n".join(lines), figures

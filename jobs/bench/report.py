@@ -45,14 +45,39 @@ def heading(what: str) -> str:
 
 
 def time_row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
-    """Return a line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
+    """Return a line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds.
+
+    Parameters
+    ----------
+    name : str
+    times_s : sequence of float
+        Times, in seconds.
+    reference : float, optional
+        Median of the reference, in seconds.
+
+    Returns
+    -------
+    str
+    """
     median, low, high = (1e3 * v for v in (statistics.median(times_s), min(times_s), max(times_s)))
     ratio = "" if reference is None else f"  {median / 1e3 / reference:6.3f}"
     return f"{name:<44} {median:9.2f} {low:9.2f} {high:9.2f}{ratio}"
 
 
 def table_head(label: str = "ms per step", ratio: str = "ratio") -> str:
-    """Column names for :func:`row`."""
+    """Return the column names of :func:`time_row`.
+
+    Parameters
+    ----------
+    label : str
+        Name of the first column.
+    ratio : str
+        Name of the last column.
+
+    Returns
+    -------
+    str
+    """
     return f"{label:<44} {'median':>9} {'min':>9} {'max':>9}  {ratio:>6}"
 
 
@@ -64,7 +89,25 @@ def time_table(
     ratio: str | None = None,
     suffixes: Mapping[Any, str] | None = None,
 ) -> str:
-    """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix."""
+    """Return a line for each of ``times``, with the ratio of medians to ``reference`` and an optional suffix.
+
+    Parameters
+    ----------
+    times : mapping
+        Times of each variant, in seconds.
+    reference : str, optional
+        Variant to which the others are compared.
+    label : str
+        Name of the first column.
+    ratio : str, optional
+        Name of the last column.
+    suffixes : mapping, optional
+        String to append to the line of a variant.
+
+    Returns
+    -------
+    str
+    """
     median = statistics.median(times[reference]) if reference in times else None
     lines = [f"{time_row(name, values, median)}{(suffixes or {}).get(name, '')}" for name, values in times.items()]
     return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])
@@ -120,7 +163,15 @@ def _new_file(text: str) -> Path:
 
 
 def print_json(figures: Mapping[str, Any], path: Path | None) -> None:
-    """Print a line of JSON with the machine and the command in it, and write it to ``path`` if there is one."""
+    """Print the results as a line of JSON with the machine and the command, and write it to a file.
+
+    Parameters
+    ----------
+    figures : mapping
+        Results.
+    path : pathlib.Path or None
+        File to write. None: only print.
+    """
     text = json.dumps({"command": _command(), "machine": machine(), **figures})
     print(text, flush=True)
     if path is not None:

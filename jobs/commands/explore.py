@@ -175,12 +175,34 @@ def _check_kinds(options: argparse.Namespace) -> None:
 
 
 def microbatch_counts(batch: int, ranks: int) -> list[int]:
-    """Return the numbers of micro-batches that divide a mini-batch of ``batch`` samples, up to a limit."""
+    """Return the numbers of micro-batches that divide a mini-batch of ``batch`` samples, up to a limit.
+
+    Parameters
+    ----------
+    batch : int
+        Samples of a mini-batch.
+    ranks : int
+
+    Returns
+    -------
+    list of int
+    """
     return [count for count in range(1, min(batch, MICROBATCHES_PER_RANK * ranks) + 1) if batch % count == 0]
 
 
 def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
-    """Return the network's graph for a micro-batch of ``samples`` samples."""
+    """Return the network's graph for a micro-batch of ``samples`` samples.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    samples : int
+
+    Returns
+    -------
+    LayerGraph
+    """
     return trace_network(argparse.Namespace(**{**vars(options), "batch": samples}))
 
 
@@ -231,6 +253,18 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     """Measure layers and overheads once, with known links. Collective.
 
     Layers on one rank are timed within the full network, distributed layers separately.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    network : NetworkProfile
+        Links.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    Measurements
     """
     machine = measure_machine(HERE, network, comm, CPU)
     widths = [width for width in range(2, comm.size + 1) if comm.size % width == 0]
@@ -268,7 +302,21 @@ def _seconds(profile: Profile) -> float:
 
 
 def search_candidates(options: argparse.Namespace, measured: Measurements, cuts: list[str]) -> Exploration:
-    """Search stages, schedules and distributions for ``options.ranks`` ranks and the options of the command."""
+    """Search stages, schedules and distributions for ``options.ranks`` ranks and the options of the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    measured : Measurements
+        Basis of the predictions.
+    cuts : list of str
+        Possible split points.
+
+    Returns
+    -------
+    Exploration
+    """
     return explore(
         cache(partial(graph_of, options)),
         measured.machine,
@@ -304,7 +352,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         )
     options = _with_ranks(options, ranks)
     plan = chosen_pipeline.pipeline_plan(exploration.best, model, options.model, options.batch, example)
-    print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
+    print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, {len(cuts)} possible split points")
     print(f"counted {measured.overheads}")
     print(exploration.explain())
     for line in _stages(exploration.best, plan):
@@ -316,7 +364,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(f"plan: {options.out}; train with it: {_training_command(options)}")
     if options.plot is not None:
         exploration_picture.draw(options.plot, exploration)
-        print(f"picture: {options.plot}")
+        print(f"figure: {options.plot}")
 
 
 def _explore_device_types(options: argparse.Namespace) -> None:

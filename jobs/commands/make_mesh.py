@@ -101,9 +101,9 @@ def _show_first(out: Path, family: str, sample: LabelledSnapshot) -> None:
     channel = CHANNELS.index("minimum Jacobian")
     try:
         draw_sample(path, sample.channels[channel], sample.label, CHANNELS[channel], family)
-        text = f"picture of the first sample: {path}"
+        text = f"figure of the first sample: {path}"
     except (ImportError, OSError) as error:
-        text = f"no picture of the first sample: {error}"
+        text = f"no figure of the first sample: {error}"
     tqdm.write(text, file=sys.stderr)
 
 

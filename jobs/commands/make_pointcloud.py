@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         written = _shapes(options, heldout, comm)
     if comm.rank == 0:
-        done = f"{time.perf_counter() - start:.1f} s" if written else "was there already"
+        done = f"{time.perf_counter() - start:.1f} s" if written else "exists already"
         print(f"{options.out}: {made_from(options.out)} ({done})")
     return 0
 

@@ -151,7 +151,7 @@ def _plan(options: argparse.Namespace) -> None:
         scaling = Scaling.of(graph, machine, {**fewer, options.ranks: strategy})
         halo = largest_halo(graph, strategy.prediction, options.ranks, machine.ranks_per_node)
         picture.draw(options.plot, strategy, scaling, halo=halo, memory=memory, title=title)
-        print(f"picture: {options.plot}")
+        print(f"figure: {options.plot}")
 
 
 def _print(options: argparse.Namespace, strategy: Strategy) -> None:

@@ -231,7 +231,7 @@ def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace
         total = sum(layer.time_s for layer in profile.layers)
         print(
             f"{path}: {len(profile.layers)} layers, {1e3 * total:.3f} ms in all, the mean of {len(alike)} ranks; sum "
-            f"of the layers over the whole step without hooks: {ratios}"
+            f"of the layers over the full step without hooks: {ratios}"
         )
 
 
@@ -295,7 +295,7 @@ def _print_layers(timing: Timing) -> None:
         print(f"{layer.activation_bytes / 1e3:>12.1f}{layer.parameter_bytes / 1e3:>15.1f}")
     total = sum(layer.time_s for layer in timing.profile.layers)
     print(
-        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {timing.step_s * 1e3:.3f} ms: "
+        f"sum of the layers {total * 1e3:.3f} ms, full step without hooks {timing.step_s * 1e3:.3f} ms: "
         f"ratio {timing.ratio:.3f}"
     )
 
@@ -304,9 +304,22 @@ def _print_layers(timing: Timing) -> None:
 
 
 def measure_machine(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
-    """Measure how fast a rank computes, alone and with all ranks at work, and add the links. Collective.
+    """Measure how fast a rank computes, alone and with all ranks busy, and combine it with the links. Collective.
 
-    Without a second rank on a node, or without a second node, the other link is used in place of the missing one.
+    Without a second rank on a node, or without a second node, the other link replaces the missing one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the machine.
+    network : NetworkProfile
+        Links.
+    comm : mpi4py.MPI.Intracomm
+    device : torch.device
+
+    Returns
+    -------
+    Machine
     """
     nodes = node_indices(comm)
     per_node = max(nodes.count(node) for node in nodes)

@@ -95,13 +95,25 @@ class MeshOutcome(JobOutcome):
         return f"held-out F1 {self.verdicts[-1].heldout:.3f}" if self.verdicts else ""
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print the table, and write a line of metrics.jsonl for the network."""
+        """Print the table, and write a line of metrics.jsonl for the network.
+
+        Parameters
+        ----------
+        trainer, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.show`.
+        """
         for verdict in self.verdicts[-1:]:
             metrics.write(step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families)
             print(f"\n{headline(self.verdicts)}\n\n{format_table(self.verdicts)}\n")
 
     def draw(self, path: Path, examples: Sequence[MeshExample], title: str, metrics: Metrics) -> None:
-        """Draw the examples, the losses, and precision over recall."""
+        """Draw the examples, the losses, and precision over recall.
+
+        Parameters
+        ----------
+        path, examples, title, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.draw`.
+        """
         draw(
             path,
             examples,
@@ -117,12 +129,32 @@ class MeshJob(Job):
     """Training job of a segmentation model."""
 
     def announce(self, trainer: Any, resumed: bool) -> str:
-        """Return the line printed before the first step, with the fraction of positive cells."""
+        """Return the line printed before the first step, with the fraction of positive cells.
+
+        Parameters
+        ----------
+        trainer, resumed
+            As in :meth:`distconv.jobs.training.job.Job.announce`.
+
+        Returns
+        -------
+        str
+        """
         share = f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
         return f"{super().announce(trainer, resumed)}\n{share}"
 
     def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> MeshOutcome:
-        """Return the scores of the network and, if requested, of the baselines, with the network's threshold."""
+        """Return the scores of the network and, if requested, of the baselines, with the network's threshold.
+
+        Parameters
+        ----------
+        options, trainer, metrics
+            As in :meth:`distconv.jobs.training.job.Job.evaluate`.
+
+        Returns
+        -------
+        MeshOutcome
+        """
         samples = trainer.samples
         training = trainer.scores("train")
         threshold = training.best_threshold()
@@ -139,7 +171,17 @@ class MeshJob(Job):
         return MeshOutcome(samples.positive_fraction, verdicts, threshold)
 
     def examples(self, trainer: Any, outcome: Any) -> list[MeshExample]:
-        """Return held-out samples of different families with the network's predictions. Collective."""
+        """Return held-out samples of different families with the network's predictions. Collective.
+
+        Parameters
+        ----------
+        trainer, outcome
+            As in :meth:`distconv.jobs.training.job.Job.examples`.
+
+        Returns
+        -------
+        list of MeshExample
+        """
         if not outcome.verdicts:
             return []
         families = trainer.samples.families["heldout"]

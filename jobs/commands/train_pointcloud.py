@@ -44,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings) -> None:
-    """Add the options of the clouds, their voxels, and the network."""
+    """Add the options of the clouds, their voxels, and the network.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    defaults : CloudSettings
+        Default values.
+    """
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
     )
@@ -101,7 +108,7 @@ def _baselines(trainer: CloudTrainer | CloudPipelineTrainer) -> dict[str, float]
     """
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     if trainer.comm.rank == 0:
-        print(f"training what it is compared with: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
+        print(f"training the baseline: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
     learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
     return {
         "majority vote": majority_vote(train.labels, test.labels),

@@ -206,13 +206,25 @@ class SegmentationOutcome(JobOutcome):
         return "" if mean is None else f"{self.group} Dice {mean:.3f}"
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print a line."""
+        """Print a line.
+
+        Parameters
+        ----------
+        trainer, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.show`.
+        """
         print(f"{self.group}: {self.scores}")
         if self.group == "train":
             print("no held-out samples: give them with --test-data, or in a group test")
 
     def draw(self, path: Path, examples: Sequence[SegmentationExample], title: str, metrics: Metrics) -> None:
-        """Draw the curves of the training and the examples."""
+        """Draw the curves of the training and the examples.
+
+        Parameters
+        ----------
+        path, examples, title, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.draw`.
+        """
         draw(path, examples, list(metrics.lines()), classes=self.classes, ignore=self.ignore, title=title)
 
 
@@ -220,19 +232,45 @@ class SegmentationJob(Job):
     """Training job of a segmentation network, evaluated after every epoch or every ``--evaluate-every`` epochs."""
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
-        """Evaluate on the held-out samples, if there are any and this epoch is due."""
+        """Evaluate on the held-out samples, if there are any and this epoch is due.
+
+        Parameters
+        ----------
+        options, trainer, metrics
+            As in :meth:`distconv.jobs.training.job.Job.after_epoch`.
+        """
         if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
             _evaluate_and_log(trainer, metrics, "test")
 
     def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> SegmentationOutcome:
-        """Return the scores on held-out samples, or on the training samples if there are none. Collective."""
+        """Return the scores on held-out samples, or on the training samples if there are none. Collective.
+
+        Parameters
+        ----------
+        options, trainer, metrics
+            As in :meth:`distconv.jobs.training.job.Job.evaluate`.
+
+        Returns
+        -------
+        SegmentationOutcome
+        """
         samples = trainer.samples
         group = "test" if "test" in samples.groups else "train"
         scores = _evaluate_and_log(trainer, metrics, group)
         return SegmentationOutcome(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
 
     def examples(self, trainer: Any, outcome: Any) -> list[SegmentationExample]:
-        """Return the first samples of a group, on every rank. Collective."""
+        """Return the first samples of a group, on every rank. Collective.
+
+        Parameters
+        ----------
+        trainer, outcome
+            As in :meth:`distconv.jobs.training.job.Job.examples`.
+
+        Returns
+        -------
+        list of SegmentationExample
+        """
         examples: list[SegmentationExample] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors

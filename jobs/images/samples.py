@@ -90,7 +90,19 @@ class ImageSamples:
         return self.groups["train"].shape[1:]
 
     def image(self, group: str, sample: int) -> NDArray[np.generic]:
-        """Return one image (C, H, W) as stored in the file. Collective: call on every rank."""
+        """Return one image (C, H, W) as stored in the file. Collective: call on every rank.
+
+        Parameters
+        ----------
+        group : str
+            ``train`` or ``test``.
+        sample : int
+            Index of the sample.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         of = self.groups[group]
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
         return try_on_all_ranks(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
@@ -174,7 +186,19 @@ class ImageLoader(Loader):
         self.part, self._labels = part, labels
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank."""
+        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank.
+
+        Parameters
+        ----------
+        number : int
+            Epoch.
+        start : int
+            First step of the epoch to yield.
+
+        Yields
+        ------
+        Batch
+        """
         self.part.epoch = number
         with closing(super().epoch(number, start)) as batches:  # type: ignore[type-var]  # a generator
             for batch in batches:

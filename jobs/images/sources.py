@@ -39,14 +39,32 @@ class Arrays:
         return (1, *self.shape(name)[1:])
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """Return the values in ``box``."""
+        """Return the values in ``box``.
+
+        Parameters
+        ----------
+        name : str
+            Name of the array.
+        box : Box
+            Index range of each dimension.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         return self._arrays[name][tuple(slice(i.start, i.stop) for i in box)]
 
     def check_unchanged(self) -> None:
         """Do nothing: arrays in memory do not change."""
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Do nothing: memory has no chunks."""
+        """Do nothing: memory has no chunks.
+
+        Parameters
+        ----------
+        name : str
+        block : tuple of int
+        """
 
 
 class ShiftedImages:
@@ -90,7 +108,15 @@ class ShiftedImages:
         self._source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Warn on rank 0 if the source's chunks are larger than the ``block`` to be read."""
+        """Warn on rank 0 if the source's chunks are larger than the ``block`` to be read.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : tuple of int
+            Shape of the block to be read.
+        """
         self._source.warn_of_large_chunks(name, block)
 
     def moves(self, sample: int) -> tuple[int, int]:
@@ -100,7 +126,19 @@ class ShiftedImages:
         return int(down), int(right)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        """Return the values in ``box`` of one image (1, C, H, W). Local; may be called from another thread."""
+        """Return the values in ``box`` of one image (1, C, H, W). Local; may be called from another thread.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Index range of each dimension.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         if not self._shift:
             return self._source.read(name, box)
         one, channels, *space = box

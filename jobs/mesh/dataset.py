@@ -216,6 +216,17 @@ def parts_folder(target: Path) -> Path:
 def existing_summary(target: Path, recipe: MeshRecipe) -> Summary | None:
     """Return the summary of the file if it contains this data set; None if there is no file. Local.
 
+    Parameters
+    ----------
+    target : pathlib.Path
+        File.
+    recipe : MeshRecipe
+        Recipe of the data set.
+
+    Returns
+    -------
+    Summary or None
+
     Raises
     ------
     DataError

@@ -22,7 +22,15 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) -> None:
-    """Print ``tables`` on rank 0, and write their rows to ``path``. Collective over MPI.COMM_WORLD."""
+    """Print tables on rank 0, and write their rows to a file. Collective over MPI.COMM_WORLD.
+
+    Parameters
+    ----------
+    tables : callable
+        Prints the tables and returns their rows by name. Called on rank 0.
+    path : pathlib.Path or None
+        JSON file. None: only print.
+    """
 
     def action() -> None:
         if path is not None:

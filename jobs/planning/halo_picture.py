@@ -101,7 +101,14 @@ def _halo_of(op: Operation, parts: AxisParts) -> Iterator[Halo]:
 
 
 def draw_halo(axis: Any, shown: Halo) -> None:
-    """Draw the blocks of a sample, and the block of one rank with its halo."""
+    """Draw the blocks of a sample, and the block of one rank with its halo.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    shown : Halo
+    """
     from matplotlib.patches import Rectangle
 
     rows, columns = shown.sides

@@ -37,7 +37,14 @@ POLL_S = 0.002
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the options of the network and its mini-batch."""
+    """Add the options of the network and its mini-batch.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    required : bool
+        True if the command needs them.
+    """
     parser.add_argument(
         "--model",
         required=required,
@@ -55,7 +62,16 @@ def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = T
 
 
 def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, more: str = "") -> None:
-    """Add ``--machine``, the machine of the predictions; its help begins with ``more``."""
+    """Add ``--machine``, the machine of the predictions; its help begins with ``more``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    required : bool
+        True if the command needs it.
+    more : str
+        Further machines in the help.
+    """
     parser.add_argument(
         "--machine",
         required=required,
@@ -100,7 +116,15 @@ def rank_option(text: str) -> RankOption:
 
 
 def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """Add ``--ranks``."""
+    """Add ``--ranks``.
+
+    Parameters
+    ----------
+    place : argparse.ArgumentParser
+        Parser or group of options.
+    required : bool
+        True if the command needs it.
+    """
     place.add_argument(
         "--ranks",
         type=rank_option,
@@ -163,8 +187,8 @@ def choose_rank_count(plan: Callable[[int], S], wanted: RankOption) -> tuple[int
         return count, best, "\n".join(remarks)
     remarks.insert(
         0,
-        f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on {wanted.count}; "
-        f"--ranks {AT_MOST}{wanted.count} takes those",
+        f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on "
+        f"{wanted.count}; use --ranks {AT_MOST}{wanted.count} to take them",
     )
     return wanted.count, first, "\n".join(remarks)
 
@@ -231,7 +255,18 @@ def build_network(options: argparse.Namespace) -> torch.nn.Module:
 
 
 def run_on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:
-    """Run ``attempt`` on rank 0 and return its result on all ranks: :func:`run_on_first_ranks` with one. Collective."""
+    """Run a function on rank 0 and return its result on all ranks. Collective: call on every rank of ``comm``.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    attempt : callable
+        As in :func:`run_on_first_ranks`.
+
+    Returns
+    -------
+    T
+    """
     return run_on_first_ranks(comm, 1, attempt)
 
 

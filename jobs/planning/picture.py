@@ -144,14 +144,23 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
         times = np.array([1e3 * getattr(layer, figure) for layer in layers])
         axis.bar(range(len(layers)), times, bottom=below, width=0.85, label=head)
         below += times
-    axis.set(ylabel="ms, nothing hidden")
+    axis.set(ylabel="ms, without overlap")
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the axes, where it hides no bars
     if len(layers) <= MOST_NAMES:
         axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
 
 
 def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
-    """Draw predicted times over ranks, with hollow markers where more than ``memory`` bytes per rank are needed."""
+    """Draw predicted times over ranks, with hollow markers where more than ``memory`` bytes per rank are needed.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    scaling : Scaling
+    memory : float
+        Limit in bytes per rank.
+    """
     curves = scaling.curves
     for name, points in curves.items():
         colour, marker = STYLES[name]
@@ -180,6 +189,14 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     """Draw the tensor memory of the rank with the peak, for the plan and for pure parallelism.
 
     Weights and optimizer state, which persist between steps, are shown separately.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    strategy : Strategy
+    memory : float
+        Limit in bytes per rank.
     """
     predictions = {"planned": strategy.prediction} | {
         f"pure {name}": alone for name, alone in strategy.uniform.items() if alone
@@ -194,7 +211,7 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     axis.set_xticks(range(len(predictions)), list(predictions), rotation=30, fontsize=7)
     axis.margins(y=0.2)
     axis.set(ylabel="GB")
-    axis.set_title("tensors of the fullest rank", fontsize=9)
+    axis.set_title("tensors on the rank with the peak memory", fontsize=9)
     axis.legend(fontsize=7)
 
 

@@ -53,7 +53,18 @@ PHASES = ("FP", "BP")
 
 
 def as_operation(layer: PaperLayer, batch: int) -> Operation:
-    """Return the layer as an operation within a network, where its input needs a gradient."""
+    """Return the layer as an operation within a network, where its input needs a gradient.
+
+    Parameters
+    ----------
+    layer : PaperLayer
+    batch : int
+        Samples.
+
+    Returns
+    -------
+    Operation
+    """
     (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
     return replace(op, inputs=(replace(op.x, requires_grad=True),))
 

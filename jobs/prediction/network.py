@@ -100,7 +100,19 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def settings_of_run(of: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
-    """Return the settings of a run as an instance of ``kind``, without unknown settings."""
+    """Return the settings of a run as an instance of ``kind``, without unknown settings.
+
+    Parameters
+    ----------
+    of : TrainedNetwork
+        The run.
+    kind : type
+        Class of the settings.
+
+    Returns
+    -------
+    TrainingSettings
+    """
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in of.settings.items() if name in names})
 

@@ -113,7 +113,13 @@ class WindowSource:
         self.source.check_unchanged()
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
-        """Do nothing: windows cannot be aligned with chunks."""
+        """Do nothing: windows cannot be aligned with chunks.
+
+        Parameters
+        ----------
+        name, block
+            Not used.
+        """
 
 
 def blending_weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) -> torch.Tensor:

@@ -79,7 +79,17 @@ class SegmentationLoss:
         return entropy, weight, (probabilities * there).sum(dims), probabilities.sum(dims) + there.sum(dims)
 
     def from_sums(self, entropy: torch.Tensor, weight: torch.Tensor, *dice: torch.Tensor) -> torch.Tensor:
-        """Return the loss, a scalar, for the sums that :meth:`sums` returns."""
+        """Return the loss, a scalar, for the sums that :meth:`sums` returns.
+
+        Parameters
+        ----------
+        entropy, weight, dice
+            As :meth:`sums` returns them.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         mean = entropy / torch.where(weight > 0, weight, 1)
         if not dice:
             return mean

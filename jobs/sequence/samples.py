@@ -126,7 +126,19 @@ class SequenceLoader(EpochLoader):
         super().__init__(len(self._sequences.labels), batch, (samples.name, f"sequences of {group!r}"), **order)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank."""
+        """Yield the batches of an epoch from step ``start`` on. Collective: iterate on every rank.
+
+        Parameters
+        ----------
+        number : int
+            Epoch.
+        start : int
+            First step of the epoch to yield.
+
+        Yields
+        ------
+        Batch
+        """
         for samples in self.batches(number, start):
             inputs, labels = pad_sequences([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
             place = partial(scatter, target=self.grid)

@@ -110,7 +110,17 @@ class Classifier(Training):
         """Raise DistconvError if the output does not have one logit per class."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of ``outputs`` (N, classes) for ``labels`` (N)."""
+        """Return the mean cross entropy of ``outputs`` (N, classes) for ``labels`` (N).
+
+        Parameters
+        ----------
+        outputs : torch.Tensor
+        labels : torch.Tensor
+
+        Returns
+        -------
+        torch.Tensor
+        """
         self.check_logits(outputs)
         return F.cross_entropy(outputs, labels)
 
@@ -199,7 +209,13 @@ class ClassifierScores(JobOutcome):
         return ", ".join(f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in self.scores.items())
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print a line for each group and each baseline."""
+        """Print a line for each group and each baseline.
+
+        Parameters
+        ----------
+        trainer, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.show`.
+        """
         for group, outcome in self.scores.items():
             print(f"{group} accuracy: {outcome}")
         for name, accuracy in self.baselines.items():
@@ -208,7 +224,13 @@ class ClassifierScores(JobOutcome):
             print(self.no_test_message)
 
     def draw(self, path: Path, examples: Sequence[ClassifiedExample], title: str, metrics: Metrics) -> None:
-        """Draw the curves of the training and the examples."""
+        """Draw the curves of the training and the examples.
+
+        Parameters
+        ----------
+        path, examples, title, metrics
+            As in :meth:`distconv.jobs.training.job.JobOutcome.draw`.
+        """
         self.picture.draw(path, examples, list(metrics.lines()), title)
 
 
@@ -230,12 +252,28 @@ class ClassifierJob(Job):
     """Returns accuracies of simpler predictors on the held-out samples, given the trainer. Collective."""
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
-        """Evaluate on the held-out samples, if there are any and this epoch is due."""
+        """Evaluate on the held-out samples, if there are any and this epoch is due.
+
+        Parameters
+        ----------
+        options, trainer, metrics
+            As in :meth:`distconv.jobs.training.job.Job.after_epoch`.
+        """
         if "test" in trainer.samples.groups and trainer.epoch % getattr(options, "evaluate_every", 1) == 0:
             _evaluate_and_log(trainer, metrics, "test")
 
     def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> ClassifierScores:
-        """Return the scores of all groups and of the baselines. Collective."""
+        """Return the scores of all groups and of the baselines. Collective.
+
+        Parameters
+        ----------
+        options, trainer, metrics
+            As in :meth:`distconv.jobs.training.job.Job.evaluate`.
+
+        Returns
+        -------
+        ClassifierScores
+        """
         samples = trainer.samples
         scores = {group: _evaluate_and_log(trainer, metrics, group) for group in samples.groups}
         more = self.further_results(options, samples)
@@ -252,7 +290,17 @@ class ClassifierJob(Job):
         )
 
     def examples(self, trainer: Any, outcome: Any) -> list[ClassifiedExample]:
-        """Return examples with the predicted classes, held-out ones if there are any. Collective."""
+        """Return examples with the predicted classes, held-out ones if there are any. Collective.
+
+        Parameters
+        ----------
+        trainer, outcome
+            As in :meth:`distconv.jobs.training.job.Job.examples`.
+
+        Returns
+        -------
+        list of ClassifiedExample
+        """
         samples, group = trainer.samples, list(outcome.scores)[-1]
         labels, examples = samples.groups[group].labels, []
         wanted = set(self.shown_samples(len(labels)))

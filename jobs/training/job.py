@@ -48,7 +48,15 @@ class JobOutcome(ABC):
 
     @abstractmethod
     def show(self, trainer: Training, metrics: Metrics) -> None:
-        """Print the outcome. Called on rank 0 alone."""
+        """Print the outcome. Called on rank 0 alone.
+
+        Parameters
+        ----------
+        trainer : Training
+            The trainer after its last step.
+        metrics : Metrics
+            Writer of metrics.jsonl.
+        """
 
     @abstractmethod
     def draw(self, path: Path, examples: Sequence[Any], title: str, metrics: Metrics) -> None:
@@ -91,11 +99,31 @@ class Job(ABC):
     """Describes the samples of a trainer in the announcement."""
 
     def announce(self, trainer: Any, resumed: bool) -> str:
-        """Return the line printed before the first step."""
+        """Return the line printed before the first step.
+
+        Parameters
+        ----------
+        trainer : Any
+        resumed : bool
+            True if the run resumes from a checkpoint.
+
+        Returns
+        -------
+        str
+        """
         return announcement(trainer, self.extents(trainer), resumed)
 
     def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:  # noqa: B027
-        """Run after each epoch but the last, for example to evaluate. Collective."""
+        """Run after each epoch but the last, for example to evaluate. Collective.
+
+        Parameters
+        ----------
+        options : argparse.Namespace
+            Options of the command.
+        trainer : Any
+        metrics : Metrics
+            Receives the evaluations.
+        """
 
     @abstractmethod
     def evaluate(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> JobOutcome:
@@ -118,7 +146,19 @@ class Job(ABC):
 
     @abstractmethod
     def examples(self, trainer: Any, outcome: Any) -> Sequence[Any]:
-        """Return samples for the figure with the network's predictions. Collective."""
+        """Return samples for the figure with the network's predictions. Collective.
+
+        Parameters
+        ----------
+        trainer : Any
+            The trainer after its last step.
+        outcome : Any
+            Return value of :meth:`evaluate`.
+
+        Returns
+        -------
+        sequence of Any
+        """
 
 
 def train(options: argparse.Namespace, job: Job) -> int:

@@ -41,7 +41,17 @@ class ModelError(DistconvError, ValueError):
 def build_classifier(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
-    """Build a classifier: as :func:`build_model`, with ``CLASSIFIERS`` as reference models. Collective."""
+    """Build a classifier: as :func:`build_model`, with ``CLASSIFIERS`` as reference models. Collective.
+
+    Parameters
+    ----------
+    name, comm, seed, in_channels, classes, width
+        As in :func:`build_model`.
+
+    Returns
+    -------
+    torch.nn.Module
+    """
     return try_on_all_ranks(
         comm,
         lambda: _build(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
@@ -52,7 +62,17 @@ def build_classifier(
 def build_segmenter(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
-    """Build a segmentation network: as :func:`build_model`, with ``SEGMENTERS`` as reference models. Collective."""
+    """Build a segmentation network: as :func:`build_model`, with ``SEGMENTERS`` as reference models. Collective.
+
+    Parameters
+    ----------
+    name, comm, seed, in_channels, classes, width
+        As in :func:`build_model`.
+
+    Returns
+    -------
+    torch.nn.Module
+    """
     kind = "segmentation network"
     return try_on_all_ranks(
         comm,

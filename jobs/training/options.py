@@ -441,7 +441,14 @@ def default_grid(ranks: int, batch: int, rest_along: str = "h") -> dict[str, int
 
 
 def add_device_argument(parser: argparse.ArgumentParser, what: str = "device") -> None:
-    """Add ``--device``; its help begins with ``what``."""
+    """Add ``--device``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    what : str
+        Beginning of its help.
+    """
     parser.add_argument(
         "--device",
         type=device_name,

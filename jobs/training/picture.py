@@ -86,14 +86,30 @@ class ResultFigure:
 
 
 def name_example(axis: Any, label: object, predicted: object) -> None:
-    """Write the predicted class above an example, or in red both classes if the prediction is wrong."""
+    """Write the predicted class above an example, or in red both classes if the prediction is wrong.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    label : object
+    predicted : object
+    """
     right = label == predicted
     text = f"{predicted}" if right else f"{predicted}, not {label}"
     axis.set_title(text, fontsize=9, color="tab:green" if right else "tab:red")
 
 
 def draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    """Draw the losses of the steps and evaluations in ``lines`` of metrics.jsonl."""
+    """Draw the losses of the steps and evaluations in ``lines`` of metrics.jsonl.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    lines : sequence of dict
+        Lines of metrics.jsonl.
+    """
     steps = [line for line in lines if "evaluation" not in line]
     axis.plot([line["step"] for line in steps], [line["loss"] for line in steps], color="0.7", linewidth=0.8)
     axis.plot([], [], color="0.7", label="training, each step")
@@ -110,7 +126,15 @@ def draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def draw_accuracies(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    """Draw the accuracies of the evaluations in ``lines`` of metrics.jsonl."""
+    """Draw the accuracies of the evaluations in ``lines`` of metrics.jsonl.
+
+    Parameters
+    ----------
+    axis : Any
+        Matplotlib axes to draw on.
+    lines : sequence of dict
+        Lines of metrics.jsonl.
+    """
     for group in ("train", "test"):
         evaluations = [line for line in lines if line.get("evaluation") == group]
         percent = [100 * line["accuracy"] for line in evaluations]

@@ -175,9 +175,9 @@ class Recoverable(ABC):
         then = self._steps_of(newest.values["settings"])
         if then != self.steps and self.comm.rank == 0:
             print(
-                f"the run was one of {then} steps and is now one of {self.steps}: the learning rate from step "
-                f"{self.step_count} on is that of {self.steps} steps, so the numbers are not those of a run that had "
-                f"{self.steps} from its start"
+                f"the run had {then} steps and now has {self.steps}: from step {self.step_count} on, the learning rate "
+                f"is that of {self.steps} steps. The results differ from those of a run with {self.steps} steps from "
+                "its start."
             )
         return True
 

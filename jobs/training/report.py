@@ -157,8 +157,20 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
 
 
 def format_times(training_s: float, total_s: float) -> str:
-    """Return a line with the seconds of the training and of the job."""
-    return f"training took {training_s:.1f} s, all of it {total_s:.1f} s"
+    """Return a line with the seconds of the training and of the job.
+
+    Parameters
+    ----------
+    training_s : float
+        Seconds of all steps and evaluations.
+    total_s : float
+        Seconds of the job.
+
+    Returns
+    -------
+    str
+    """
+    return f"training took {training_s:.1f} s, the job {total_s:.1f} s"
 
 
 def draw_figure(path: Path, draw: Callable[[], None]) -> str:
@@ -179,8 +191,8 @@ def draw_figure(path: Path, draw: Callable[[], None]) -> str:
     try:
         draw()
     except ImportError:
-        return "no picture: matplotlib is not installed; pip install matplotlib"
-    return f"picture: {path}"
+        return "no figure: matplotlib is not installed. Run pip install matplotlib."
+    return f"figure: {path}"
 
 
 def peak_memory_bytes() -> int:

@@ -136,7 +136,7 @@ def take_steps(
     trainer.finish_saving()
     if stopped:
         if trainer.comm.rank == 0:
-            print(f"stopped by a signal after step {trainer.step_count} of {trainer.steps}; go on with --resume")
+            print(f"stopped by a signal after step {trainer.step_count} of {trainer.steps}. Continue with --resume.")
         trainer.close()
         sys.exit(EXIT_CODE)
 

@@ -131,7 +131,13 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
+    """Set the learning rate of all parameter groups.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    rate : float
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -99,7 +99,20 @@ class Training(Recoverable):
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a batch. ``outputs`` and ``labels`` are on the same grid. Collective."""
+        """Return the loss of a batch. ``outputs`` and ``labels`` are on the same grid. Collective.
+
+        Parameters
+        ----------
+        outputs : torch.Tensor
+            Outputs of the network.
+        labels : torch.Tensor
+            Their labels.
+
+        Returns
+        -------
+        torch.Tensor
+            Scalar.
+        """
 
     @abstractmethod
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
@@ -364,7 +377,17 @@ class Trainer(Training):
 
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
-        """Yield each batch with the result of ``compute`` for its inputs, in evaluation mode. Collective."""
+        """Yield each batch with the result of ``compute`` for its inputs, in evaluation mode. Collective.
+
+        Parameters
+        ----------
+        batches, compute
+            As in :meth:`Training.outputs`.
+
+        Yields
+        ------
+        (Batch, T)
+        """
         self.evaluation_model.eval()
         for batch in batches:
             yield batch, compute(batch.tensors[0])

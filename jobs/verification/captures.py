@@ -53,7 +53,19 @@ EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIF
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
-    """Return the verdict on training with captured steps, and its reason. Collective."""
+    """Return the verdict on training with captured steps, and its reason. Collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    train : Train
+        Trains with and without capture.
+
+    Returns
+    -------
+    (str, str)
+        The verdict and its reason.
+    """
     expected, failure = _attempt(comm, lambda: train(False))
     if failure is not None:
         return UNSUPPORTED, failure
@@ -181,7 +193,19 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def draw_case(seed: int, index: int) -> CaptureCase:
-    """Case number ``index``."""
+    """Return the case with an index.
+
+    Parameters
+    ----------
+    seed : int
+        Seed.
+    index : int
+        Index of the case.
+
+    Returns
+    -------
+    CaptureCase
+    """
     draw = Draw(seed, index)
     channels = draw.number(1, 4)
     network, text = networks.draw_network(draw, channels)
@@ -196,7 +220,21 @@ def draw_case(seed: int, index: int) -> CaptureCase:
 
 
 def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator[tuple[int, str, str, str]]:
-    """Number, grid and network, verdict and words of each case. Collective."""
+    """Yield the results of cases. Collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    seed : int
+        Seed.
+    indices : sequence of int
+        Indices of the cases.
+
+    Yields
+    ------
+    (int, str, str, str)
+        Index, grid and network, verdict, and reason.
+    """
     grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
     for index in indices:
         case = draw_case(seed, index)

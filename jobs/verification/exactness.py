@@ -75,9 +75,22 @@ def train(
     plain: bool = False,
     reverse: bool = False,
 ) -> Run:
-    """Take all steps; with ``plain``, on a grid of one rank, hand ordinary tensors to the ordinary model.
+    """Take all training steps on mesh samples.
 
-    ``reverse`` turns the order of the samples in each batch, which changes nothing but the order of sums.
+    Parameters
+    ----------
+    settings : MeshSettings
+    path : str or os.PathLike
+        File of the samples.
+    grid : ProcessGrid
+    plain : bool
+        True passes ordinary tensors to the ordinary model, on a grid of one rank.
+    reverse : bool
+        True reverses the order of samples in each batch, which changes the order of sums only.
+
+    Returns
+    -------
+    Run
     """
     samples = MeshSamples(path, grid.world)
     trainer = MeshTrainer(settings, samples, grid)
@@ -100,7 +113,18 @@ class RandomSamples:
     predicts: str
 
     def batch(self, samples: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of one step, the same on all ranks."""
+        """Return inputs and targets of one step, the same on all ranks.
+
+        Parameters
+        ----------
+        samples : int
+            Samples of the batch.
+        step : int
+
+        Returns
+        -------
+        (torch.Tensor, torch.Tensor)
+        """
         random = torch.Generator().manual_seed(step)
         x = torch.randn((samples, *self.sample), generator=random, dtype=torch.float64)
         if self.predicts == "values":
@@ -115,7 +139,18 @@ class RandomSamples:
         return ("n", None) if self.predicts == "values" else ("n", *space)
 
     def loss(self, y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean squared error for values, cross entropy for classes; of one class, binary."""
+        """Return the mean squared error for values, and the cross entropy for classes (binary for one class).
+
+        Parameters
+        ----------
+        y : torch.Tensor
+            Output of the model.
+        target : torch.Tensor
+
+        Returns
+        -------
+        torch.Tensor
+        """
         if self.predicts == "values":
             return F.mse_loss(y, target)
         if self.classes == 1:
@@ -126,9 +161,20 @@ class RandomSamples:
 def train_at_random(
     settings: common.TrainingSettings, samples: RandomSamples, grid: ProcessGrid | None, *, nudged: bool = False
 ) -> Run:
-    """Take ``settings.steps`` steps of a reference model over ``grid``, or on this rank alone with plain torch.
+    """Take all training steps of a reference model on random samples.
 
-    ``nudged`` changes the inputs by 1e-15 of themselves. Dropout draws from ``settings.seed``, too.
+    Parameters
+    ----------
+    settings : common.TrainingSettings
+    samples : RandomSamples
+    grid : ProcessGrid or None
+        Grid of the model. None: plain torch on this rank.
+    nudged : bool
+        True changes the inputs by a relative 1e-15.
+
+    Returns
+    -------
+    Run
     """
     torch.manual_seed(settings.seed)
     width = {} if settings.width is None else {"width": settings.width}
@@ -154,19 +200,54 @@ def train_at_random(
 def reference(
     settings: MeshSettings, path: str | os.PathLike[str], comm: MPI.Intracomm, *, reverse: bool = False
 ) -> Run:
-    """Train the same steps with plain torch, on rank 0 alone. Collective."""
+    """Train the same steps with plain torch, on rank 0 alone. Collective.
+
+    Parameters
+    ----------
+    settings : MeshSettings
+    path : str or os.PathLike
+        File of the samples.
+    comm : mpi4py.MPI.Intracomm
+    reverse : bool
+        As in :func:`train`.
+
+    Returns
+    -------
+    Run
+    """
     own = ProcessGrid(MPI.COMM_SELF)
     return run_on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference of two tensors, relative to the largest number in ``expected``."""
+    """Return the largest difference of two tensors, relative to the largest number in ``expected``.
+
+    Parameters
+    ----------
+    actual : torch.Tensor
+    expected : torch.Tensor
+
+    Returns
+    -------
+    float
+    """
     apart = (actual.double() - expected.double()).abs().max()
     return float(apart / expected.double().abs().max().clamp_min(SMALLEST))
 
 
 def difference(run: Run, reference: Run) -> Difference:
-    """Return the difference between two runs."""
+    """Return the difference between two runs.
+
+    Parameters
+    ----------
+    run : Run
+    reference : Run
+        The run of plain torch.
+
+    Returns
+    -------
+    Difference
+    """
     loss = max(abs(a - b) / abs(b) for a, b in zip(run.losses, reference.losses, strict=True))
     weight = max(relative(run.weights[name], expected) for name, expected in reference.weights.items())
     return Difference(loss, weight)
@@ -175,7 +256,21 @@ def difference(run: Run, reference: Run) -> Difference:
 def compare_mesh(
     settings: MeshSettings, size: tuple[int, int], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
-    """Differences over the grid ``axes``, and of the yardstick, on samples from a file as ``train mesh`` reads them."""
+    """Compare runs over a grid, and with reordered sums, with plain torch, on mesh samples from a file. Collective.
+
+    Parameters
+    ----------
+    settings : MeshSettings
+    size : (int, int)
+        Height and width of the samples.
+    comm : mpi4py.MPI.Intracomm
+    axes : mapping of str to int
+        Size of each grid axis.
+
+    Returns
+    -------
+    list of Difference
+    """
     grid = ProcessGrid(comm, **axes)
     with tempfile.TemporaryDirectory() as own:
         path = Path(comm.bcast(own)) / "synthetic.h5"
@@ -192,7 +287,21 @@ def compare_mesh(
 def compare_at_random(
     settings: common.TrainingSettings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
-    """Differences over the grid ``axes``, and of the yardstick, on random samples."""
+    """Compare runs over a grid, and with changed inputs, with plain torch, on random samples. Collective.
+
+    Parameters
+    ----------
+    settings : common.TrainingSettings
+    size : tuple of int
+        Size of the samples.
+    comm : mpi4py.MPI.Intracomm
+    axes : mapping of str to int
+        Size of each grid axis.
+
+    Returns
+    -------
+    list of Difference
+    """
     grid = ProcessGrid(comm, **axes)
     model = MODELS[settings.model]
     samples = RandomSamples((model.sample[0], *size), 10, model.predicts)

@@ -40,7 +40,7 @@ STATE = {
     "distconv.process.watchdog._wait_sources": "functions from which the watchdog's thread gets more waits",
     "distconv.process.watchdog._stopped": "True once MPI is about to end",
     "distconv.process.watchdog.waits": "the current wait of each thread",
-    "distconv.jobs.planning.package_memory._weights": "what imports of models weighed, where plans are made",
+    "distconv.jobs.planning.package_memory._package_bytes": "what imports of models weighed, where plans are made",
     "distconv.kernels.jacobian.csr._known": "weak: patterns of sparse matrices that live",
     "distconv.kernels.scan.accounting._recordings": "lists of steps that are being written",
     "distconv.kernels.scan.accounting._stage": "the phase of a scan whose steps are being written",

@@ -184,7 +184,7 @@ def _report(
     ratio = max(held) / alone
     print(f"weights, gradients and optimizer state: one rank {alone / MIB:.2f} MiB, ", end="")
     print(f"worst of {len(held)} ranks {max(held) / MIB:.2f} MiB, ratio {ratio:.4f}")
-    print("bytes that rank 0 hands to MPI in one step:")
+    print("bytes that rank 0 passes to MPI in one step:")
     for line in _traffic(traffic):
         print(f"  {line}")
     one, ranks = f"one rank x {threads} thread(s)", f"{grid.size} ranks x {threads} thread(s)"
@@ -203,7 +203,7 @@ def _report(
 def _algorithm(split: LayerStack, grid: ProcessGrid) -> str:
     parts = grid.shape[AXIS]
     if parts == 1:
-        return "weights whole on every rank"
+        return "full weights on every rank"
     chosen = convolution_split(next(m for m in split.model.modules() if isinstance(m, torch.nn.Conv2d)), parts)
     blocks = chosen.blocks
     name = "gather-x" if blocks == 1 else "reduce-y" if blocks == parts else "2-D"

@@ -63,7 +63,21 @@ class Bench:
 
 
 def profile_this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
-    """This machine, profiled for the layer on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD."""
+    """Profile this machine for the layer, on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD.
+
+    Parameters
+    ----------
+    layer : PaperLayer
+    batch : int
+        Samples of a mini-batch.
+    axes : mapping of str to int
+        Size of each grid axis.
+    device : torch.device
+
+    Returns
+    -------
+    Machine
+    """
     comm, op = MPI.COMM_WORLD, as_operation(layer, batch)
     machine = measure_machine("this machine", profile_network(comm, device), comm, device)
 
@@ -80,9 +94,26 @@ def profile_this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int],
 def run(
     name: str, batch: int, axes: Mapping[str, int], device: torch.device, machine: Machine | None
 ) -> dict[str, Any] | None:
-    """Measure over all ranks and on one, taking turns, and print; predicted for ``machine``, or for this one.
+    """Measure a layer over all ranks and on one rank, interleaved, and print it with its prediction.
 
-    Returns the figures on rank 0. Collective over MPI.COMM_WORLD.
+    Collective: call on every rank of MPI.COMM_WORLD.
+
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    batch : int
+        Samples of a mini-batch.
+    axes : mapping of str to int
+        Size of each grid axis.
+    device : torch.device
+    machine : Machine or None
+        Machine of the prediction. None: this machine, which is profiled first.
+
+    Returns
+    -------
+    dict or None
+        Results on rank 0, None elsewhere.
     """
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
     grid = ProcessGrid(comm, **axes)

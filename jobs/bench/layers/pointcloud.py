@@ -121,7 +121,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_batch(options: argparse.Namespace, resolution: int, keep: float) -> VoxelBatch:
-    """Return the voxels of the first embedded shapes."""
+    """Return the voxels of the first embedded shapes.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    resolution : int
+        Voxels along each side.
+    keep : float
+        Fraction of the points that is kept.
+
+    Returns
+    -------
+    VoxelBatch
+    """
     return voxel_batch(
         Shapes(options.batch, CACHED_POINTS), range(options.batch), VoxelRecipe(resolution, keep=keep), 0
     )
@@ -132,7 +146,20 @@ def make_step(
 ) -> Callable[[], torch.Tensor]:
     """Return a function that takes a training step of a variant, from the same weights, and returns its loss.
 
-    Over the samples of ``grid`` if there is one; then making it and taking it are collective.
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    resolution : int
+        Voxels along each side.
+    name : str
+        Variant.
+    grid : ProcessGrid, optional
+        Grid that splits the samples. Then the call, and each step, is collective.
+
+    Returns
+    -------
+    callable
     """
     sparse, dense = NETWORKS[options.model]
     torch.manual_seed(0)

@@ -85,17 +85,16 @@ def run(options: argparse.Namespace) -> int:
         what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
         print(report.heading(f"{what}, {torch.get_num_threads()} thread(s), sequential: {loop}"))
         names = "".join(f"{way.value:>12}" for way in WAYS)
-        print(f"least ms of {options.rounds} turns")
+        print(f"minimum of {options.rounds} repetitions, ms")
         print(f"{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest")
     with ProcessGrid(comm, w=comm.size) as grid:
         cells = [_cell(options, grid, device, steps, batch) for steps in options.steps for batch in options.batch]
-    judged = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
-    good = sum(ratio <= NEAR for ratio in judged)
+    ratios = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
+    good = sum(ratio <= NEAR for ratio in ratios)
     if comm.rank == 0:
-        print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(judged)} cells")
-        report.print_json(
-            {"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}, options.json
-        )
+        print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(ratios)} cells")
+        results = {"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}
+        report.print_json(results, options.json)
     return 0
 
 

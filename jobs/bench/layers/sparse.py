@@ -103,7 +103,22 @@ def surface(resolution: int) -> torch.Tensor:
 
 
 def variants(resolution: int, channels: int, names: tuple[str, ...]) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return a function for each variant that takes a step with the same values and returns the weight gradient."""
+    """Return a function for each variant that takes a step with the same values and returns the weight gradient.
+
+    Parameters
+    ----------
+    resolution : int
+        Voxels along each side.
+    channels : int
+        Input and output channels.
+    names : tuple of str
+        Names of the variants.
+
+    Returns
+    -------
+    dict of str to callable
+        A function for each name.
+    """
     torch.manual_seed(0)
     coords = surface(resolution)
     features, gradient = torch.randn(len(coords), channels), torch.randn(len(coords), channels)
@@ -134,7 +149,19 @@ def _weights_gradient(
 
 
 def dense_bytes(resolution: int, channels: int) -> int:
-    """Return the bytes of dense input, output and their gradients in float32, a lower bound."""
+    """Return the bytes of dense input, output and their gradients in float32, a lower bound.
+
+    Parameters
+    ----------
+    resolution : int
+        Voxels along each side.
+    channels : int
+        Input and output channels.
+
+    Returns
+    -------
+    int
+    """
     return 4 * 4 * channels * resolution**3
 
 

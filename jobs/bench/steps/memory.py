@@ -97,7 +97,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = False) -> Peak:
-    """Training on random samples over ``grid``; ``split``: with the optimizer's state. Collective."""
+    """Train a few steps on random samples and measure the memory of this rank. Collective.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    grid : ProcessGrid
+    split : bool
+        True splits the optimizer's state over the ranks.
+
+    Returns
+    -------
+    Peak
+    """
     before = peak_memory_bytes()
     model = parallelize(model_options.make_model(options), grid)
     make, slots = OPTIMIZERS[options.optimizer]
@@ -115,9 +128,22 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
 
 
 def predict_memory(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
-    """Predict the memory of a rank of a grid with these axes, as ``distconv plan`` does for a training.
+    """Predict the memory of a rank of a grid, as ``distconv plan`` does for a training.
 
-    ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    axes : mapping of str to int
+        Size of each grid axis.
+    ranks : int
+    before : int
+        Bytes of the process before its model is built. This command has loaded the planner's libraries, which a
+        training does not need.
+
+    Returns
+    -------
+    ProcessMemory
     """
     machine = Machine.load("localhost")
     graph = trace(model_options.make_model(options), model_options.batch_shape(options))

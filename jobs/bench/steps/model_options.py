@@ -25,9 +25,19 @@ CPU = torch.device("cpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch: int, *, own: bool = False) -> None:
-    """``--model``, ``--width``, ``--size``, ``--batch`` and ``--grid``, with these defaults.
+    """Add ``--model``, ``--width``, ``--size``, ``--batch`` and ``--grid``.
 
-    ``own``: with any model, as package.module:factory, too, and with ``--input`` and ``--classes``.
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    model : str
+        Default of ``--model``.
+    size : int
+        Default of ``--size``.
+    batch : int
+        Default of ``--batch``.
+    own : bool
+        True also accepts a user's model, as package.module:factory, with ``--input`` and ``--classes``.
     """
     if own:
         parser.add_argument(
@@ -71,7 +81,19 @@ def batch_shape(options: argparse.Namespace) -> tuple[int, ...]:
 
 
 def random_label_loss(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
-    """Return the loss of the model's output with random labels."""
+    """Return the loss of the model's output with random labels.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    y : DistTensor
+        Output of the model.
+
+    Returns
+    -------
+    torch.Tensor
+    """
     if y.shape[1] > 1:  # a class for each sample, or for each of its positions
         shape = (y.shape[0], *y.shape[2:])
         axes = tuple(axis for dim, axis in enumerate(default_axes(None, y.dim())) if dim != 1)

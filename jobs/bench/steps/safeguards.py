@@ -41,7 +41,7 @@ examples:
   mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
 """
 
-STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step beside an asynchronous save", "raw file write"
+STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step during an asynchronous save", "raw file write"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

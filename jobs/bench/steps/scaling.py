@@ -136,9 +136,7 @@ def _report(
             print(report.comparison_row(rows[name][ranks]))
     _print_predictions(predicted)
     if scaling.profile_end is not None:
-        print(
-            f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times"
-        )
+        print(f"beyond {scaling.profile_end} ranks layers were not measured: their times are estimated by the roofline")
     figures: dict[str, Any] = {
         "measured": {name: {ranks: row.as_json() for ranks, row in row_of.items()} for name, row_of in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in row_of.items()} for name, row_of in predicted.items()},
@@ -146,7 +144,7 @@ def _report(
     report.print_json(figures, options.json)
     if options.plot is not None:
         picture.draw_measured(options.plot, scaling, times, what)
-        print(f"picture: {options.plot}")
+        print(f"figure: {options.plot}")
 
 
 def _grid(plan: Plan) -> str:

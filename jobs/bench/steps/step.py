@@ -167,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
             bytes_moved[str(size)] = moved
             median[str(size)] = medians(times)
             _print(size, times)
-            print(f"all ranks hand {moved['messages']:,} bytes to messages in a step, {moved['sums']:,} to sums")
+            print(f"all ranks send {moved['messages']:,} bytes in messages in a step, {moved['sums']:,} in all-reduces")
     if world.rank == 0:
         report.print_json({"median_s": median, "moved_bytes": bytes_moved}, options.json)
     return 0
@@ -180,5 +180,6 @@ def _print(size: int, times: dict[str, list[float]]) -> None:
     for a, b in ((ranks, fastest), (captured, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(
-            f"{a} / {b}: {statistics.median(pairs):.3f} (turn by turn {min(pairs):.3f} to {max(pairs):.3f})", flush=True
+            f"{a} / {b}: {statistics.median(pairs):.3f} (per repetition {min(pairs):.3f} to {max(pairs):.3f})",
+            flush=True,
         )

@@ -63,7 +63,25 @@ KINDS = {
 
 
 def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """Return the model and its input (batch, channels, size, size), float32, seeded."""
+    """Return the model and its input (batch, channels, size, size), float32, seeded.
+
+    Parameters
+    ----------
+    kind : str
+        Type of the layers.
+    size : int
+        Height and width of the sample.
+    channels : int
+        Input and output channels.
+    layers : int
+        Number of layers.
+    batch : int
+        Samples of a mini-batch.
+
+    Returns
+    -------
+    (torch.nn.Module, torch.Tensor)
+    """
     torch.manual_seed(0)
     make: Callable[[], nn.Module] = {
         "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),
@@ -74,7 +92,13 @@ def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple
 
 
 def step(model: nn.Module, x: torch.Tensor) -> None:
-    """Forward and backward to the weights."""
+    """Run forward and backward, with gradients of the weights.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    x : torch.Tensor
+    """
     for parameter in model.parameters():
         parameter.grad = None
     model(x).sum().backward()

@@ -67,7 +67,16 @@ def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -
 
 @kernel
 def gather_row(corner_force: Floats, j: int, force: Floats) -> None:
-    """Set ``force`` (W+1) to the sum of the corner forces (4, H, W) of the cells around each node of row ``j``."""
+    """Set ``force`` (W+1) to the sum of the corner forces (4, H, W) of the cells around each node of row ``j``.
+
+    Parameters
+    ----------
+    corner_force : numpy.ndarray
+    j : int
+        Row of cells.
+    force : numpy.ndarray
+        Receives the result.
+    """
     height, width = corner_force.shape[1], corner_force.shape[2]
     force[:] = 0.0
     if j < height:
@@ -84,7 +93,21 @@ def gather_row(corner_force: Floats, j: int, force: Floats) -> None:
 
 @kernel
 def gather_forces(fx: Floats, fy: Floats, j: int, force_x: Floats, force_y: Floats) -> None:
-    """Set ``force_x, force_y`` to the forces on the nodes of row ``j``. Slip walls take up the normal force."""
+    """Set ``force_x, force_y`` to the forces on the nodes of row ``j``. Slip walls take up the normal force.
+
+    Parameters
+    ----------
+    fx : numpy.ndarray
+        Corner forces along x (4, H, W).
+    fy : numpy.ndarray
+        Corner forces along y (4, H, W).
+    j : int
+        Row of nodes.
+    force_x : numpy.ndarray
+        Receives the forces along x (W+1).
+    force_y : numpy.ndarray
+        Receives the forces along y (W+1).
+    """
     gather_row(fx, j, force_x)
     gather_row(fy, j, force_y)
     force_x[0] = 0.0

@@ -20,7 +20,20 @@ __all__ = ["corner_forces", "viscous_forces"]
 
 @kernel
 def set_pressure_row(state: HydroState, gas: Gas, fx: Floats, fy: Floats, j: int) -> None:
-    """Set the corner forces of row ``j`` to the pressure of an ideal gas times dV/dx of the corner."""
+    """Set the corner forces of row ``j`` to the pressure of an ideal gas times dV/dx of the corner.
+
+    Parameters
+    ----------
+    state : HydroState
+    gas : Gas
+        Constants of the run.
+    fx : numpy.ndarray
+        Receives the forces along x (4, H, W).
+    fy : numpy.ndarray
+        Receives the forces along y (4, H, W).
+    j : int
+        Row of cells.
+    """
     x, y, _, _, energy = state
     mass, gamma = gas.mass, gas.gamma
     k = j + 1
@@ -49,6 +62,20 @@ def add_hourglass_row(state: HydroState, gas: Gas, damping: float, fx: Floats, f
     to linear fields. The last factor bounds the force in cells of any shape.
 
     Source: Flanagan, Belytschko, Int. J. Numer. Meth. Eng. 17 (1981), viscous form.
+
+    Parameters
+    ----------
+    state : HydroState
+    gas : Gas
+        Constants of the run.
+    damping : float
+        Dimensionless coefficient.
+    fx : numpy.ndarray
+        Corner forces along x (4, H, W).
+    fy : numpy.ndarray
+        Corner forces along y (4, H, W).
+    j : int
+        Row of cells.
     """
     x, y, u, v, energy = state
     mass, gamma = gas.mass, gas.gamma
@@ -87,6 +114,20 @@ def add_subzone_row(state: HydroState, gas: Gas, merit: float, fx: Floats, fy: F
     A density would not.
 
     Source: Caramana, Shashkov, J. Comput. Phys. 142 (1998).
+
+    Parameters
+    ----------
+    state : HydroState
+    gas : Gas
+        Constants of the run.
+    merit : float
+        Dimensionless coefficient.
+    fx : numpy.ndarray
+        Corner forces along x (4, H, W).
+    fy : numpy.ndarray
+        Corner forces along y (4, H, W).
+    j : int
+        Row of cells.
     """
     x, y, _, _, energy = state
     mass, gamma, fraction = gas.mass, gas.gamma, gas.fraction

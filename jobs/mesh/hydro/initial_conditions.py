@@ -72,7 +72,15 @@ class Sketch:
         return 2.0 * field
 
     def add_stream(self, stream: Floats, speed: float) -> None:
-        """Add the flow of a stream function that is zero at the walls, scaled to a root mean square ``speed``."""
+        """Add the flow of a stream function that is zero at the walls, scaled to a root mean square ``speed``.
+
+        Parameters
+        ----------
+        stream : numpy.ndarray
+            Stream function on the nodes (S+1, S+1).
+        speed : float
+            Root mean square of the added velocity.
+        """
         slope_y, slope_x = np.gradient(stream, 1.0 / CELLS_PER_UNIT)
         scale = speed / max(float(np.sqrt(np.mean(slope_x**2 + slope_y**2))), 1e-12)
         self.u += scale * slope_y
@@ -99,7 +107,18 @@ class Sketch:
         field[window] += amount * np.exp(-squared / radius**2)
 
     def disc(self, centre: Floats, radius: float) -> Floats:
-        """Return a field that is 1 inside a disc and 0 outside, with a transition of about three cells."""
+        """Return a field that is 1 inside a disc and 0 outside, with a transition of about three cells.
+
+        Parameters
+        ----------
+        centre : numpy.ndarray
+            Center (x, y).
+        radius : float
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         distance = np.hypot(self.x - centre[0], self.y - centre[1])
         inside: Floats = 0.5 * (1.0 - np.tanh((distance - radius) * CELLS_PER_UNIT / 1.5))
         return inside
@@ -111,7 +130,19 @@ class Sketch:
 
 
 def spline_basis(size: int, intervals: int) -> Floats:
-    """Return uniform cubic B-splines (S+1, intervals + 3) at the S+1 equidistant points of a line."""
+    """Return uniform cubic B-splines (S+1, intervals + 3) at the S+1 equidistant points of a line.
+
+    Parameters
+    ----------
+    size : int
+        S.
+    intervals : int
+        Number of intervals of the splines.
+
+    Returns
+    -------
+    numpy.ndarray
+    """
     position = np.linspace(0.0, intervals, size + 1)[:, None] - np.arange(-1, intervals + 2)[None, :]
     distance = np.abs(position)
     near = 2.0 / 3.0 - distance**2 * (1.0 - 0.5 * distance)
@@ -120,7 +151,17 @@ def spline_basis(size: int, intervals: int) -> Floats:
 
 
 def sound_pressure(sketch: Sketch, speed: float) -> float:
-    """Return the pressure at which gas of unit density and ``speed`` has a Mach number drawn from 0.5 to 1.2."""
+    """Return the pressure at which gas of unit density and ``speed`` has a Mach number drawn from 0.5 to 1.2.
+
+    Parameters
+    ----------
+    sketch : Sketch
+    speed : float
+
+    Returns
+    -------
+    float
+    """
     mach = sketch.rng.uniform(0.5, 1.2)
     return float(speed**2 / (sketch.gamma.flat[0] * mach**2))
 

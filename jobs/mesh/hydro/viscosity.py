@@ -30,6 +30,18 @@ def openness(before: Edge, edge: Edge, after: Edge) -> float:
     """Return 1 - psi of an edge: 0 in linear flow, 1 where the velocity changes abruptly.
 
     psi compares the velocity gradients of the edges before and after it on the mesh line with its own.
+
+    Parameters
+    ----------
+    before : tuple
+        Previous edge on the mesh line.
+    edge : tuple
+    after : tuple
+        Next edge on the mesh line.
+
+    Returns
+    -------
+    float
     """
     dx, dy, du, dv = edge
     along = before[0] * dx + before[1] * dy
@@ -49,7 +61,17 @@ def openness(before: Edge, edge: Edge, after: Edge) -> float:
 
 @kernel
 def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> None:
-    """Set ``result`` to 1 - psi of a row of edges."""
+    """Set ``result`` to 1 - psi of a row of edges.
+
+    Parameters
+    ----------
+    before : tuple
+        Previous edges on their mesh lines.
+    edge : tuple
+    after : tuple
+        Next edges on their mesh lines.
+    result : numpy.ndarray
+    """
     bx, by, bu, bv = before
     x, y, u, v = edge
     ax, ay, au, av = after
@@ -59,7 +81,22 @@ def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> No
 
 @kernel
 def edge_row(edges: Floats, j: int, first: int, count: int) -> Edges:
-    """Return ``count`` edges of row ``j`` of an array (4, rows, columns), from column ``first`` on."""
+    """Return ``count`` edges of row ``j`` of an array (4, rows, columns), from column ``first`` on.
+
+    Parameters
+    ----------
+    edges : numpy.ndarray
+    j : int
+        Row.
+    first : int
+        First column.
+    count : int
+        Number of edges.
+
+    Returns
+    -------
+    tuple
+    """
     last = first + count
     return edges[0, j, first:last], edges[1, j, first:last], edges[2, j, first:last], edges[3, j, first:last]
 
@@ -97,7 +134,13 @@ def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> 
 
 @kernel
 def edge_openness(state: HydroState, result: Openness) -> None:
-    """Fill ``result`` with 1 - psi of all edges of ``state``."""
+    """Fill ``result`` with 1 - psi of all edges of ``state``.
+
+    Parameters
+    ----------
+    state : HydroState
+    result : Openness
+    """
     along_x, along_y = result
     height, width = state.energy.shape
     across, up = np.empty((4, height + 1, width + 2)), np.empty((4, height + 2, width + 1))

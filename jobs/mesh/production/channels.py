@@ -86,7 +86,19 @@ def sample_channels(state: HydroState, gas: Gas, coefficients: Coefficients) -> 
 
 
 def fill_thermodynamics(result: Singles, energy: Floats, gas: Gas, volume: Floats) -> None:
-    """Set channels 0 to 4."""
+    """Set channels 0 to 4.
+
+    Parameters
+    ----------
+    result : numpy.ndarray
+        Channels (18, H, W).
+    energy : numpy.ndarray
+        Specific internal energy of each cell.
+    gas : Gas
+        Constants of the run.
+    volume : numpy.ndarray
+        Area of each cell.
+    """
     density = gas.mass / volume
     result[0] = np.log(density)
     result[1] = np.log((gas.gamma - 1.0) * density * energy)
@@ -96,7 +108,17 @@ def fill_thermodynamics(result: Singles, energy: Floats, gas: Gas, volume: Float
 
 
 def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) -> None:
-    """Set channels 14 to 17, named as in Robinson, Finite Elements in Analysis and Design 3 (1987)."""
+    """Set channels 14 to 17, named as in Robinson, Finite Elements in Analysis and Design 3 (1987).
+
+    Parameters
+    ----------
+    result : numpy.ndarray
+        Channels (18, H, W).
+    x : tuple of numpy.ndarray
+        Coordinates of the four corners of each cell.
+    y : tuple of numpy.ndarray
+        Coordinates of the four corners of each cell.
+    """
     edges = [np.hypot(x[(c + 1) % 4] - x[c], y[(c + 1) % 4] - y[c]) for c in range(4)]
     ix, iy = 0.5 * (x[1] + x[2] - x[0] - x[3]), 0.5 * (y[1] + y[2] - y[0] - y[3])
     jx, jy = 0.5 * (x[2] + x[3] - x[0] - x[1]), 0.5 * (y[2] + y[3] - y[0] - y[1])
@@ -109,7 +131,21 @@ def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) ->
 
 
 def viscous_heating(state: HydroState, gas: Gas, coefficients: Coefficients, volume: Floats) -> Floats:
-    """Return the power of the artificial viscosity per area (H, W), which is not negative."""
+    """Return the power of the artificial viscosity per area (H, W), which is not negative.
+
+    Parameters
+    ----------
+    state : HydroState
+    gas : Gas
+        Constants of the run.
+    coefficients : Coefficients
+    volume : numpy.ndarray
+        Area of each cell.
+
+    Returns
+    -------
+    numpy.ndarray
+    """
     height, width = gas.mass.shape
     openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
     fx, fy = np.empty((4, height, width)), np.empty((4, height, width))

@@ -76,7 +76,19 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
 
 
 def alternate_families(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
-    """Return the samples of a split as (run, number in the run), alternating between the families."""
+    """Return the samples of a split as (run, number in the run), alternating between the families.
+
+    Parameters
+    ----------
+    parts : RunFolder
+        Finished runs.
+    wanted : list of RunStream
+        Streams of the split.
+
+    Returns
+    -------
+    Chosen
+    """
     each = [[(run, n) for run, taken in parts.used_runs(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
@@ -128,7 +140,18 @@ def summarise(
 def write_datasets(
     file: h5py.File, recipe: MeshRecipe, parts: RunFolder, chosen: list[Chosen], summary: Summary
 ) -> None:
-    """Write all attributes and datasets."""
+    """Write all attributes and datasets.
+
+    Parameters
+    ----------
+    file : h5py.File
+    recipe : MeshRecipe
+    parts : RunFolder
+        Finished runs.
+    chosen : list of Chosen
+        Samples of each split.
+    summary : Summary
+    """
     kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
     file.attrs["recipe"] = json.dumps(asdict(recipe))
     file.attrs["summary"] = json.dumps(kept)
@@ -147,7 +170,18 @@ def write_datasets(
 
 
 def write_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen: Chosen) -> None:
-    """Write the samples of one split to its group."""
+    """Write the samples of one split to its group.
+
+    Parameters
+    ----------
+    group : h5py.Group
+        ``train`` or ``test``.
+    recipe : MeshRecipe
+    parts : RunFolder
+        Finished runs.
+    chosen : Chosen
+        Samples of the split.
+    """
     count, side = len(chosen), recipe.size
     tile = min(64, max(8, side // 4))
     arrays = {

@@ -176,6 +176,14 @@ def perform_runs(
 
 
 def show_progress(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:
-    """Show the progress of the current run, which may take hours."""
+    """Show the progress of the current run, which may take hours.
+
+    Parameters
+    ----------
+    bar : tqdm.tqdm
+    name : str
+        Name of the run.
+    hydro : Hydro
+    """
     bar.set_postfix_str(f"{name}: t = {hydro.time:.3f}, step {hydro.steps}", refresh=False)
     bar.update(0)

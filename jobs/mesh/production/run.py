@@ -140,7 +140,23 @@ class Candidate:
 
 
 def run_seed(seed: int, split: int, family: int, index: int) -> np.random.SeedSequence:
-    """Return the seed of a run, independent of the seeds of other splits, families and indices."""
+    """Return the seed of a run, independent of the seeds of other splits, families and indices.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data set.
+    split : int
+        Index of the split.
+    family : int
+        Index of the family.
+    index : int
+        Index of the run.
+
+    Returns
+    -------
+    numpy.random.SeedSequence
+    """
     return np.random.SeedSequence(seed, spawn_key=(split, family, index))
 
 
@@ -207,7 +223,17 @@ def perform_run(
 
 
 def take_candidate(hydro: Hydro, criteria: Criteria) -> Candidate:
-    """Return the solver's current state as a candidate."""
+    """Return the solver's current state as a candidate.
+
+    Parameters
+    ----------
+    hydro : Hydro
+    criteria : Criteria
+
+    Returns
+    -------
+    Candidate
+    """
     record = np.full(hydro.gas.mass.shape, 2.0, np.float32)
     lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
     sound = float(np.mean(record < criteria.bad)) < criteria.most_bad
@@ -215,7 +241,18 @@ def take_candidate(hydro: Hydro, criteria: Criteria) -> Candidate:
 
 
 def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[Hydro], None] | None) -> None:
-    """Advance to time ``end``, and lower ``records`` to the smallest Jacobian of each cell over all steps."""
+    """Advance to time ``end``, and lower ``records`` to the smallest Jacobian of each cell over all steps.
+
+    Parameters
+    ----------
+    hydro : Hydro
+    end : float
+        Simulated time.
+    records : list of numpy.ndarray
+        Smallest Jacobians so far, of each pending candidate.
+    watch : callable or None
+        Called after each step.
+    """
     here = np.full_like(records[0], 2.0)
     while hydro.time < end:
         hydro.step(end)
@@ -227,7 +264,18 @@ def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[H
 
 
 def label_candidate(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> LabelledSnapshot:
-    """Return the labelled snapshot of an accepted candidate."""
+    """Return the labelled snapshot of an accepted candidate.
+
+    Parameters
+    ----------
+    hydro : Hydro
+    candidate : Candidate
+    criteria : Criteria
+
+    Returns
+    -------
+    LabelledSnapshot
+    """
     assert candidate.state is not None
     label = (candidate.record < criteria.threshold).astype(np.uint8)
     return LabelledSnapshot(

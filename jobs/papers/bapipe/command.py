@@ -119,7 +119,20 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 
 def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> Rows:
-    """Speedups over data parallelism of 64 samples per GPU, ours and the paper's."""
+    """Print the speed-ups over data parallelism with 64 samples per GPU, ours and the paper's.
+
+    Parameters
+    ----------
+    machine : Machine
+    link : float or None
+        Bandwidth between GPUs, in bytes/s. None: fitted.
+    neighbours : float or None
+        Bandwidth between consecutive stages, in bytes/s. None: ``link``.
+
+    Returns
+    -------
+    list of dict
+    """
     if link is None:
         here = fitted_machine(machine)
     else:
@@ -183,7 +196,23 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
 def throughput(
     profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int
 ) -> float:
-    """Samples per second; 16 GB or not, the paper ran it."""
+    """Return the samples per second, without a check of the memory limit: the paper ran all settings.
+
+    Parameters
+    ----------
+    profile : ProfileOf
+    machine : Machine
+    gpus : int
+        Number of GPUs.
+    schedule : str
+    microbatches : int
+    size : int
+        Samples of a micro-batch.
+
+    Returns
+    -------
+    float
+    """
     batch = microbatches * size
     exploration = explore(
         profile, machine, gpus, batch, microbatches=[microbatches], schedules=[schedule], memory=float(1 << 60)
@@ -192,7 +221,19 @@ def throughput(
 
 
 def pipedream_rate(profile: ProfileOf, machine: Machine, gpus: int) -> float:
-    """Samples per second of PipeDream's own partition for mini-batches of 64 samples, by its own cost."""
+    """Return the samples per second of PipeDream's partition for mini-batches of 64 samples, by its own cost model.
+
+    Parameters
+    ----------
+    profile : ProfileOf
+    machine : Machine
+    gpus : int
+        Number of GPUs.
+
+    Returns
+    -------
+    float
+    """
     stages = partition(profile(GPU_BATCH), gpus, machine.node.bandwidth_bytes_per_s, "pipedream")
     return GPU_BATCH / stages.time
 

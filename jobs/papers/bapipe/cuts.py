@@ -37,7 +37,20 @@ def cuts_table(machine: Machine) -> Rows:
 
 
 def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
-    """Return a row of the table."""
+    """Return a row of the table.
+
+    Parameters
+    ----------
+    model : str
+    setting : ExplorationContext
+        Machine and numbers of micro-batches.
+    name : str
+        Name of the row.
+
+    Returns
+    -------
+    dict
+    """
     stages = setting.pipeline_candidate(name, 1, MICROBATCHES)
     # There are more layers than GPUs.
     assert stages is not None
@@ -51,7 +64,19 @@ def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str
 
 
 def simulated(stages: PipelineCandidate, cuts: list[int]) -> float:
-    """Seconds of a mini-batch on one pipeline."""
+    """Simulate a mini-batch on one pipeline.
+
+    Parameters
+    ----------
+    stages : PipelineCandidate
+    cuts : list of int
+        Split points.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     (kinds,) = stages.pipelines
     forward, backward, transfer = stages.costs(cuts, kinds)
     order = schedule(stages.schedule, stages.count, stages.microbatches)

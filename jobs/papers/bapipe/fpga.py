@@ -62,13 +62,35 @@ class FpgaConvolution:
     weights: int
 
     def seconds(self, board: Machine, fetched: float) -> tuple[float, float]:
-        """Forward and backward where a share ``fetched`` of the weights comes from DDR for each sample."""
+        """Return the seconds of forward and backward.
+
+        Parameters
+        ----------
+        board : Machine
+            Board that computes the layer.
+        fetched : float
+            Fraction of the weights that is read from DDR for each sample.
+
+        Returns
+        -------
+        (float, float)
+        """
         roofline, moved = board.compute[0].roofline, fetched * self.weights
         forward = roofline.time(self.forward_flops, FP16_BYTES * (self.outputs + moved), self.outputs)
         return forward, roofline.time(self.backward_flops, FP16_BYTES * (self.inputs + 3 * moved), self.outputs)
 
     def layer(self, board: Machine, fetched: float) -> Layer:
-        """For a profile of one sample."""
+        """Return the layer's entry in a profile of one sample.
+
+        Parameters
+        ----------
+        board, fetched
+            As in :meth:`seconds`.
+
+        Returns
+        -------
+        Layer
+        """
         return Layer(self.name, *self.seconds(board, fetched), FP16_BYTES * self.outputs, FP16_BYTES * self.weights)
 
 
@@ -125,7 +147,21 @@ def _convolution(op: Operation) -> FpgaConvolution:
 def parallel_time(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
 ) -> float:
-    """Return the seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
+    """Return the seconds of a mini-batch that boards share.
+
+    Parameters
+    ----------
+    network : sequence of FpgaConvolution
+    boards : sequence of Machine
+    fetched : float
+        As in :meth:`FpgaConvolution.seconds`.
+    equal : bool
+        True shares the samples equally. Otherwise in proportion to the boards' speed.
+
+    Returns
+    -------
+    float
+    """
     times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
     weights = FP16_BYTES * sum(layer.weights for layer in network)
     summed = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
@@ -136,7 +172,17 @@ def parallel_time(
 def piped(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine]
 ) -> tuple[Exploration, list[float], dict[str, float]]:
-    """Return BaPipe's exploration, the fraction of each stage's weights on chip, and seconds of each schedule."""
+    """Return BaPipe's exploration, the fraction of each stage's weights on chip, and seconds of each schedule.
+
+    Parameters
+    ----------
+    network : sequence of FpgaConvolution
+    boards : sequence of Machine
+
+    Returns
+    -------
+    (Exploration, list of float, dict of str to float)
+    """
     kept, best = [1.0] * len(boards), None
     for _ in range(ROUNDS):
         profile, devices = _stages(network, boards, kept)

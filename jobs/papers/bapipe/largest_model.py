@@ -44,7 +44,22 @@ def table_iv(machine: Machine) -> Rows:
 
 
 def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
-    """Return the table for so many GPUs of ``memory`` bytes each."""
+    """Return the rows of the table for GPUs with a memory limit.
+
+    Parameters
+    ----------
+    machine : Machine
+    memory : float
+        Bytes per GPU.
+    why : str
+        Note printed with the limit.
+    counts : sequence of int
+        Numbers of GPUs.
+
+    Returns
+    -------
+    list of dict
+    """
     print(f"\nTable IV: layers (parameters) of the largest GNMT-L in {memory / 1e9:.2f} GB{why}; ours | paper's")
     print(f"{'':<11}" + "".join(f"{f'{gpus} GPU(s)':<28}" for gpus in counts))
     rows: Rows = []

@@ -38,7 +38,18 @@ def vgg16() -> nn.Module:
 
 
 def images(model: nn.Module, machine: Machine) -> ProfileOf:
-    """Profiles of a network for images."""
+    """Return the profiles of a network for images.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    machine : Machine
+
+    Returns
+    -------
+    ProfileOf
+        Returns the profile for a number of samples.
+    """
     return lambda samples: predicted_profile(trace(model, (samples, *IMAGE)), machine)
 
 
@@ -52,7 +63,20 @@ def networks(machine: Machine) -> dict[str, ProfileOf]:
 
 
 def gnmt(layers: int, samples: int, machine: Machine) -> Profile:
-    """GNMT with ``layers`` LSTM layers for ``samples`` sentences in each language."""
+    """Return the profile of GNMT.
+
+    Parameters
+    ----------
+    layers : int
+        Number of LSTM layers.
+    samples : int
+        Sentences in each language.
+    machine : Machine
+
+    Returns
+    -------
+    Profile
+    """
     network = _Recurrent(samples, machine.compute[0].roofline)
     source = network.embedding("source")
     for index in range(1, layers // 2 + 1):

@@ -51,18 +51,53 @@ def _paper(name: str) -> float:
 
 
 def closed_form(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
-    """Return the seconds of a mini-batch."""
+    """Return the seconds of a mini-batch by the paper's closed form.
+
+    Parameters
+    ----------
+    name : str
+        Schedule.
+    transfer : float
+        Seconds of a message.
+    microbatches : int
+
+    Returns
+    -------
+    float
+    """
     equal = [FORWARD] * STAGES, [BACKWARD] * STAGES, [transfer] * (STAGES - 1)
     return minibatch_time(name, *equal, microbatches)
 
 
 def simulated(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
-    """The same by events."""
+    """Return the seconds of a mini-batch by simulation.
+
+    Parameters
+    ----------
+    name, transfer, microbatches
+        As in :func:`closed_form`.
+
+    Returns
+    -------
+    float
+    """
     return simulate(schedule(name, STAGES, microbatches), FORWARD, BACKWARD, transfer=transfer).makespan
 
 
 def longest_hidden(name: str, time: Callable[[str, float, int], float]) -> float:
-    """Return the longest transfer with which more micro-batches take F + B each, by bisection."""
+    """Return the longest transfer with which more micro-batches take F + B each, by bisection.
+
+    Parameters
+    ----------
+    name : str
+        Schedule.
+    time : callable
+        Seconds of a mini-batch: :func:`closed_form` or :func:`simulated`.
+
+    Returns
+    -------
+    float
+    """
     low, high = 0.0, 4 * (FORWARD + BACKWARD)
     while high - low > _PRECISION:
         middle = (low + high) / 2

@@ -42,7 +42,23 @@ PUBLISHED = (2.6, 1.9)
 
 
 def table(path: Path, iterations: int, batch: int, width: int) -> Rows:
-    """Print top 1 and top 5 of both from each seed, and what PipeDream loses seed by seed."""
+    """Print top 1 and top 5 of both from each seed, and what PipeDream loses seed by seed.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Data set.
+    iterations : int
+        Number of training iterations.
+    batch : int
+        Samples of a mini-batch.
+    width : int
+        Channels of the first layer.
+
+    Returns
+    -------
+    list of dict
+    """
     lost: list[list[float]] = []
     print(f"\nFigure 12, VGG-16-BN of width {width} on {path.name}, {iterations} iterations of {batch}, Adam {RATE:g}")
     print(f"{'seed':>4}" + "".join(f"{name:>20}" for name in SCHEDULES) + "  top 1 and top 5, %")
@@ -68,7 +84,16 @@ def table(path: Path, iterations: int, batch: int, width: int) -> Rows:
 
 
 def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
-    """Train with the numbers of ``schedule``: of four stages with stashed weights, or of none."""
+    """Train with the schedule's numbers of stages: four with stashed weights, or one.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    schedule : str
+        One of ``SCHEDULES``.
+    data : sequence of Batch
+        Batches.
+    """
     pipelined = schedule == "pipedream"
     stages = split(model, CUTS) if pipelined else [model]
     pipe = SerialPipeline(stages, F.cross_entropy, lambda parameters: torch.optim.Adam(parameters, RATE), schedule)
@@ -81,7 +106,18 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
 
 @torch.no_grad()
 def accuracies(model: nn.Module, data: Sequence[Batch]) -> tuple[float, float]:
-    """Return the top-1 and top-5 accuracy of ``model``, as fractions."""
+    """Return the top-1 and top-5 accuracy of ``model``, as fractions.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    data : sequence of Batch
+        Batches.
+
+    Returns
+    -------
+    (float, float)
+    """
     model.eval()
     first, five = 0, 0
     for images, labels in data:

@@ -108,7 +108,19 @@ TABLES: Mapping[str, Sequence[EpochSetting]] = {
 
 
 def table(name: str, settings: Sequence[EpochSetting], device: torch.device = CPU) -> Rows:
-    """Print a row for each setting: seconds of an epoch on ``device``, and how much faster the scan is than BP."""
+    """Print a row for each setting: seconds of an epoch, and the speed-up of the scan over BP.
+
+    Parameters
+    ----------
+    name : str
+        Name of the table.
+    settings : sequence of EpochSetting
+    device : torch.device
+
+    Returns
+    -------
+    list of dict
+    """
     on = f"{torch.get_num_threads()} thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
     print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {on}')}")
     print("least of 3 to 50 steps, times as many as an epoch has; ratios: baseline / BPPSA; the paper's are a V100's")
@@ -142,6 +154,23 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
 def ratios(forward: float, baseline: float, scan_forward: float, scan: float) -> tuple[float, float]:
     """Return the speed-ups of the scan's epoch and of its backward passes; NaN where these took no time.
 
+    Parameters
+    ----------
+    forward : float
+        Seconds of BP's forward passes.
+    baseline : float
+        Seconds of BP's backward passes.
+    scan_forward : float
+        Seconds of the scan's forward passes.
+    scan : float
+        Seconds of the scan's backward passes.
+
+    Returns
+    -------
+    (float, float)
+
+    Examples
+    --------
     >>> ratios(1.66, 3.71, 2.1, 2.94)
     (1.2619047619047619, 2.4404761904761907)
     """
@@ -152,9 +181,22 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
 def step_of(
     setting: EpochSetting, method: str, device: torch.device = CPU, *, back: bool = True, graph: bool = False
 ) -> Callable[[], object]:
-    """Return a function that takes a training step by ``method``; without ``back``, its forward pass and loss.
+    """Return a function that takes a training step.
 
-    ``graph``: forward and backward pass are recorded as a CUDA graph before.
+    Parameters
+    ----------
+    setting : EpochSetting
+    method : str
+        Backward algorithm.
+    device : torch.device
+    back : bool
+        False leaves out the backward pass.
+    graph : bool
+        True records the passes as a CUDA graph first.
+
+    Returns
+    -------
+    callable
     """
     torch.manual_seed(0)
     layer = LAYERS[setting.model](setting.values, HIDDEN, batch_first=True, method=method)

@@ -27,7 +27,21 @@ REPEATS = 5
 
 
 def table(columns: int, size: int = 32, channels: int = 64) -> Rows:
-    """Print a row for each operator; autograd's time is that of ``columns`` columns, times as many as there are."""
+    """Print a row for each operator.
+
+    Parameters
+    ----------
+    columns : int
+        Columns that autograd is timed on; its time is scaled to all columns.
+    size : int
+        Height and width of the input.
+    channels : int
+        Channels of the input.
+
+    Returns
+    -------
+    list of dict
+    """
     torch.manual_seed(0)
     image, weight = torch.randn(1, 3, size, size), torch.randn(channels, 3, 3, 3)
     maps = torch.randn(1, channels, size, size)
@@ -91,7 +105,19 @@ def _row(
 
 
 def by_columns(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, columns: int) -> float:
-    """Return the seconds to generate the whole transposed Jacobian with autograd, one column (one output) at a time."""
+    """Return the seconds to generate the full transposed Jacobian with autograd, one column (one output) at a time.
+
+    Parameters
+    ----------
+    function : callable
+    x : torch.Tensor
+    columns : int
+        Columns that are timed.
+
+    Returns
+    -------
+    float
+    """
     x = x.clone().requires_grad_()
     y = function(x).flatten()
     chosen = torch.linspace(0, len(y) - 1, columns).long().tolist()

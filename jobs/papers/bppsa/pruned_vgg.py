@@ -49,7 +49,19 @@ class PrunedVggRecipe:
 
 
 def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
-    """Set the smallest ``share`` of the weights of each convolution and linear layer to zero; returns which."""
+    """Set the smallest weights of each convolution and linear layer to zero.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    share : float
+        Fraction of the weights.
+
+    Returns
+    -------
+    dict of torch.Tensor to torch.Tensor
+        Mask of the pruned weights for each parameter.
+    """
     pruned = {}
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -61,7 +73,21 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
-    """Return the features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
+    """Train VGG-11, prune it, and train it again.
+
+    Parameters
+    ----------
+    recipe : PrunedVggRecipe
+    share : float
+        Pruned fraction of the weights.
+    width : int
+        Channels of the first layer.
+
+    Returns
+    -------
+    (torch.nn.Sequential, torch.Tensor)
+        The features of the network, and a test image (1, C, H, W).
+    """
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
         group = "test" if "test" in samples.groups else "train"
@@ -82,7 +108,18 @@ def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Seq
 
 
 def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[torch.Tensor, torch.Tensor]) -> None:
-    """Train with SGD, while weights that were ``pruned`` stay zero."""
+    """Train with SGD, while pruned weights stay zero.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    data : iterator of Batch
+        Batches.
+    rate : float
+        Learning rate.
+    pruned : mapping of torch.Tensor to torch.Tensor
+        Return value of :func:`prune`.
+    """
     optimizer = torch.optim.SGD(model.parameters(), rate, MOMENTUM)
     model.train()
     for images, labels in data:
@@ -95,7 +132,18 @@ def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[to
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
-    """Return the fraction of images that ``model`` classifies correctly."""
+    """Return the fraction of images that ``model`` classifies correctly.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    data : sequence of Batch
+        Batches.
+
+    Returns
+    -------
+    float
+    """
     model.eval()
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
     return right / sum(len(labels) for _, labels in data)
@@ -103,10 +151,22 @@ def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
 
 @torch.no_grad()
 def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[SparseJacobian]:
-    """Return the transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
+    """Return the transposed Jacobians of the features at one sample, the last layer's first.
 
-    Pruned weights are no places. ``of_sample``: nor are the zeros that ReLU and pooling have at this ``x``; they serve
-    no other sample.
+    Pruned weights are not stored.
+
+    Parameters
+    ----------
+    features : torch.nn.Sequential
+    x : torch.Tensor
+        The sample.
+    of_sample : bool
+        True also leaves out the zeros that ReLU and pooling have at this sample. Such Jacobians do not apply to
+        other samples.
+
+    Returns
+    -------
+    list of SparseJacobian
     """
     jacobians = []
     for layer in features:
@@ -132,7 +192,18 @@ def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
 
 
 def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
-    """Return the FLOP of each operator of BP, last layer first, zeros included; moving a value counts as one."""
+    """Return the FLOP of each operator of BP, last layer first, zeros included; moving a value counts as one.
+
+    Parameters
+    ----------
+    features : torch.nn.Sequential
+    x : torch.Tensor
+        Input of the features.
+
+    Returns
+    -------
+    list of int
+    """
     flops = []
     for layer in features:
         y = layer(x)
@@ -146,7 +217,24 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
 
 
 def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe | None = None) -> Rows:
-    """Print the steps of the scan, linear and truncated, and BP's; returns a row for each level."""
+    """Print the steps of the scan, linear and truncated, and those of BP.
+
+    Parameters
+    ----------
+    share : float
+        Pruned fraction of the weights.
+    width : int
+        Channels of the first layer.
+    seed : int
+        Seed.
+    recipe : PrunedVggRecipe, optional
+        Training before. None: random weights.
+
+    Returns
+    -------
+    list of dict
+        A row for each level.
+    """
     torch.manual_seed(seed)
     if recipe is not None:
         features, x = retrained(recipe, share, width)

@@ -34,13 +34,47 @@ def speed_of(machine: Machine) -> Speed:
 
 
 def recurrence(steps: int, width: int, batch: int, ranks: int) -> Problem:
-    """Return a recurrence of ``steps`` dense Jacobians, blocks of them on ``ranks`` ranks."""
+    """Return a recurrence of dense Jacobians with blocks of them on each rank.
+
+    Parameters
+    ----------
+    steps : int
+        Number of Jacobians.
+    width : int
+        Size of a state.
+    batch : int
+        Samples of a mini-batch.
+    ranks : int
+
+    Returns
+    -------
+    Problem
+    """
     counts = (len(block_range(steps, ranks, rank)) for rank in range(ranks))
     return Problem((batch, width), "", tuple((Size(width, width, 1.0, batch, n),) for n in counts if n), stacked=True)
 
 
 def first_to_win(steps: int, width: int, batch: int, speed: Speed, against_s: float) -> tuple[int | None, float]:
-    """The least power of two of ranks at which a scan takes less than ``against_s``, and the least time of all."""
+    """Find the smallest power of two of ranks on which a scan is faster than a given time.
+
+    Parameters
+    ----------
+    steps : int
+        Number of Jacobians.
+    width : int
+        Size of a state.
+    batch : int
+        Samples of a mini-batch.
+    speed : Speed
+        Speed of the machine.
+    against_s : float
+        Time to beat, in seconds.
+
+    Returns
+    -------
+    (int or None, float)
+        Number of ranks, or None, and the shortest time of all numbers of ranks in seconds.
+    """
     best, first, ranks = float("inf"), None, 1
     while ranks <= min(MOST_RANKS, steps):
         times = predict(recurrence(steps, width, batch, ranks), speed).times_s
@@ -52,7 +86,19 @@ def first_to_win(steps: int, width: int, batch: int, speed: Speed, against_s: fl
 
 
 def table(machines: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Rows:
-    """Print a row for each machine, first what ``method="auto"`` assumes, and each case (steps, width, batch)."""
+    """Print a row for each machine and case; the first machine is what ``method="auto"`` assumes.
+
+    Parameters
+    ----------
+    machines : sequence of str
+        Names or files.
+    cases : sequence of (int, int, int)
+        Steps, width and batch of each case.
+
+    Returns
+    -------
+    list of dict
+    """
     print("\nAt how many ranks a scan would win over a recurrence, float32, predicted from machine files")
     print(f"{'machine':<12}{'T':>7}{'H':>5}{'B':>4}{'calls ms':>11}{'ranks':>7}{'compiled ms':>13}{'ranks':>7}", end="")
     print(f"{'best scan ms':>14}")

@@ -36,7 +36,19 @@ Curve = list[tuple[float, float]]
 
 
 def table(path: Path, epochs: int) -> Rows:
-    """Print a row for each epoch of each setting: the loss of every method, and its seconds so far."""
+    """Print a row for each epoch of each setting: the loss of every method, and its seconds so far.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Sounds.
+    epochs : int
+        Number of epochs.
+
+    Returns
+    -------
+    list of dict
+    """
     rows: Rows = []
     for name, recipe in SETS.items():
         samples = SequenceSamples(path, MPI.COMM_SELF, length=1, recipe=recipe)
@@ -53,7 +65,20 @@ def table(path: Path, epochs: int) -> Rows:
 
 
 def curve(samples: SequenceSamples, method: str, epochs: int) -> Curve:
-    """Train by ``method``; the time of loading batches counts, that of making coefficients does not."""
+    """Train with one method. The time of loading batches counts, that of computing coefficients does not.
+
+    Parameters
+    ----------
+    samples : SequenceSamples
+    method : str
+        Backward algorithm.
+    epochs : int
+        Number of epochs.
+
+    Returns
+    -------
+    Curve
+    """
     torch.manual_seed(0)
     model = SequenceNetwork(
         ScanGRU(samples.channels, HIDDEN, batch_first=True, method=method), len(samples.class_names)

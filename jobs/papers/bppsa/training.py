@@ -35,7 +35,23 @@ def chain(model: LeNet5) -> list[nn.Module]:
 
 
 def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
-    """Print the training loss of both after each iteration, and at the end the test loss."""
+    """Print the training loss of both after each iteration, and at the end the test loss.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Data set.
+    iterations : int
+        Number of training iterations.
+    batch : int
+        Samples of a mini-batch.
+    rate : float
+        Learning rate.
+
+    Returns
+    -------
+    list of dict
+    """
     print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32", flush=True)
     samples = ImageSamples(path, MPI.COMM_SELF)
     curves, seconds = {}, {}
@@ -55,9 +71,25 @@ def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
 
 
 def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, scan: bool) -> tuple[list[float], float]:
-    """Training losses, as the last one the loss over a batch of test images, and seconds of forward and backward.
+    """Train and measure forward and backward.
 
-    Without test images the last one is of training images.
+    Parameters
+    ----------
+    samples : ImageSamples
+    iterations : int
+        Number of training iterations.
+    batch : int
+        Samples of a mini-batch.
+    rate : float
+        Learning rate.
+    scan : bool
+        True uses the scan. Otherwise BP.
+
+    Returns
+    -------
+    (list of float, float)
+        Training losses, followed by the loss of a batch of test images (or training images without them), and
+        seconds.
     """
     torch.manual_seed(0)
     model = LeNet5(in_channels=samples.extents[0], classes=samples.classes)
@@ -79,7 +111,21 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
 
 
 def batches(samples: ImageSamples, group: str, batch: int, seed: int = 0) -> Iterator[Batch]:
-    """Images and labels of a group, without an end, in an order that follows from ``seed``.
+    """Yield images and labels of a group without end, in an order that depends on the seed.
+
+    Parameters
+    ----------
+    samples : ImageSamples
+    group : str
+        ``train`` or ``test``.
+    batch : int
+        Samples of a mini-batch.
+    seed : int
+        Seed.
+
+    Yields
+    ------
+    Batch
 
     Raises
     ------

@@ -73,7 +73,18 @@ def constants_of(machine: Machine) -> dict[str, float]:
 
 
 def with_constants(machine: Machine, values: Mapping[str, float]) -> Machine:
-    """``machine`` with other values of some of its constants (see :func:`constants_of`)."""
+    """Return the machine with other values of some constants (see :func:`constants_of`).
+
+    Parameters
+    ----------
+    machine : Machine
+    values : mapping of str to float
+        New values by name.
+
+    Returns
+    -------
+    Machine
+    """
     all_values = constants_of(machine) | dict(values)
     network = replace(machine.network, step_s=all_values["collective step"])
     return with_roofline(
@@ -86,23 +97,59 @@ def with_constants(machine: Machine, values: Mapping[str, float]) -> Machine:
 
 
 def with_roofline(machine: Machine, **values: float) -> Machine:
-    """``machine`` with other values of fields of its roofline."""
+    """Return the machine with other values of fields of its roofline.
+
+    Parameters
+    ----------
+    machine : Machine
+    **values
+        New values by name.
+
+    Returns
+    -------
+    Machine
+    """
     entry = machine.compute[0]
     roofline = replace(entry.roofline, **values)
     return replace(machine, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
 
 
 def from_data_sheets(machine: Machine, constants: Sequence[FittedConstant] = LASSEN) -> Machine:
-    """``machine`` before calibration."""
+    """Return the machine before calibration, with constants from data sheets.
+
+    Parameters
+    ----------
+    machine : Machine
+    constants : sequence of FittedConstant
+        Constants to reset.
+
+    Returns
+    -------
+    Machine
+    """
     return with_constants(machine, {constant.name: constant.sheet for constant in constants})
 
 
 def calibrate(
     machine: Machine, cells: Sequence[PublishedTime], predict: Predict, constants: Sequence[FittedConstant] = LASSEN
 ) -> Machine:
-    """``machine`` with ``constants`` fitted to ``cells``, which have the first cell of each of their rows.
+    """Fit constants of a machine to published times.
 
     Least squares over the logarithms of predicted over measured times, and of the ratios of speed-ups.
+
+    Parameters
+    ----------
+    machine : Machine
+    cells : sequence of PublishedTime
+        Published times, with the first cell of each of their rows.
+    predict : Predict
+        Predicts the times.
+    constants : sequence of FittedConstant
+        Constants to fit.
+
+    Returns
+    -------
+    Machine
     """
 
     def at(point: Array) -> Machine:
@@ -131,8 +178,23 @@ def _residuals(machine: Machine, cells: Sequence[PublishedTime], predict: Predic
 
 
 def amdahl(serial: float, group: int, base_group: int = 1) -> float:
-    """Speed-up of ``group`` GPUs over ``base_group`` if a share ``serial`` of the work does not get faster.
+    """Return the speed-up of some GPUs over others by Amdahl's law.
 
+    Parameters
+    ----------
+    serial : float
+        Fraction of the work that does not get faster.
+    group : int
+        Number of GPUs.
+    base_group : int
+        Number of GPUs of the reference.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
     >>> amdahl(0.0, 16, 2), amdahl(1.0, 16, 2), round(amdahl(0.1, 4), 3)
     (8.0, 1.0, 3.077)
     """

@@ -54,7 +54,18 @@ SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 
 
 
 def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, float, float]:
-    """Return the speed-ups of FP, of BP and of both at N=1, over one GPU."""
+    """Return the speed-ups of FP, of BP and of both at N=1, over one GPU.
+
+    Parameters
+    ----------
+    machine : Machine
+    layer : PaperLayer
+    grid : Grid
+
+    Returns
+    -------
+    (float, float, float)
+    """
     alone = predict_times(layer, 1, {}, 1, machine)
     split = predict_times(layer, 1, grid, math.prod(grid.values()), machine)
     both = sum(alone.values()) / sum(split.values())

@@ -167,7 +167,19 @@ def _quantity(value: float, unit: str) -> str:
 
 
 def tables(results: PredictedTimes, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
-    """The lines of the ``chosen`` tables."""
+    """Yield the lines of the chosen tables.
+
+    Parameters
+    ----------
+    results : PredictedTimes
+        Predictions.
+    chosen : sequence of Table
+        Tables.
+
+    Yields
+    ------
+    str
+    """
     for table in chosen:
         yield f"## Table {table.name}: {table.caption}"
         yield from ("", "Speed-up: published / uncalibrated / calibrated (error of the last).", "")
@@ -215,7 +227,19 @@ def _errors(results: PredictedTimes) -> Iterator[str]:
 
 
 def error_row(name: str, error: Callable[[PublishedTime], float]) -> str:
-    """Mean absolute errors of held-out cells, by table and of all."""
+    """Return a row with the mean absolute errors of held-out cells, by table and over all.
+
+    Parameters
+    ----------
+    name : str
+        Name of the row.
+    error : callable
+        Relative error of a cell.
+
+    Returns
+    -------
+    str
+    """
     return _row(name, *_mean_errors(error))
 
 

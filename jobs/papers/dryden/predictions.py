@@ -48,7 +48,20 @@ CELLS = tuple(cell for table in TABLES for cell in table.cells)
 
 @cache
 def graph_of(model: str, samples: int, width: int | None = None) -> LayerGraph:
-    """A model of the paper, for a mini-batch of so many samples; a mesh network of another ``width`` than ours."""
+    """Trace a model of the paper for a mini-batch.
+
+    Parameters
+    ----------
+    model : str
+    samples : int
+        Samples of the mini-batch.
+    width : int, optional
+        Channels of a mesh network. None: its own.
+
+    Returns
+    -------
+    LayerGraph
+    """
     (sample,) = {table.sample for table in TABLES if table.model == model}
     with torch.device("meta"):  # its weights are not needed
         module = MODELS[model]() if width is None else MODELS[model](width=width)
@@ -56,7 +69,21 @@ def graph_of(model: str, samples: int, width: int | None = None) -> LayerGraph:
 
 
 def seconds(machine: Machine, cell: PublishedTime, grids: Grids = GRIDS, width: int | None = None) -> float:
-    """Predicted time of the training step of one cell."""
+    """Return the predicted time of the training step of one cell.
+
+    Parameters
+    ----------
+    machine : Machine
+    cell : PublishedTime
+    grids : Grids
+        Grids of each setting.
+    width : int, optional
+        Channels of a mesh network. None: its own.
+
+    Returns
+    -------
+    float
+    """
     graph = graph_of(cell.model, cell.samples, width)
     axes = {"n": cell.samples // cell.samples_per_group, **grids[cell.group]}
     strategy = resolve(graph, {"*": axes}, cell.ranks)
@@ -64,7 +91,20 @@ def seconds(machine: Machine, cell: PublishedTime, grids: Grids = GRIDS, width: 
 
 
 def calibrated(machine: Machine, constants: Sequence[FittedConstant] = LASSEN, grids: Grids = GRIDS) -> Machine:
-    """``machine`` with ``constants`` fitted to the rows of Table I that are meant for it."""
+    """Return the machine with constants fitted to the rows of Table I that are meant for it.
+
+    Parameters
+    ----------
+    machine : Machine
+    constants : sequence of FittedConstant
+        Constants to fit.
+    grids : Grids
+        Grids of each setting.
+
+    Returns
+    -------
+    Machine
+    """
     cells = [cell for cell in CELLS if calibrates(cell)]
     return calibrate(machine, cells, lambda at, cell: seconds(at, cell, grids), constants)
 
@@ -78,7 +118,20 @@ class Predictions:
 
     @classmethod
     def on(cls, machine: Machine, grids: Grids = GRIDS, cells: Iterable[PublishedTime] = CELLS) -> Predictions:
-        """Predict ``cells`` on ``machine``."""
+        """Predict cells on a machine.
+
+        Parameters
+        ----------
+        machine : Machine
+        grids : Grids
+            Grids of each setting.
+        cells : iterable of PublishedTime
+            Published times.
+
+        Returns
+        -------
+        Predictions
+        """
         return cls(machine, {cell: seconds(machine, cell, grids) for cell in cells})
 
     def speedup(self, cell: PublishedTime) -> float:
@@ -97,7 +150,19 @@ def held_out(table: str | None = None) -> list[PublishedTime]:
 
 
 def mean_error(error: Callable[[PublishedTime], float], cells: Iterable[PublishedTime]) -> float:
-    """Mean absolute error over ``cells``."""
+    """Return the mean absolute error over cells.
+
+    Parameters
+    ----------
+    error : callable
+        Relative error of a cell.
+    cells : iterable of PublishedTime
+        Published times.
+
+    Returns
+    -------
+    float
+    """
     errors = [abs(error(cell)) for cell in cells]
     return sum(errors) / len(errors)
 
@@ -121,7 +186,20 @@ class PredictedTimes:
 
     @classmethod
     def of(cls, machine: Machine, cells: Sequence[PublishedTime] = CELLS, *, fit: bool = True) -> PredictedTimes:
-        """Calibrate ``machine`` from its data sheets, or keep its constants, and predict ``cells``."""
+        """Predict cells on a machine.
+
+        Parameters
+        ----------
+        machine : Machine
+        cells : sequence of PublishedTime
+            Published times.
+        fit : bool
+            True calibrates the machine from its data sheets. Otherwise its constants are kept.
+
+        Returns
+        -------
+        PredictedTimes
+        """
         sheets = from_data_sheets(machine)
         return cls(
             Predictions.on(sheets, cells=cells),

@@ -112,7 +112,18 @@ class Subset:
 
     @classmethod
     def of(cls, clouds: Clouds, count: int) -> Subset:
-        """``count`` of the clouds at random, or as many as there are."""
+        """Return clouds chosen at random.
+
+        Parameters
+        ----------
+        clouds : Clouds
+        count : int
+            Number of clouds, at most all.
+
+        Returns
+        -------
+        Subset
+        """
         order = np.random.default_rng(0).permutation(len(clouds.labels))
         return cls(clouds, tuple(map(int, order[:count])))
 
@@ -155,7 +166,28 @@ def _at(resolution: int, parts: dict[str, Subset], classes: int, options: argpar
 def trained(
     kind: str, seed: int, parts: dict[str, Subset], classes: int, options: argparse.Namespace, *, resolution: int
 ) -> tuple[float, float]:
-    """Accuracy on the clouds to test, and seconds of training, of the ``sparse`` or ``dense`` network."""
+    """Train the sparse or the dense network.
+
+    Parameters
+    ----------
+    kind : str
+        ``sparse`` or ``dense``.
+    seed : int
+        Seed.
+    parts : dict of str to Subset
+        Training and test clouds.
+    classes : int
+        Number of classes.
+    options : argparse.Namespace
+        Options of the command.
+    resolution : int
+        Voxels along each side.
+
+    Returns
+    -------
+    (float, float)
+        Accuracy on the test clouds, and seconds of training.
+    """
     torch.manual_seed(seed)
     weights = sparse_vgg16_bn(options.width, classes=classes).state_dict()
     model = NETWORKS[kind](options.width, classes=classes)

@@ -114,7 +114,21 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
-    """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
+    """Print PipeDream's partition of each profile, and its time under SparsePipe's Eqs. 4 and 5.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Profiles.
+    counts : sequence of int
+        Numbers of devices.
+    bandwidth : float
+        Bytes per second.
+
+    Returns
+    -------
+    list of dict
+    """
     profiles = [(Path(path).stem, Profile.load(path)) for path in paths]
     if profiles:
         print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
@@ -135,7 +149,19 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
 
 
 def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> Rows:
-    """Return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth."""
+    """Return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth.
+
+    Parameters
+    ----------
+    source : published.ProfileSource
+        Layer times.
+    gigabits : sequence of float
+        Bandwidths in Gbit/s.
+
+    Returns
+    -------
+    list of dict
+    """
     profile = source.on("TitanXP")
     print(
         f"\nSparsePipe, Table III: VGG16-BN, {source.name}, batch {published.BATCH}; times per mini-batch in s under "
@@ -196,15 +222,43 @@ def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
 
 
 def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Device], bandwidth: float) -> float:
-    """Seconds per mini-batch of the paper's HETE-MP groups with the best cuts for them; the paper prints no cuts."""
+    """Return the seconds per mini-batch of the paper's HETE-MP groups.
+
+    The paper does not print the split points; the best ones for the groups are used.
+
+    Parameters
+    ----------
+    profile : Profile
+    row : published.GpuRow
+        Row of Table III.
+    devices : sequence of Device
+    bandwidth : float
+        Bytes per second.
+
+    Returns
+    -------
+    float
+    """
     groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
     terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(fastest_stages(terms, fixed_moves(groups)))
 
 
 def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float) -> float:
-    """Return the seconds per mini-batch of the whole network on every device (Eq. 4)."""
-    terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
+    """Return the seconds per mini-batch of the full network on every device (Eq. 4).
+
+    Parameters
+    ----------
+    profile : Profile
+    devices : sequence of Device
+    bandwidth : float
+        Bytes per second.
+
+    Returns
+    -------
+    float
+    """
+terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(stages_between([0, terms.size], [tuple(device.count for device in devices)]))
 
 

@@ -114,6 +114,17 @@ def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Prof
     One source scales times to other GPUs by their operations per second, the other by their bandwidth, both of Table I:
     a layer lies between the two.
 
+    Parameters
+    ----------
+    path : pathlib.Path
+        Layer profile.
+    batch : int
+        Samples of the profile.
+
+    Returns
+    -------
+    list of ProfileSource
+
     Raises
     ------
     ProfileError
@@ -152,7 +163,19 @@ class LayerWork:
 
 
 def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:
-    """Return the 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense."""
+    """Return the 53 layers of VGG16-BN for 64 samples of 50^3 voxels on one of ``GPUS``, sparse or dense.
+
+    Parameters
+    ----------
+    gpu : str
+        One of ``GPUS``.
+    sparse : bool
+        True for the sparse network.
+
+    Returns
+    -------
+    Profile
+    """
     roofline = GPUS[gpu]
     layers = []
     for work in _works(sparse):

@@ -114,7 +114,17 @@ def _experiment(options: argparse.Namespace) -> None:
 
 
 def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[TrainingRun]:
-    """Return all runs asked for: every variant of the first seed, then of the next.
+    """Return all requested runs: every variant of the first seed, then of the next.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Options of the command.
+    samples : ImageSamples
+
+    Returns
+    -------
+    list of TrainingRun
 
     Raises
     ------
@@ -149,7 +159,16 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Training
 
 
 def make(runs: Sequence[TrainingRun], results: FinishedRuns, samples: ImageSamples, evaluations: int) -> None:
-    """Train those of ``runs`` that have no results yet; says after each what it came to and how long the rest takes."""
+    """Train the runs that have no results yet. Prints the result of each, and the remaining time.
+
+    Parameters
+    ----------
+    runs : sequence of TrainingRun
+    results : FinishedRuns
+    samples : ImageSamples
+    evaluations : int
+        Evaluations on the test images in each run.
+    """
     missing = [run for run in dict.fromkeys(runs) if results.of(run) is None]
     for run in {run.variant: run for run in missing}.values():
         split(

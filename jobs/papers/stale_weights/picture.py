@@ -12,7 +12,13 @@ from .table import VariantRow
 
 
 def draw(path: Path, rows: Sequence[VariantRow], title: str) -> None:
-    """Write the picture of the variants that have runs.
+    """Draw the variants that have runs.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    rows : sequence of VariantRow
+    title : str
 
     Raises
     ------

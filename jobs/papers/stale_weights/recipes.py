@@ -93,7 +93,22 @@ class TrainingRecipe:
     augment: str = ""
 
     def rate_of(self, variant: TrainingVariant, iteration: int, iterations: int, schedule: int) -> float:
-        """The learning rate of an iteration, of 0 to ``iterations`` - 1, which are the first ones of ``schedule``."""
+        """Return the learning rate of an iteration.
+
+        Parameters
+        ----------
+        variant : TrainingVariant
+        iteration : int
+            Iteration, counted from 0.
+        iterations : int
+            Number of iterations of the run.
+        schedule : int
+            Number of iterations over which the learning rate decays.
+
+        Returns
+        -------
+        float
+        """
         of_kind = self.pipelined_rate if iteration < variant.pipelined(iterations) else self.rate
         return (variant.rate or of_kind) * self.falls(iteration / schedule)
 

@@ -35,7 +35,14 @@ class FinishedRuns:
         return next((line["result"] for line in self._found if line["run"] == wanted), None)
 
     def add(self, run: TrainingRun, result: dict[str, Any]) -> None:
-        """Add a line, and have it on the disk."""
+        """Add a line and flush it to the disk.
+
+        Parameters
+        ----------
+        run : TrainingRun
+        result : dict
+            Result of :func:`.training.train`.
+        """
         self._found.append({"run": asdict(run), "result": result})
         with Folder(self.path.parent) as folder, folder.open_append(self.path.name) as lines:
             # After an unfinished line a new one begins.
@@ -88,7 +95,17 @@ class VariantRow:
 
 
 def rows_of(results: FinishedRuns, runs: Iterable[TrainingRun]) -> list[VariantRow]:
-    """Return a row for each variant that has finished runs among ``runs``, in their order."""
+    """Return a row for each variant that has finished runs among ``runs``, in their order.
+
+    Parameters
+    ----------
+    results : FinishedRuns
+    runs : iterable of TrainingRun
+
+    Returns
+    -------
+    list of VariantRow
+    """
     by_variant: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         result = results.of(run)

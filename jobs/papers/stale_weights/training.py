@@ -56,6 +56,19 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
 
     ``curve`` has (iteration, test accuracy, mean loss of the mini-batches done since the point before) at
     ``evaluations`` evenly spaced iterations. A run whose loss is not finite ends there: ``diverged_at`` says when.
+
+    Parameters
+    ----------
+    run : TrainingRun
+    samples : ImageSamples
+    test : sequence of Pair
+        Test images and labels.
+    evaluations : int
+        Number of evaluations on the test images.
+
+    Returns
+    -------
+    dict
     """
     begin = time.perf_counter()
     model = build(run, samples)
@@ -83,7 +96,20 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
 def iterations_of(
     run: TrainingRun, variant: TrainingVariant, stages: list[nn.Module], samples: ImageSamples
 ) -> Iterator[tuple[int, SerialPipeline]]:
-    """Train; yields how many iterations have been made, after each. The pipeline is empty after the last one."""
+    """Train a network and yield the number of iterations so far, after each. The pipeline is empty after the last.
+
+    Parameters
+    ----------
+    run : TrainingRun
+    variant : TrainingVariant
+    stages : list of torch.nn.Module
+        Parts of the network.
+    samples : ImageSamples
+
+    Yields
+    ------
+    (int, SerialPipeline)
+    """
     recipe, pipelined = RECIPES[run.network], variant.pipelined(run.iterations)
     pipe = pipeline(run, stages, "stash" if variant.stash else None)
     with closing(batches(run, samples)) as data:
@@ -99,7 +125,17 @@ def iterations_of(
 
 
 def build(run: TrainingRun, samples: ImageSamples) -> nn.Module:
-    """Return the network with weights that follow from the seed."""
+    """Return the network with weights that depend on the seed.
+
+    Parameters
+    ----------
+    run : TrainingRun
+    samples : ImageSamples
+
+    Returns
+    -------
+    torch.nn.Module
+    """
     torch.manual_seed(run.seed)
     sizes = {"in_channels": samples.extents[0], "classes": samples.classes}
     if run.width is not None:
@@ -108,7 +144,20 @@ def build(run: TrainingRun, samples: ImageSamples) -> nn.Module:
 
 
 def pipeline(run: TrainingRun, stages: list[nn.Module], weights: str | None) -> SerialPipeline:
-    """The stages trained with stale weights; a single one as without a pipeline. ``weights`` of backward passes."""
+    """Return the simulated pipeline that trains the stages with stale weights, or a single stage without.
+
+    Parameters
+    ----------
+    run : TrainingRun
+    stages : list of torch.nn.Module
+        Parts of the network.
+    weights : str or None
+        Weight policy of backward passes.
+
+    Returns
+    -------
+    SerialPipeline
+    """
     recipe = RECIPES[run.network]
 
     def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -120,7 +169,17 @@ def pipeline(run: TrainingRun, stages: list[nn.Module], weights: str | None) -> 
 
 
 def batches(run: TrainingRun, samples: ImageSamples) -> Generator[Pair]:
-    """Mini-batches without end; order and augmentation follow from the seed."""
+    """Yield mini-batches without end, whose order and augmentation depend on the seed.
+
+    Parameters
+    ----------
+    run : TrainingRun
+    samples : ImageSamples
+
+    Yields
+    ------
+    Pair
+    """
     loader = samples.loader(
         "train",
         ProcessGrid(samples.comm),
@@ -154,7 +213,18 @@ def _pair(batch: Any) -> Pair:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Sequence[Pair]) -> float:
-    """Share of the test images that the newest weights classify correctly."""
+    """Return the fraction of the test images that the newest weights classify correctly.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    test : sequence of Pair
+        Test images and labels.
+
+    Returns
+    -------
+    float
+    """
     model.eval()
     correct = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)
     model.train()

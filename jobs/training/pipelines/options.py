@@ -171,7 +171,15 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
 
 
 def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
-    """Add ``--devices``; its help begins with ``what``."""
+    """Add ``--devices``.
+
+    Parameters
+    ----------
+    place : argparse.ArgumentParser
+        Parser or group of options.
+    what : str
+        Beginning of its help.
+    """
     place.add_argument(
         "--devices",
         type=device_kinds,

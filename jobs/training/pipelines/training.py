@@ -124,9 +124,9 @@ class PipelineTrainer(training.Training):
     def distribution(self) -> str:
         """Schedule and stages, in words."""
         of = self.pipelining
-        cut = "behind layers" if of.ppv is not None else "before"
+        split = "after layers" if of.ppv is not None else "before"
         said = [
-            f"{of.schedule} of {of.stages} stages" + (f" cut {cut} {_listed(self.cuts)}" if self.cuts else ""),
+            f"{of.schedule} of {of.stages} stages" + (f" split {split} {_listed(self.cuts)}" if self.cuts else ""),
             f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
             f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
             f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
@@ -214,6 +214,15 @@ class PipelineTrainer(training.Training):
 
         Batches are assigned round-robin. Each is computed by one rank with the full model, so that results equal those
         of a single process.
+
+        Parameters
+        ----------
+        batches, compute
+            As in :meth:`distconv.jobs.training.training.Training.outputs`.
+
+        Yields
+        ------
+        (Batch, T)
         """
         self.synchronize()
         self.model.eval()
@@ -242,7 +251,15 @@ class PipelineTrainer(training.Training):
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Resume from the newest finished checkpoint of any grid or pipeline. Collective.
 
-        Parameters and return value are those of the base class.
+        Parameters
+        ----------
+        directory, fallback
+            As in :meth:`distconv.jobs.training.recovery.Recoverable.resume`.
+
+        Returns
+        -------
+        bool
+            As in :meth:`distconv.jobs.training.recovery.Recoverable.resume`.
         """
         if not super().resume(directory, fallback=fallback):
             return False

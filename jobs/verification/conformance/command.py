@@ -144,7 +144,20 @@ def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
 def chosen(
     families: Sequence[str], operators: Sequence[str] | None, most: int | None = None
 ) -> Iterator[tuple[str, Iterable[Case]]]:
-    """The cases that are asked for, of one family each, in groups that are told together.
+    """Yield the selected cases, in groups of one family that are reported at once.
+
+    Parameters
+    ----------
+    families : sequence of str
+        Names of families.
+    operators : sequence of str or None
+        Names of operators. None: all.
+    most : int, optional
+        Maximum number of samples of an operator. None: all.
+
+    Yields
+    ------
+    (str, iterable of Case)
 
     Raises
     ------

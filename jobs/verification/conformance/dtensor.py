@@ -67,13 +67,34 @@ class DTensorRun(runner.CaseRun):
         return [CaseLayout("last", (("w", self.comm.size),))]
 
     def backend(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> backends.ReferenceBackend:
-        """Return the backend that computes with DTensors."""
+        """Return the backend that computes with DTensors.
+
+        Parameters
+        ----------
+        case : runner.Case
+        layout : CaseLayout
+        grid : ProcessGrid
+
+        Returns
+        -------
+        backends.ReferenceBackend
+        """
         return _World(grid, layout, self.fails, self._mesh)
 
     def classify(
         self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
     ) -> tuple[Verdict, str]:
-        """Judge the outcomes as for distconv, except for the errors that count as clear."""
+        """Classify the outcomes as for distconv, except for the errors that count as clear.
+
+        Parameters
+        ----------
+        reference, outcomes, case
+            As in :meth:`distconv.jobs.verification.engine.runner.CaseRun.classify`.
+
+        Returns
+        -------
+        (Verdict, str)
+        """
         return classify_refusals([outcome.refusal for outcome in outcomes]) or classify(reference, outcomes)
 
 

@@ -122,7 +122,19 @@ def _layouts() -> list[tuple[str, str]]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a table in Markdown.
+
+    Parameters
+    ----------
+    heads : sequence of str
+        Column headers.
+    rows : iterable of sequence of str
+        Cells of each row.
+
+    Returns
+    -------
+    str
+    """
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

@@ -150,7 +150,19 @@ def names() -> list[str]:
 
 
 def samples(name: str, most: int | None = None) -> Iterator[Sample]:
-    """Samples of one operator, in all variants, or of a module, that have tensors; at most so many of each variant."""
+    """Yield the samples of an operator in all variants, or of a module, that have tensors.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operator.
+    most : int, optional
+        Maximum number of samples of each variant. None: all.
+
+    Returns
+    -------
+    iterator of Sample
+    """
     return (sample for sample in _all(name, most) if sample.tensors())
 
 

@@ -47,7 +47,19 @@ _GROUPS = [
 
 
 def page(lines: Sequence[Line], most: int | None = None) -> str:
-    """Return the page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
+    """Return the page of results.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+        Results for one or several numbers of ranks.
+    most : int, optional
+        Number of samples of each variant that were run. None: all.
+
+    Returns
+    -------
+    str
+    """
     counts = sorted({line.ranks for line in lines})
     own = [line for line in lines if line.family == FAMILY]
     families = " ".join(dict.fromkeys(line.family for line in lines))

@@ -71,7 +71,21 @@ class Input:
     def put(
         self, backend: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
     ) -> torch.Tensor:
-        """It in ``backend``."""
+        """Return the input on a backend.
+
+        Parameters
+        ----------
+        backend : ReferenceBackend
+        sizes : Sizes
+            Size of each dimension.
+        dtype : torch.dtype
+        generator : torch.Generator
+            Source of random values.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         values = VALUES[self.values](self.shape(sizes), sizes, generator)
         values = values.to(self.dtype or dtype) if values.is_floating_point() else values
         if self.layout == "plain":
@@ -80,12 +94,40 @@ class Input:
 
 
 def plain(dims: str, values: str = "normal", **options: Any) -> Input:
-    """Return a tensor that every rank has, such as a parameter."""
+    """Return a tensor that every rank has, such as a parameter.
+
+    Parameters
+    ----------
+    dims : str
+        Letters of the dimensions.
+    values : str
+        Kind of the values.
+    **options
+        Options of the command.
+
+    Returns
+    -------
+    Input
+    """
     return Input(dims, values, layout="plain", **options)
 
 
 def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
-    """Return a split tensor without a gradient, such as a target."""
+    """Return a split tensor without a gradient, such as a target.
+
+    Parameters
+    ----------
+    dims : str
+        Letters of the dimensions.
+    values : str
+        Kind of the values.
+    **options
+        Options of the command.
+
+    Returns
+    -------
+    Input
+    """
     return Input(dims, values, grad=False, **options)
 
 
@@ -139,7 +181,22 @@ class ConformanceCase(runner.Case):
 def case(
     operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any
 ) -> ConformanceCase:
-    """Return a case whose operator is a function."""
+    """Return a case whose operator is a function.
+
+    Parameters
+    ----------
+    operator : str
+    option : str
+        Name of the case.
+    function : callable
+        Computes the results from the inputs.
+    *inputs
+    **attributes
+
+    Returns
+    -------
+    ConformanceCase
+    """
     return ConformanceCase(operator, option, function, inputs, **attributes)
 
 
@@ -150,7 +207,22 @@ def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
 def modules(
     operator: str, option: str, build: Callable[[Sizes], nn.Module], *inputs: Input, **attributes: Any
 ) -> list[ConformanceCase]:
-    """Two cases of a module: as it is, and after ``dc.parallelize``."""
+    """Return two cases of a module: as built, and after ``dc.parallelize``.
+
+    Parameters
+    ----------
+    operator : str
+    option : str
+        Name of the case.
+    build : callable
+        Builds the module for the sizes.
+    *inputs
+    **attributes
+
+    Returns
+    -------
+    list of ConformanceCase
+    """
     function = attributes.pop("function", _forward)
     usual = ConformanceCase(operator, option, function, inputs, module=build, **attributes)
     return [usual, replace(usual, option=f"{option}, parallelized".removeprefix(", "), parallel=True, kinds=FEW)]

@@ -47,19 +47,63 @@ class Draw:
         return self._random.choice(options)
 
     def weighted(self, options: Sequence[T], weights: Sequence[float]) -> T:
-        """One of ``options``, more often those of large weight."""
+        """Return one of the options, drawn with probabilities in proportion to weights.
+
+        Parameters
+        ----------
+        options : sequence of T
+            Options of the command.
+        weights : sequence of float
+
+        Returns
+        -------
+        T
+        """
         return self._random.choices(options, weights)[0]
 
     def some(self, options: Sequence[T], most: int) -> list[T]:
-        """At most ``most`` different ones of ``options``, perhaps none."""
+        """Return different options, perhaps none.
+
+        Parameters
+        ----------
+        options : sequence of T
+            Options of the command.
+        most : int
+            Maximum number.
+
+        Returns
+        -------
+        list of T
+        """
         return self._random.sample(options, self.number(0, min(most, len(options))))
 
     def number(self, low: int, high: int) -> int:
-        """Return a number from ``low`` to ``high``, both included."""
+        """Return a number from ``low`` to ``high``, both included.
+
+        Parameters
+        ----------
+        low : int
+        high : int
+
+        Returns
+        -------
+        int
+        """
         return self._random.randint(low, high)
 
     def numbers(self, count: int, low: int, high: int) -> tuple[int, ...]:
-        """Return ``count`` numbers from ``low`` to ``high``, both included."""
+        """Return ``count`` numbers from ``low`` to ``high``, both included.
+
+        Parameters
+        ----------
+        count : int
+        low : int
+        high : int
+
+        Returns
+        -------
+        tuple of int
+        """
         return tuple(self.number(low, high) for _ in range(count))
 
     def chance(self, probability: float) -> bool:
@@ -71,22 +115,75 @@ class Draw:
         return self.numbers(count, 1, 20 if count < 3 else 9)
 
     def tensor(self, *shape: int, ties: bool = False) -> torch.Tensor:
-        """Normal numbers in float64; with ``ties`` whole ones, so that many are equal."""
+        """Return normal random numbers in float64.
+
+        Parameters
+        ----------
+        ties : bool
+            True rounds them to integers, so that many are equal.
+        *shape
+
+        Returns
+        -------
+        torch.Tensor
+        """
         values = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         return values.round() if ties else values
 
     def classes(self, *shape: int, below: int) -> torch.Tensor:
-        """Whole numbers in ``range(below)``."""
+        """Return random integers in ``range(below)``.
+
+        Parameters
+        ----------
+        below : int
+        *shape
+
+        Returns
+        -------
+        torch.Tensor
+        """
         return torch.randint(0, below, shape, generator=self._generator)
 
 
 def image(draw: Draw, channels: int, sizes: tuple[int, ...], *, ties: bool = False) -> torch.Tensor:
-    """One to five samples; with ``ties`` many values are equal."""
+    """Return one to five samples.
+
+    Parameters
+    ----------
+    draw : Draw
+    channels : int
+    sizes : tuple of int
+        Sizes of the spatial dimensions.
+    ties : bool
+        True makes many values equal.
+
+    Returns
+    -------
+    torch.Tensor
+    """
     return draw.tensor(draw.number(1, 5), channels, *sizes, ties=ties)
 
 
 def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], x: torch.Tensor) -> DrawnProgram:
-    """A module of ``x``, sometimes of one sample without its dimension, sometimes with a part of the gradients."""
+    """Return a program that applies a module.
+
+    Sometimes the input is one sample without its dimension; sometimes only a part of the gradients is requested.
+
+    Parameters
+    ----------
+    draw : Draw
+    name : str
+        Name of the operator.
+    text : str
+        Description of the case.
+    build : callable
+        Builds the module.
+    x : torch.Tensor
+
+    Returns
+    -------
+    DrawnProgram
+    """
     parallel, first, frozen = draw.chance(0.5), draw.chance(0.15), draw.chance(0.1)
     single = draw.chance(0.02)
     given_x = x[0] if single else x
@@ -102,7 +199,21 @@ def on_module(draw: Draw, name: str, text: str, build: Callable[[], nn.Module], 
 
 
 def on_function(name: str, text: str, function: Callable[..., Any], x: torch.Tensor) -> DrawnProgram:
-    """``function`` of ``x``."""
+    """Return a program that applies a function.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operator.
+    text : str
+        Description of the case.
+    function : callable
+    x : torch.Tensor
+
+    Returns
+    -------
+    DrawnProgram
+    """
 
     def run(backend: ReferenceBackend) -> None:
         given = backend.put(x)

@@ -38,7 +38,17 @@ class Drawn(DistributedBackend):
         self._leaves: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] = []
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
-        """``value`` as an input in a distribution of the given or of drawn dimensions."""
+        """Return a tensor as an input in a distribution of the given or of drawn dimensions.
+
+        Parameters
+        ----------
+        value, dims, grad, balanced
+            As in :class:`distconv.jobs.verification.engine.backends.ReferenceBackend`.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         dist = self._distribution(value.shape, dims)
         grad = grad and (value.is_floating_point() or value.is_complex())
         leaf: torch.Tensor | None = self._strided(value.detach())
@@ -104,7 +114,21 @@ _CHANNELS = 0.25
 
 
 def draw_extents(ranks: int, spatial: int, choices: random.Random) -> dict[str, int]:
-    """Extents of a grid of ``ranks``, mostly over samples and the ``spatial`` last of d, h, w, sometimes channels."""
+    """Return the axes of a grid: mostly samples and spatial dimensions, sometimes channels.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    spatial : int
+        Number of spatial dimensions.
+    choices : random.Random
+        Source of random choices.
+
+    Returns
+    -------
+    dict of str to int
+    """
     used = ("d", "h", "w")[3 - spatial :]
     weights = {axis: 0.08 for axis in AXES} | {axis: 1.0 for axis in used} | {"n": 0.7}
     weights["c"] = 1.5 if choices.random() < _CHANNELS else 0.0

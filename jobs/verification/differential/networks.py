@@ -78,7 +78,18 @@ class DrawnNetwork(nn.Module):
             self.spare = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the output of the head for the body's features, to which ``between`` is applied."""
+        """Return the output of the head for the body's features, to which ``between`` is applied.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+        between : callable
+            Function applied to the features.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         return self.head(between(self.body(x)))  # type: ignore[no-any-return]
 
 
@@ -122,7 +133,18 @@ def draw_habits(draw: Draw) -> Habits:
 
 
 def draw_network(draw: Draw, channels: int) -> tuple[DrawnNetwork, str]:
-    """Return a network of two input channels, and a description of its parts."""
+    """Return a network of two input channels, and a description of its parts.
+
+    Parameters
+    ----------
+    draw : Draw
+    channels : int
+        Channels of the first layer.
+
+    Returns
+    -------
+    (DrawnNetwork, str)
+    """
     names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
     torch.default_generator.manual_seed(draw.seed)
@@ -165,7 +187,17 @@ def draw(source: Draw) -> DrawnProgram:
 
 
 def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
-    """Return the shape of the output of ``network`` for ``x``."""
+    """Return the shape of the output of ``network`` for ``x``.
+
+    Parameters
+    ----------
+    network : DrawnNetwork
+    x : torch.Tensor
+
+    Returns
+    -------
+    torch.Size
+    """
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 
@@ -210,7 +242,15 @@ def _train(
 
 
 def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
-    """Gradients of ``loss``, in one of two ways."""
+    """Compute gradients of the loss in one of two ways.
+
+    Parameters
+    ----------
+    loss : torch.Tensor
+    parameters : list of torch.nn.Parameter
+    how : str
+        Way: through ``backward`` or ``torch.autograd.grad``.
+    """
     if how == "backward":
         loss.backward()
         return
@@ -220,7 +260,15 @@ def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> No
 
 
 def hook(backend: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -> None:
-    """Hooks that change gradients in a way that shows if they saw only a share of them."""
+    """Register hooks that change gradients in a way that shows if they received only a contribution.
+
+    Parameters
+    ----------
+    backend : ReferenceBackend
+    parameters : list of torch.nn.Parameter
+    kind : str
+        Kind of hooks.
+    """
     for number, parameter in enumerate(parameters[::2]):
         if kind == "tensor":
             parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01) + grad**2)

@@ -53,14 +53,41 @@ class DrawnCase(runner.Case):
 
 
 def draw_case(seed: int, index: int, kind: str) -> DrawnCase:
-    """Case number ``index``; ``kind`` is one of KINDS."""
+    """Return the case with an index.
+
+    Parameters
+    ----------
+    seed : int
+        Seed.
+    index : int
+        Index of the case.
+    kind : str
+        One of ``KINDS``.
+
+    Returns
+    -------
+    DrawnCase
+    """
     draw = Draw(seed, index)
     kinds = KINDS[kind]
     return DrawnCase(kinds[-1 if draw.chance(_NETWORKS_AMONG_ALL) else 0](draw), seed, index)
 
 
 def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[DrawnCase]]]:
-    """Return the cases of these numbers, as groups of one."""
+    """Yield the cases with the given indices, as groups of one.
+
+    Parameters
+    ----------
+    seed : int
+        Seed.
+    kind : str
+        One of ``KINDS``.
+    indices : iterable of int
+
+    Returns
+    -------
+    iterator of (str, list of DrawnCase)
+    """
     return ((kind, [draw_case(seed, index, kind)]) for index in indices)
 
 
@@ -68,7 +95,18 @@ class DifferentialRun(runner.CaseRun):
     """A differential run on the ranks of ``comm``."""
 
     def backend(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
-        """One whose inputs are split at random."""
+        """Return a backend whose inputs are split at random.
+
+        Parameters
+        ----------
+        case : runner.Case
+        layout : CaseLayout
+        grid : ProcessGrid
+
+        Returns
+        -------
+        ReferenceBackend
+        """
         assert isinstance(case, DrawnCase)
         choices = case.choices(f"inputs/{self.comm.size}")
         other = self.grid(tuple(draw_extents(self.comm.size, case.program.spatial, choices).items()))

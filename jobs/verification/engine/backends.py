@@ -45,15 +45,54 @@ class ReferenceBackend:
         self.layout, self.results = layout, dict[str, torch.Tensor]()
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
-        """A copy of ``value`` as an input that is split where the world has ranks; ``balanced``: into equal blocks."""
+        """Return a copy of a tensor as an input, which is distributed over ranks.
+
+        Parameters
+        ----------
+        value : torch.Tensor
+            The full tensor.
+        dims : Dims
+            Grid axes that may split each dimension.
+        grad : bool
+            True for a tensor that requires a gradient.
+        balanced : bool
+            True for blocks of equal size, up to one.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         return self.plain(value, grad)
 
     def plain(self, value: torch.Tensor, grad: bool = True) -> torch.Tensor:
-        """Return a copy of ``value`` as every rank has it, like a parameter."""
+        """Return a copy of a tensor as every rank has it, like a parameter.
+
+        Parameters
+        ----------
+        value : torch.Tensor
+            The tensor.
+        grad : bool
+            True for a tensor that requires a gradient.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         return value.detach().clone().requires_grad_(grad and _inexact(value))
 
     def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
-        """``module``, which is this world's own; over ranks parallelized unless told otherwise."""
+        """Return the module; over ranks it is parallelized.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+        parallel : bool
+            False leaves the module as it is.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
         return module
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +104,19 @@ class ReferenceBackend:
         return leaf.grad
 
     def direction(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """``whole`` as the backward pass of the result ``y`` takes it."""
+        """Return the activation gradient of a result.
+
+        Parameters
+        ----------
+        whole : torch.Tensor
+            The full activation gradient.
+        y : torch.Tensor
+            The result.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         return whole
 
     def together(self, failed: bool = False) -> None:
@@ -78,7 +129,14 @@ class ReferenceBackend:
         """
 
     def record(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Keep a tensor for the comparison, of a distributed one this rank's block."""
+        """Keep a tensor for the comparison; of a distributed one, this rank's block.
+
+        Parameters
+        ----------
+        name : str
+            Name in the results.
+        tensor : torch.Tensor or None
+        """
         if isinstance(tensor, DistTensor):
             self.results[name] = DistTensor(tensor.local.detach().clone(), tensor.dist, tensor.shape)
         elif tensor is not None:
@@ -91,7 +149,16 @@ class ReferenceBackend:
         leaves: Mapping[str, torch.Tensor | None],
         module: nn.Module | None = None,
     ) -> None:
-        """Record ``outputs``, gradients of ``leaves`` for some of theirs, a module's, and its buffers. Collective."""
+        """Record outputs, gradients of inputs and of a module for random activation gradients, and buffers. Collective.
+
+        Parameters
+        ----------
+        outputs : torch.Tensor or sequence of torch.Tensor
+        leaves : mapping of str to torch.Tensor or None
+            Inputs by name.
+        module : torch.nn.Module, optional
+            Module whose gradients and buffers are recorded.
+        """
         self.together()
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         generator = torch.Generator().manual_seed(_SEED + 1)
@@ -122,13 +189,33 @@ class DistributedBackend(ReferenceBackend):
         self.grid, self._fails = grid, fails
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
-        """Return a copy of ``value`` in the layout's distribution of the given or the usual dimensions."""
+        """Return a copy of ``value`` in the layout's distribution of the given or the usual dimensions.
+
+        Parameters
+        ----------
+        value, dims, grad, balanced
+            As in :class:`distconv.jobs.verification.engine.backends.ReferenceBackend`.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         axes = default_axes(None, value.dim()) if dims is None else dims
         x = scatter(value.detach(), self.layout.distribution(self.grid, value.shape, axes, balanced=balanced))
         return DistTensor(x.local.detach(), x.dist, x.shape).requires_grad_(grad and _inexact(value))
 
     def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
-        """``module``, parallelized unless told otherwise."""
+        """Return the module, parallelized.
+
+        Parameters
+        ----------
+        module, parallel
+            As in :class:`distconv.jobs.verification.engine.backends.ReferenceBackend`.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
         return parallelize(module, self.grid) if parallel else module
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,13 @@ def totals(lines: Sequence[Line]) -> str:
 
 
 def write_json(path: str | Path, lines: Iterable[Line]) -> None:
-    """Write every line as a JSON object."""
+    """Write every line as a JSON object.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+    lines : iterable of Line
+    """
     write_file(path, json.dumps([plain(line) for line in lines], indent=0) + "\n")
 
 

@@ -44,9 +44,23 @@ def mpiexec() -> str:
 def run(
     job: CaseRun, groups: Iterable[tuple[str, Iterable[Case]]], path: Path | None, tell: Callable[[list[Line]], None]
 ) -> list[Line]:
-    """Compute what the journal at ``path`` does not have yet; returns the lines of this number of ranks. Collective.
+    """Compute the cases that the journal does not hold yet. Collective.
 
-    ``groups``: families, and cases of which rank 0 tells together.
+    Parameters
+    ----------
+    job : CaseRun
+        Computes a case.
+    groups : iterable of (str, iterable of Case)
+        Families, and cases that rank 0 reports at once.
+    path : pathlib.Path or None
+        The journal, if there is one.
+    tell : callable
+        Called with the lines of each group.
+
+    Returns
+    -------
+    list of Line
+        All lines of this number of ranks.
     """
     journal = Journal(path if job.comm.rank == 0 else None)
     begun, families = job.comm.bcast(journal.begun), set[str]()
@@ -68,7 +82,18 @@ def run(
 
 
 def past_hangs(launcher: str, ranks: int, arguments: Sequence[str], path: Path) -> None:
-    """Start jobs that go on with the journal at ``path`` until one comes to the end.
+    """Start jobs that resume from the journal until one completes.
+
+    Parameters
+    ----------
+    launcher : str
+        Command that starts an MPI job.
+    ranks : int
+        Number of ranks.
+    arguments : sequence of str
+        Arguments of ``distconv``.
+    path : pathlib.Path
+        The journal.
 
     Raises
     ------
@@ -89,7 +114,21 @@ def past_hangs(launcher: str, ranks: int, arguments: Sequence[str], path: Path) 
 
 
 def start(launcher: str, ranks: int, arguments: Sequence[str]) -> int:
-    """Run ``distconv arguments`` on ``ranks`` ranks, one thread each; returns 0, or 1 if it found something wrong.
+    """Run ``distconv`` in a new MPI job with one thread per rank.
+
+    Parameters
+    ----------
+    launcher : str
+        Command that starts an MPI job.
+    ranks : int
+        Number of ranks.
+    arguments : sequence of str
+        Arguments of ``distconv``.
+
+    Returns
+    -------
+    int
+        0, or 1 if it found something wrong.
 
     Raises
     ------

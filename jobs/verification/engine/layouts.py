@@ -32,7 +32,22 @@ class CaseLayout:
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
     ) -> Distribution:
-        """Return the distribution of a tensor of ``shape``; ``dims`` has the axes that may split each dimension."""
+        """Return the distribution of a tensor.
+
+        Parameters
+        ----------
+        grid : ProcessGrid
+        shape : sequence of int
+            Global shape.
+        dims : sequence of str or None
+            Grid axes that may split each dimension.
+        balanced : bool
+            True for blocks of equal size, up to one.
+
+        Returns
+        -------
+        Distribution
+        """
         if self.blocks == "whole":
             return Distribution(grid, (None,) * len(shape))
         axes = [letters and next((a for a in letters if grid.shape[a] > 1), letters[0]) for letters in dims]
@@ -95,7 +110,18 @@ RESIZED = frozenset({"one", "least", "ragged", "few"})
 
 
 def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
-    """Return the layouts over ``ranks`` that split what ``case`` has."""
+    """Return the layouts over some ranks that split dimensions of a case.
+
+    Parameters
+    ----------
+    case : Splittable
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    list of CaseLayout
+    """
     chosen = []
     for name, (written, blocks, resized) in KINDS.items():
         if name not in case.kinds if case.kinds is not None else not case.multiple and resized in RESIZED:

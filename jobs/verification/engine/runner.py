@@ -83,7 +83,18 @@ class CaseRun:
         self._watch = Watch(comm, time_limit_s)
 
     def lines(self, family: str, case: Case) -> Iterator[Line]:
-        """Compute ``case`` in all its layouts, in order. Collective."""
+        """Compute a case in all its layouts, in order. Collective.
+
+        Parameters
+        ----------
+        family : str
+            Name of the family.
+        case : Case
+
+        Yields
+        ------
+        Line
+        """
         parts: dict[tuple[tuple[str, int], ...], _RankPart] = {}
         with self._watch.running():
             for layout in self.layouts(case):
@@ -102,7 +113,18 @@ class CaseRun:
         return case.layouts(self.comm.size)
 
     def backend(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
-        """Return the ranks' world."""
+        """Return the backend of the ranks.
+
+        Parameters
+        ----------
+        case : Case
+        layout : CaseLayout
+        grid : ProcessGrid
+
+        Returns
+        -------
+        ReferenceBackend
+        """
         return DistributedBackend(grid, layout, self.fails)
 
     def fails(self, failed: bool) -> bool:
@@ -117,7 +139,20 @@ class CaseRun:
         return self._grids[key]
 
     def classify(self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: Case) -> tuple[Verdict, str]:
-        """Return the verdict and its message."""
+        """Return the verdict and its message.
+
+        Parameters
+        ----------
+        reference : Refusal or None
+            Error of torch, if it rejects the case.
+        outcomes : sequence of RankOutcome
+            Outcome of each rank.
+        case : Case
+
+        Returns
+        -------
+        (Verdict, str)
+        """
         return classify(reference, outcomes, infinite=case.infinite)
 
     def _attempt(self, case: Case, backend: ReferenceBackend) -> _RankPart:

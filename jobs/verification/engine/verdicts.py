@@ -81,10 +81,23 @@ def refusal(error: Exception) -> Refusal:
 def difference(
     reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], condition: float = 1.0
 ) -> str:
-    """Return the first difference of ``actual`` from ``reference``, or an empty string.
+    """Return the first difference between results, or an empty string.
 
-    ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
-    nothing is sent, so that one rank's mistake makes no other wait.
+    Of a DistTensor this rank's block is compared. Nothing is sent, so that a mistake of one rank leaves no other
+    waiting.
+
+    Parameters
+    ----------
+    reference : mapping of str to torch.Tensor
+        Results of plain torch.
+    actual : mapping of str to torch.Tensor
+        Results of this rank.
+    condition : float
+        Factor on the usual round-off error.
+
+    Returns
+    -------
+    str
     """
     for name, expected in reference.items():
         if name not in actual:
@@ -153,7 +166,21 @@ def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
 def classify(
     reference: Refusal | None, outcomes: Sequence[RankOutcome], *, infinite: bool = False
 ) -> tuple[Verdict, str]:
-    """The verdict on a case from torch's own refusal, if any, and every rank's outcome; ``infinite``: of its inputs."""
+    """Return the verdict on a case and its message.
+
+    Parameters
+    ----------
+    reference : Refusal or None
+        Error of torch, if it rejects the case.
+    outcomes : sequence of RankOutcome
+        Outcome of each rank.
+    infinite : bool
+        True if the inputs contain infinities or NaN.
+
+    Returns
+    -------
+    (Verdict, str)
+    """
     refusals = {outcome.refusal for outcome in outcomes}
     if len(refusals) > 1:
         return Verdict.WRONG, "ranks differ: " + _by_rank([_describe_outcome(outcome) for outcome in outcomes])

@@ -181,7 +181,7 @@ def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.Captu
     out, picture = tmp_path / "pipeline.json", tmp_path / "pipeline.png"
     assert cli.main(explored(out, "resnet20", 2, "--plot", str(picture))) == 0
     said = capsys.readouterr().out
-    assert "resnet20, samples of 3 x 8 x 8, cut at some of 38 places" in said
+    assert "resnet20, samples of 3 x 8 x 8, 38 possible split points" in said
     assert said.index("best: ") < said.index("\ndp ") and "\n1f1b-so " in said and "combinations" in said
     assert "stage 0, the input to " in said
     network = f"--model resnet20 --width 2 --classes {CLASSES} --batch 4"

@@ -23,7 +23,7 @@ def test_it_makes_the_folder_writes_the_file_and_says_what_is_in_it(
     assert cli.main(["data", "mesh", *options]) == 0
     printed, progress = capsys.readouterr()
     picture = path.with_suffix(".png")
-    assert (f"picture of the first sample: {picture}" in progress) == (comm.rank == 0 and picture.exists())
+    assert (f"figure of the first sample: {picture}" in progress) == (comm.rank == 0 and picture.exists())
     if comm.size == 1:
         assert picture.read_bytes()[:4] == b"\x89PNG"
     assert (f"{path}: 2 training and 1 held-out samples of 32 x 32 cells" in printed) == (comm.rank == 0)
@@ -42,7 +42,7 @@ def test_a_picture_of_the_first_sample_that_cannot_be_written_does_not_end_the_j
     monkeypatch.setattr(make_mesh, "draw_sample", full)
     options = ["--size", "32", "--samples", "1", "--heldout", "0", "--tau", "0.05", "--out", str(tmp_path / "mesh.h5")]
     assert cli.main(["data", "mesh", *options]) == 0
-    assert "no picture of the first sample: No space left on device" in capsys.readouterr().err
+    assert "no figure of the first sample: No space left on device" in capsys.readouterr().err
     assert (tmp_path / "mesh.h5").exists()
 
 

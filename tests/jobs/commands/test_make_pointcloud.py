@@ -20,7 +20,7 @@ COMMAND = ["data", "pointcloud"]
 def test_shapes_are_written_once(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = shared_tmp_path / "new" / "shapes.h5"
     options = ["--samples", "12", "--points", "40", "--seed", "3", "--out", str(path)]
-    for ending in ("s)", "(was there already)"):
+    for ending in ("s)", "(exists already)"):
         assert cli.main([*COMMAND, *options]) == 0
         printed = capsys.readouterr().out
         if comm.rank == 0:

@@ -129,7 +129,7 @@ def test_costs_that_a_users_module_registers_are_used(comm: Any, capsys: pytest.
 def test_the_picture_is_drawn(comm: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--plot", "plan.png", ranks=4) == 0
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert "picture: plan.png" in capsys.readouterr().out
+    assert "figure: plan.png" in capsys.readouterr().out
 
 
 @pytest.mark.ranks(1)
@@ -156,7 +156,7 @@ def test_it_says_when_fewer_ranks_are_faster_and_plans_for_them(
     assert plan(*slow, ranks=4) == 0
     out = capsys.readouterr().out
     alone = re.search(
-        r"^fewer ranks are faster: (\S+) ms on 1, (\S+) ms on 4; --ranks at-most:4 takes those$", out, re.M
+        r"^fewer ranks are faster: (\S+) ms on 1, (\S+) ms on 4; use --ranks at-most:4 to take them$", out, re.M
     )
     assert alone is not None and float(alone[1]) < float(alone[2])
     assert f"{alone[2]} ms per step" in out

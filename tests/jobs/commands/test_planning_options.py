@@ -284,12 +284,12 @@ def test_a_plan_is_given_to_training_of_the_same_network(model: str, sample: str
     assert (given.model, given.width, given.classes, given.batch, given.plan) == (model, 4, 7, 6, "p.json")
     if task == "classify":
         options = parsed("explore", *words.split())
-        command = explore._training(Namespace(**vars(options) | {"ranks": 2}))
+        command = explore._training_command(Namespace(**vars(options) | {"ranks": 2}))
         given = parsed("train classify", *command.split("mpiexec -n 2 distconv train classify ")[1].split())
         assert (given.model, given.width, given.classes, given.batch) == (model, 4, 7, 6)
         assert given.pipeline_plan == "p.json"
     else:
-        assert explore._training(options) == "distconv.pipeline.Pipeline.from_plan('p.json', ...)"
+        assert explore._training_command(options) == "distconv.pipeline.Pipeline.from_plan('p.json', ...)"
 
 
 def test_a_grid_is_given_to_training_with_all_that_it_was_chosen_for() -> None:

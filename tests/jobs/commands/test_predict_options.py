@@ -82,7 +82,7 @@ def test_what_predicts_follows_from_each_pair_of_options(
         predict, "score", lambda path, inputs, grid, ignore: note(scores=SimpleNamespace(results=ignore))
     )
     monkeypatch.setattr(predict, "try_on_all_ranks", lambda comm, action, error: "picture: x")
-    monkeypatch.setattr(predict, "_conclude", lambda options, of, comm, results, lines: found.update(lines=lines))
+    monkeypatch.setattr(predict, "_write_summary", lambda options, of, comm, results, lines: found.update(lines=lines))
     options = parsed("predict", "run", "--data", "x.h5", "--out", str(tmp_path), *line.words)
     assert predict.run(options) == 0
     expected = {"grid": {axis: 6}, "dtype": getattr(torch, trained_as or "float32"), "device": None}

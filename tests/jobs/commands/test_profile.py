@@ -101,7 +101,7 @@ def test_layers_are_timed_in_training_steps_and_written(tmp_path, capfd):
     path = tmp_path / "lenet5.json"
     assert main(["profile", "--layers", *LENET, "--warmup", "1", "--iterations", "2", "--out", str(path)]) == 0
     assert [layer.name for layer in Profile.load(path).layers] == ["c1", "c3", "c5", "f6", "output"]
-    assert "whole step without hooks" in capfd.readouterr().out
+    assert "full step without hooks" in capfd.readouterr().out
 
 
 def test_layers_of_a_known_network_need_no_more_than_its_name(tmp_path, monkeypatch):

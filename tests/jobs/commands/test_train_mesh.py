@@ -46,7 +46,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     if comm.rank == 0:
         assert "positive cells: 8.0 % of the training samples" in printed
         assert "frozen velocities, at q*" in printed
-        assert f"picture: {out / 'result.png'}" in printed
+        assert f"figure: {out / 'result.png'}" in printed
     else:
         assert printed == ""
 
@@ -121,7 +121,7 @@ def test_without_matplotlib_it_says_so(
     monkeypatch.setattr(train_mesh, "draw", missing)
     path = written(shared_tmp_path / "mesh.h5", comm)
     assert cli.main(command(path, shared_tmp_path / "out", comm, "--steps", "1")) == 0
-    text = "no picture: matplotlib is not installed; pip install matplotlib"
+    text = "no figure: matplotlib is not installed. Run pip install matplotlib."
     assert (text in capsys.readouterr().out) == (comm.rank == 0)
 
 

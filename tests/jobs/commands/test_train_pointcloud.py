@@ -175,7 +175,7 @@ def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
     assert (summary["pipeline"]["schedule"], summary["pipeline"]["weights"]) == ("pipedream", "stash")
     cut = summary["pipeline"]["cuts"]
     assert len(cut) == 1
-    assert (f"pipedream of 2 stages cut before {cut[0]} over 2 ranks" in capsys.readouterr().out) == (comm.rank == 0)
+    assert (f"pipedream of 2 stages split before {cut[0]} over 2 ranks" in capsys.readouterr().out) == (comm.rank == 0)
     if comm.rank == 0:
         (folder / "out" / "checkpoints" / "step-000004").rename(folder / "away")
     comm.Barrier()

@@ -91,7 +91,7 @@ def test_colours_numbers_and_titles_say_what_was_chosen_and_what_does_not_fit(fo
     assert choices.get_title() == f"fastest of {len(table)} combinations (blue: chosen; red: does not fit)"
     (line,) = memory.lines
     assert line.get_ydata()[0] == 0.5 and memory.get_ylim() == (0, pytest.approx(0.575))
-    assert memory.texts[-1].get_text() == "0.5 GB there are"
+    assert memory.texts[-1].get_text() == "limit: 0.5 GB"
     begins = ["input", *(stage[0] for stage in pipeline.stages.stages[1:])]
     names = [f"{stage}: {begin}" for stage, begin in enumerate(begins)]
     assert [text.get_text() for text in memory.get_xticklabels()] == names

@@ -110,7 +110,7 @@ def test_the_picture_of_a_plan_shows_its_parts_and_times(monkeypatch: pytest.Mon
             assert (bar.get_y(), bar.get_height()) == pytest.approx((below, 1e3 * getattr(layer, name)))
             below += 1e3 * getattr(layer, name)
     assert [label.get_text() for label in times.get_xticklabels()] == ["0", "1", "3"]
-    assert times.get_ylabel() == "ms, nothing hidden"
+    assert times.get_ylabel() == "ms, without overlap"
 
 
 def test_a_halo_is_drawn_beside_the_scaling_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_the_limit_of_memory_is_a_line_where_bars_can_still_be_told_apart(factor
     assert [text.get_text() for text in axis.texts] == [f"{each.memory / 1e9:.3g}" for each in alone]
     legend = [text.get_text() for text in axis.get_legend().get_texts()]
     assert set(legend) == {"weights, optimizer's state", "of a step", *(["limit"] if heights else [])}
-    assert (axis.get_ylabel(), axis.get_title()) == ("GB", "tensors of the fullest rank")
+    assert (axis.get_ylabel(), axis.get_title()) == ("GB", "tensors on the rank with the peak memory")
 
 
 def test_curves_of_measured_and_predicted_steps_have_names_and_axes(tmp_path: Path, monkeypatch: Any) -> None:

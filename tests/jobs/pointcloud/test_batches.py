@@ -71,5 +71,5 @@ def test_a_cloud_without_points_among_others_keeps_its_place() -> None:
 @pytest.mark.parametrize(("clouds", "labels"), [(0, 0), (2, 3)])
 def test_a_batch_needs_a_label_for_each_of_its_clouds(clouds: int, labels: int) -> None:
     voxels = [voxelise(torch.zeros(1, 3), 4)] * clouds
-    with pytest.raises(DataError, match=f"a batch of {clouds} clouds with {labels} labels"):
+    with pytest.raises(DataError, match=f"batch of {clouds} clouds with {labels} labels"):
         collate(voxels, torch.zeros(labels, dtype=torch.int64))

@@ -43,7 +43,7 @@ def test_a_tube_is_as_far_from_its_helix_everywhere() -> None:
 
 def test_joining_and_moving_keep_the_triangles() -> None:
     block, ball = surfaces.block(), surfaces.ball()
-    both = surfaces.join_meshes([block, surfaces.moved(ball, 2, (5, 0, 0))])
+    both = surfaces.join_meshes([block, surfaces.scale_and_shift(ball, 2, (5, 0, 0))])
     count = len(block.triangles)
     assert np.array_equal(both.areas[:count], block.areas)
     assert both.areas[count:] == pytest.approx(4 * ball.areas)

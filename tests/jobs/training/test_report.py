@@ -64,12 +64,12 @@ def test_a_picture_that_cannot_be_drawn_is_a_note() -> None:
     def missing() -> None:
         raise ImportError("No module named 'matplotlib'")
 
-    assert draw_figure(Path("x.png"), lambda: None) == "picture: x.png"
-    assert draw_figure(Path("x.png"), missing) == "no picture: matplotlib is not installed; pip install matplotlib"
+    assert draw_figure(Path("x.png"), lambda: None) == "figure: x.png"
+    assert draw_figure(Path("x.png"), missing) == "no figure: matplotlib is not installed. Run pip install matplotlib."
 
 
 def test_times_are_a_line() -> None:
-    assert format_times(1.26, 3.0) == "training took 1.3 s, all of it 3.0 s"
+    assert format_times(1.26, 3.0) == "training took 1.3 s, the job 3.0 s"
 
 
 @pytest.mark.ranks(1, 2)
@@ -101,7 +101,8 @@ def test_peak_memory_is_in_bytes() -> None:
 def test_an_announcement_says_what_is_trained_and_from_where() -> None:
     trainer: Any = SimpleNamespace(
         settings=TrainingSettings(model="x", batch=4, dtype="float64"), parameter_count=7,
-        loader=SimpleNamespace(samples=10), step_count=2, steps=6, where="grid h=2", comm=SimpleNamespace(size=2),
+        loader=SimpleNamespace(samples=10), step_count=2, steps=6, distribution="grid h=2",
+        comm=SimpleNamespace(size=2),
     )  # fmt: skip
     said = "x (7 parameters, float64) on 10 samples of 3 x 3, batch 4, {}6 steps, grid h=2 over 2 ranks"
     assert announcement(trainer, "3 x 3", resumed=False) == said.format("")

@@ -113,15 +113,15 @@ def test_a_finished_run_goes_on_to_more_epochs(
     float64 = ("--dtype", "float64")
     assert cli.main(command(comm, data, *float64, "--epochs", "3")) == 0
     comm.Barrier()
-    combine_machines = _steps(data)
+    undisturbed = _steps(data)
     comm.Barrier()
     assert cli.main(command(comm, data, *float64, "--epochs", "2", "--overwrite")) == 0
     capsys.readouterr()
     assert cli.main(command(comm, data, *float64, "--epochs", "3", "--resume")) == 0
     comm.Barrier()
-    assert _steps(data) == combine_machines
-    assert len(combine_machines) == 9
-    said = "the run was one of 6 steps and is now one of 9: the learning rate from step 6 on is that of 9 steps"
+    assert _steps(data) == undisturbed
+    assert len(undisturbed) == 9
+    said = "the run had 6 steps and now has 9: from step 6 on, the learning rate is that of 9 steps"
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
     assert cli.main(command(comm, data, *float64, "--epochs", "2", "--resume")) == 2
     assert ("checkpoint of step 9: later than the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
@@ -230,7 +230,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     words = command(comm, data, "--epochs", "2", "--checkpoint-every", "2")
     assert cli.main(words) == 0
     comm.Barrier()
-    combine_machines = _steps(data)
+    undisturbed = _steps(data)
     comm.Barrier()
     if comm.rank == 0:
         (newest,) = (data / "out" / CHECKPOINTS / "step-000006").glob("*.h5")
@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     assert cli.main([*words, "--resume", "whole"]) == 0
     assert ("passed over: checkpoint " in capsys.readouterr().out) == (comm.rank == 0)
     comm.Barrier()
-    assert _steps(data) == combine_machines
+    assert _steps(data) == undisturbed
 
 
 # --- Runs that a signal stops ---
@@ -273,7 +273,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
     assert end.value.code == EXIT_CODE == 143
     assert trainer.asked[-3:] == [f"save {last}", f"saved {last} at {last}", "close"]
     assert [line["loss"] for line in metrics.lines()] == [1.0 / step for step in range(1, last + 1)]
-    said = f"stopped by a signal after step {last} of 6; go on with --resume"
+    said = f"stopped by a signal after step {last} of 6. Continue with --resume."
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
 
 
@@ -304,7 +304,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     data = written(comm, shared_tmp_path)
     assert cli.main(command(comm, data, "--epochs", "2")) == 0
     comm.Barrier()
-    combine_machines = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
+    undisturbed = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
     comm.Barrier()
     step = ImageTrainer.step
 
@@ -321,7 +321,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm.Barrier()
     assert cli.main(command(comm, data, "--epochs", "2", "--resume")) == 0
     comm.Barrier()
-    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == combine_machines
+    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == undisturbed
 
 
 @pytest.mark.fault(50)
@@ -332,11 +332,11 @@ def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> 
         from mpi4py import MPI
         import distconv
         from distconv.jobs.training.report import Metrics
-        from distconv.jobs.training.run import prepare, take_steps
+        from distconv.jobs.training.run import prepare_run, take_steps
         from tests.jobs.training.stand_in import StandIn
         from tests.jobs.training.test_run import options
         trainer, given = StandIn(MPI.COMM_WORLD), options(Path(sys.argv[1]))
-        prepare(given, trainer)
+        prepare_run(given, trainer)
         step = trainer.step
         trainer.step = lambda *x: (os.kill(os.getpid(), signal.SIGTERM) if trainer.comm.rank else None, step(*x))
         with Metrics(Path(given.out), trainer) as metrics:

@@ -54,7 +54,18 @@ def _reach(offsets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
-    """Return the range of all outputs of ``layer`` for inputs in a volume of these sizes that begins at 0."""
+    """Return the range of all outputs of ``layer`` for inputs in a volume of these sizes that begins at 0.
+
+    Parameters
+    ----------
+    layer : Any
+    extents : sequence of int
+        Size of the volume.
+
+    Returns
+    -------
+    Frame
+    """
     low, high = _reach(layer.offsets)
     if getattr(layer, "transposed", False):
         cells = [
@@ -175,6 +186,16 @@ def on_volumes(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     """Return the volume that sparse ``layers`` compute from the active sites of ``x``, or a global pooling's result.
 
     A site is active where any channel is not zero. Inactive outputs are zeros.
+
+    Parameters
+    ----------
+    layers : torch.nn.Sequential
+    x : torch.Tensor
+        Volume (N, C, ...).
+
+    Returns
+    -------
+    torch.Tensor
     """
     dense = _masked(x, (x.detach() != 0).any(1))
     for layer in layers:

@@ -46,7 +46,7 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
             assert row.split()[-4:] == [*3 * [f"{1e3 * median:.2f}"], f"{median / medians[fastest]:.3f}"]
         for a, b in ((ours, fastest), (captured, fastest), (ours, torchs[0]), (one, one_thread)):
             ratio = f"{medians[a] / medians[b]:.3f}"  # of one turn the smallest and the largest too
-            assert f"{a} / {b}: {ratio} (turn by turn {ratio} to {ratio})" in table
+            assert f"{a} / {b}: {ratio} (per repetition {ratio} to {ratio})" in table
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def most(x):
 RUN = """
 import pathlib
 from distconv.jobs.mesh.hydro import jit
-jit.forget_older(pathlib.Path())
+jit.remove_stale_cache(pathlib.Path())
 import calling
 print(calling.most(1.0))
 """

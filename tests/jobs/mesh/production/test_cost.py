@@ -17,5 +17,5 @@ def test_the_cost_of_a_step_is_reported() -> None:
     assert cost.projected_seconds == pytest.approx(cost.seconds_per_step * cost.projected_steps)
     assert "32 x 32 cells, 2 steps measured" in str(cost)
     assert dataset.step_cost(32, 1).steps == 1
-    with pytest.raises(DataError, match="size 32, 0 steps"):
+    with pytest.raises(DataError, match="--measure-steps 0 --size 32"):
         step_cost(32, 0)

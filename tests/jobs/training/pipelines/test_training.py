@@ -268,7 +268,7 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
     assert summary["pipeline"]["cuts"] == (["c3"] if comm.size == 2 else ["c3", "c5"])
     assert summary["final_loss"] == complete[6]["loss"]
     assert (data / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
-    said = f"6 steps, stale of {comm.size} stages cut before c3"
+    said = f"6 steps, stale of {comm.size} stages split before c3"
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
     if comm.rank == 0:
         (data / "out" / "checkpoints" / "step-000006").rename(data / "away")
