@@ -221,7 +221,9 @@ def test_a_gradient_taken_in_a_block_with_running_statistics_is_rejected(comm):
         return slope
 
     x = dc.scatter(normal(4, 3, 7, 9), grid_over(comm, h=comm.size)).requires_grad_()
-    raises_everywhere(comm, dc.UnsupportedOperation, "Compute the gradient outside of the block", lambda: again(block, x))
+    raises_everywhere(
+        comm, dc.UnsupportedOperation, "Compute the gradient outside of the block", lambda: again(block, x)
+    )
 
 
 @pytest.mark.ranks(2)
