@@ -222,18 +222,20 @@ def _table(
 ) -> tuple[np.ndarray[Any, Any], int, int]:
     """Return the table (see ``packing.cu``), the number of its cells, and the number of their elements."""
     cells: list[tuple[int, ...]] = []
-    places: list[tuple[int, ...]] = []
+    positions: list[tuple[int, ...]] = []
     elements = 0
     for tensor, own in enumerate(strides):
         for cell, inside in _cells([each for each in regions if each[0].tensor == tensor]):
             offset = _offset(cell.first, own)
-            cells.append((elements, tensor, offset, len(places), len(inside), *(cell.extents or (1,)), *(own or (0,))))
+            cells.append(
+                (elements, tensor, offset, len(positions), len(inside), *(cell.extents or (1,)), *(own or (0,)))
+            )
             for region, start in inside:
                 packed = _contiguous(region.extents)
                 within = [a - b for a, b in zip(cell.first, region.first, strict=True)]
-                places.append((start + _offset(within, packed), *(packed or (0,))))
+                positions.append((start + _offset(within, packed), *(packed or (0,))))
             elements += cell.numel
-    flat = [value for row in (*cells, *places) for value in row]
+    flat = [value for row in (*cells, *positions) for value in row]
     return np.array(flat, dtype=np.int64), len(cells), elements
 
 
@@ -268,11 +270,11 @@ def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
     """Return the indices of ``regions`` in groups, such that regions of different groups are disjoint."""
     if not regions:
         return []
-    share = np.ones((len(regions), len(regions)), dtype=bool)
+    is_overlapping = np.ones((len(regions), len(regions)), dtype=bool)
     for ends in _ends(regions):
         low, high = np.array(ends).T
-        share &= (low[:, None] < high) & (high[:, None] > low)
-    _, labels = connected_components(coo_matrix(share), directed=False)
+        is_overlapping &= (low[:, None] < high) & (high[:, None] > low)
+    _, labels = connected_components(coo_matrix(is_overlapping), directed=False)
     groups: dict[int, list[int]] = {}
     for number, label in enumerate(labels.tolist()):
         groups.setdefault(label, []).append(number)

@@ -111,7 +111,7 @@ def _loop(  # noqa: PLR0917 - what numba compiles is called by position
     carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, gradients: Any
 ) -> None:
     steps, batch, gates, hidden = factors.shape
-    whole = hidden - hidden % _ROWS
+    blocked = hidden - hidden % _ROWS
     # Steps in the outer loop, samples in the inner one, so that memory is read consecutively.
     for t in range(steps - 1, -1, -1):
         for b in range(batch):
@@ -121,12 +121,12 @@ def _loop(  # noqa: PLR0917 - what numba compiles is called by position
                 v[j] = g[j] * direct[t, b, j] if direct.shape[0] else 0
             for gate in range(gates):
                 factor, rows = factors[t, b, gate], weight[gate]
-                for k in range(0, whole, _ROWS):
+                for k in range(0, blocked, _ROWS):
                     d0, d1 = g[k] * factor[k], g[k + 1] * factor[k + 1]
                     d2, d3 = g[k + 2] * factor[k + 2], g[k + 3] * factor[k + 3]
                     for j in range(hidden):
                         v[j] += d0 * rows[k, j] + d1 * rows[k + 1, j] + d2 * rows[k + 2, j] + d3 * rows[k + 3, j]
-                for k in range(whole, hidden):
+                for k in range(blocked, hidden):
                     d0 = g[k] * factor[k]
                     for j in range(hidden):
                         v[j] += d0 * rows[k, j]

@@ -2,8 +2,8 @@
 
 A CUDA graph contains the addresses and the host's values with which it was captured. So arguments and gradients are
 copied into memory of the graph before a replay, and results are copied out of it. Work of the host in each replay, such
-as messages of MPI and functions that read values, is unsupported (:func:`unfit`). Tensors that Python made from numbers
-are copied to the GPU before the capture (:func:`on_gpu`). :mod:`.captured` calls this module.
+as messages of MPI and functions that read values, is unsupported (:func:`find_unsupported`). Tensors that Python made
+from numbers are copied to the GPU before the capture (:func:`fold_host_constants`). :mod:`.captured` calls this module.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def _generator_state_slots(recording: Recording) -> set[int]:
 
 
 def fold_host_constants(recording: Recording) -> Recording:
-    """Return the recording with constants in place of tensors that the host computes; :func:`unfit` must be empty."""
+    """Return the recording with constants in place of tensors that the host computes.
+
+    Call it only if :func:`find_unsupported` yields nothing.
+    """
     slots, operations = [*recording.slots], []
     values = {slot: slots[slot].tensor for slot in _python_number_slots(recording)}
 
@@ -151,10 +154,10 @@ class CudaGraphReplay:
 
     Parameters
     ----------
-    program : Program
+    program : ReplayCode
         The generated code.
     recording : Recording
-        The recording from which it was generated, as :func:`on_gpu` returned it.
+        The recording from which it was generated, as :func:`fold_host_constants` returned it.
     example : tuple
         Blocks of the arguments, and gradients, like those of later replays in shapes, strides and dtypes.
     generators : sequence of torch.Generator

@@ -1,10 +1,10 @@
 """Guards of a recording: conditions that are checked before each replay, on this rank.
 
-- :class:`Arguments`: shapes, dtypes, distributions and Python values;
-- :class:`Modules`: mode, members and hooks of the modules that the step calls;
-- :class:`Tensors`: memory, ``requires_grad`` and hooks of the tensors that it uses;
-- :class:`Optimizers`: settings and state of the optimizers that step inside it;
-- :func:`modes`: modes of torch and distconv.
+- :class:`ArgumentGuard`: shapes, dtypes, distributions and Python values;
+- :class:`ModuleGuard`: mode, members and hooks of the modules that the step calls;
+- :class:`TensorGuard`: memory, ``requires_grad`` and hooks of the tensors that it uses;
+- :class:`OptimizerGuard`: settings and state of the optimizers that step inside it;
+- :func:`current_modes`: modes of torch and distconv.
 
 Every other Python value that the step reads is a constant of the recording: comparing all of them would take as long as
 the step. :mod:`.captured` combines the results of all ranks; this module contains no communication.

@@ -140,7 +140,7 @@ class ChannelStart:
 
 
 class ChannelLaunch(NamedTuple):
-    """Work of a channel, and the tensors that it uses, which must stay alive until :func:`join`."""
+    """Work of a channel, and the tensors that it uses, which must stay alive until :func:`wait_for_channel`."""
 
     channel: Channel
     launch: Launch
@@ -152,10 +152,10 @@ def wait_for_channel(launched: ChannelLaunch, _: Callable[[], str]) -> None:
 
     Parameters
     ----------
-    launched : Launched
+    launched : ChannelLaunch
         The work.
     _ : callable
-        Ignored. The generated code calls :func:`wait` and this function with the same arguments.
+        Ignored. The generated code calls :func:`wait_for_requests` and this function with the same arguments.
     """
     launched.channel.join(launched.launch)
 
@@ -179,7 +179,7 @@ def wait_for_requests(requests: Requests, describe: Callable[[], str]) -> None:
 
 
 FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
-"""Errors of one rank that :func:`raise_together` raises on all ranks."""
+"""Errors of one rank that :func:`raise_on_all_ranks` raises on all ranks."""
 
 
 def raise_on_all_ranks(world: MPI.Intracomm, failure: BaseException | None) -> None:

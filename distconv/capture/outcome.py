@@ -1,7 +1,7 @@
 """Comparison of a replay with the eager step, bit for bit.
 
-:mod:`.captured` takes a :class:`Snapshot`, runs the eager step, restores the snapshot and replays. It then compares the
-:class:`Outcome` of both. The comparison is local to a rank.
+:mod:`.captured` takes a :class:`StepSnapshot`, runs the eager step, restores the snapshot and replays. It then compares
+the :class:`StepOutcome` of both. The comparison is local to a rank.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StepOutcome:
     Parameters
     ----------
     run, blocks
-        As in :class:`Snapshot`.
+        As in :class:`StepSnapshot`.
     result : object
         Tree of the results of the step.
     """
@@ -132,8 +132,8 @@ class StepOutcome:
     def first_significant_difference(self, other: StepOutcome, again: StepOutcome) -> str:
         """Return the first tensor whose difference the order of sums does not explain, or "" if no tensor differs so.
 
-        Such a difference exceeds both half of the digits of the tensor's largest value, and ``_SPREAD`` times the
-        difference between two runs of the step.
+        Such a difference exceeds both half of the digits of the tensor's largest value, and ``_TOLERANCE_FACTOR`` times
+        the difference between two runs of the step.
 
         Parameters
         ----------
@@ -154,8 +154,8 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> boo
         return _has_equal_bits(one, other)
     if not one.numel():
         return True
-    spread = (again - other).abs().max()
-    bound = torch.maximum(torch.finfo(one.dtype).eps ** 0.5 * other.abs().max(), _TOLERANCE_FACTOR * spread)
+    deviation = (again - other).abs().max()
+    bound = torch.maximum(torch.finfo(one.dtype).eps ** 0.5 * other.abs().max(), _TOLERANCE_FACTOR * deviation)
     return bool(((one - other).abs() <= bound).all())
 
 

@@ -1,6 +1,6 @@
 """One recorded run of a step, with its results and side effects, which are undone afterwards.
 
-:mod:`.captured` calls :func:`recorded` on every rank at the same time, since the step sends its messages. Replays are
+:mod:`.captured` calls :func:`record_run` on every rank at the same time, since the step sends its messages. Replays are
 in :mod:`.replay_code` and :mod:`.graph`.
 """
 
@@ -56,7 +56,7 @@ class CaptureRun:
 
     recording: Recording
     results: list[Any]
-    """Leaves of the tree of results, with a :class:`Result` in place of each tensor."""
+    """Leaves of the tree of results, with a :class:`StepResult` in place of each tensor."""
     spec: TreeSpec
     """Structure of the tree of results."""
     arguments: dict[int, int]

@@ -53,6 +53,6 @@ def _diagonal_pattern(size: int, device: str) -> Pattern:
 
 @lru_cache(maxsize=16)
 def _positions(shape: tuple[int, ...], kept: bytes, device: str) -> tuple[Pattern, torch.Tensor]:
-    places = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device).nonzero()[:, 0]
-    pattern, order = Pattern.from_positions(places % shape[1], places // shape[1], (shape[1], shape[0]))
-    return pattern, places[order]
+    positions = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device).nonzero()[:, 0]
+    pattern, order = Pattern.from_positions(positions % shape[1], positions // shape[1], (shape[1], shape[0]))
+    return pattern, positions[order]

@@ -72,10 +72,10 @@ def match_nonzeros(left: Pattern, right: Pattern) -> Product:
     begins = right.crow[left.col] - (counts.cumsum(0) - counts)
     second = begins[first] + torch.arange(total, device=device)
     keys, order = (left.rows[first] * right.shape[1] + right.col[second]).sort()
-    places, out = torch.unique_consecutive(keys, return_inverse=True)
+    positions, out = torch.unique_consecutive(keys, return_inverse=True)
     shape = (left.shape[0], right.shape[1])
-    rows = places // shape[1]
+    rows = positions // shape[1]
     crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=device)
     torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
-    pattern = Pattern(crow, places - rows * shape[1], shape)
-    return Product(pattern, first[order], second[order], None if len(places) == total else out)
+    pattern = Pattern(crow, positions - rows * shape[1], shape)
+    return Product(pattern, first[order], second[order], None if len(positions) == total else out)

@@ -18,7 +18,7 @@ from distconv.errors import ScanError
 from .algorithm import gradients
 from .checks import Problem, build_problem
 from .cost import SPEEDS, ScanPrediction, Speed, predict
-from .elements import Level, Matrix
+from .elements import Matrix
 from .ranks import ScanRank, linear_over_ranks, scan_over_ranks
 
 Method = Literal["linear", "blelloch", "truncated", "auto"]
@@ -91,7 +91,7 @@ def backpropagate(
         assert gradient is not None
         return gradients(gradient, level, depth)
     if comm.rank not in problem.active:
-        return _empty_result(level, problem)
+        return level.apply_in_order(problem.empty_tensor().new_empty(problem.gradient))  # this rank has no Jacobians
     scan_rank = ScanRank(comm, problem, problem.empty_tensor())
     if chosen == "linear":
         return linear_over_ranks(gradient, level, scan_rank)
@@ -137,8 +137,3 @@ def _choose(method: str, depth: int | None, problem: Problem, speed: Speed | Non
         chosen = prediction.method if method == "auto" else "truncated"
         return chosen, {"linear": 0, "blelloch": None, "truncated": prediction.depth}[chosen]
     return method, {"linear": 0, "blelloch": None, "truncated": depth}[method]
-
-
-def _empty_result(level: Level, problem: Problem) -> Any:
-    """Return the gradients of a rank without Jacobians."""
-    return level.apply_in_order(problem.empty_tensor().new_empty(problem.gradient))

@@ -206,8 +206,8 @@ def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Calla
     def search(queries: torch.Tensor) -> torch.Tensor:
         if not len(keys):
             return torch.full_like(queries, -1)
-        places = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
-        return rows[places].where(keys[places] == queries, -1)
+        positions = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
+        return rows[positions].where(keys[positions] == queries, -1)
 
     return search
 

@@ -1,7 +1,7 @@
 """Split points chosen for one schedule: the least time of a mini-batch within its memory, between layers.
 
 1. For several prices of a transfer, find the split points whose slowest stage takes least among those that fit. A stage
-   counts with its two transfers, weighted by that price. The dynamic program is exact for it. A price of 0 balances
+   counts with its two transfers, with a weight. The dynamic program is exact for it. A weight of 0 balances
    computation; larger ones prefer small boundaries.
 2. From each of these and from the given split points, move single ones any distance while that makes the mini-batch
    faster.
@@ -21,7 +21,7 @@ from distconv.perfmodel.exploration.candidate_stages import PipelineCandidate, r
 from distconv.perfmodel.stages.dynamic_program import StageMove, cheapest_stages, fixed_moves
 from distconv.perfmodel.stages.stage_costs import Array, StageRange
 
-MEMORY_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
+TRANSFER_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 
 
 def best_cuts(stages: PipelineCandidate, initial: Sequence[Sequence[float]] = ()) -> list[int]:
@@ -39,7 +39,9 @@ def best_cuts(stages: PipelineCandidate, initial: Sequence[Sequence[float]] = ()
     list of int
     """
     starts = {tuple(round_to_layers(positions, stages.size)) for positions in initial}
-    starts |= {tuple(balanced) for weight in MEMORY_WEIGHTS if (balanced := balanced_cuts(stages, weight)) is not None}
+    starts |= {
+        tuple(balanced) for weight in TRANSFER_WEIGHTS if (balanced := balanced_cuts(stages, weight)) is not None
+    }
     starts = starts or {tuple(least_memory_cuts(stages))}
     return min(
         (_improve(stages, list(start)) for start in sorted(starts)), key=lambda cuts: excess_and_time(stages, cuts)
@@ -62,13 +64,13 @@ def excess_and_time(stages: PipelineCandidate, cuts: Sequence[int]) -> tuple[flo
     return over, stages.time(cuts)
 
 
-def balanced_cuts(stages: PipelineCandidate, memory_weight: float = 0.0) -> list[int] | None:
+def balanced_cuts(stages: PipelineCandidate, transfer_weight: float = 0.0) -> list[int] | None:
     """Return the split points whose slowest stage takes least among those that fit.
 
     Parameters
     ----------
     stages : PipelineCandidate
-    memory_weight : float
+    transfer_weight : float
         Weight of the two transfers of each stage.
 
     Returns
@@ -77,7 +79,7 @@ def balanced_cuts(stages: PipelineCandidate, memory_weight: float = 0.0) -> list
         None if none fit.
     """
     terms = stages.context.layer_sums
-    sent = memory_weight * terms.boundary_time(terms.edges, 1)
+    sent = transfer_weight * terms.boundary_time(terms.edges, 1)
     first, last = terms.edges[:, None], terms.edges[None, :]
 
     def work(move: StageMove) -> Array:

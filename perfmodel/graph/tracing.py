@@ -6,7 +6,7 @@ machine and cost are unknown here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,7 +208,7 @@ class _CallRecorder(FunctionRecorder):
                 args=described[0],
                 kwargs=described[1],
                 inputs=inputs,
-                constants=tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, GraphConstant))),
+                constants=tuple(dict.fromkeys(c for c in tree_flatten(described)[0] if isinstance(c, GraphConstant))),
                 outputs=outputs,
                 saved=tuple(
                     self._value(t, index) for t in saved if t.untyped_storage()._cdata not in self.constant_storages
@@ -296,10 +296,6 @@ def _per_dimension(value: Any, dims: int, default: tuple[int, ...]) -> tuple[int
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) if len(value) == dims else tuple(value) * dims
-
-
-def _unique(items: Iterable[GraphConstant]) -> list[GraphConstant]:
-    return list(dict.fromkeys(items))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -43,7 +43,7 @@ def join_layers(profile: Profile, cuts: Iterable[str]) -> Profile:
 
     Returns
     -------
-    Blocks
+    JoinedProfile
         The first block begins at the first layer.
 
     Examples

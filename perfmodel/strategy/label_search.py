@@ -231,7 +231,7 @@ def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, li
 
     Returns
     -------
-    tuple of Columns and list of SearchLevel
+    tuple of SumColumns and list of SearchLevel
     """
     position = {variable: index for index, variable in enumerate(order)}
     last = np.array([max((position[v] for v in scope), default=-1) for scope in sums.scopes], dtype=np.int64)

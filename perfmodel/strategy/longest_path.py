@@ -35,7 +35,7 @@ def longest_path(
     model : StepModel
     candidates : mapping of str to sequence
         Candidates of each deciding layer.
-    price : float
+    memory_weight : float
         Penalty on memory, seconds per byte.
 
     Returns

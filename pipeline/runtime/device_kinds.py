@@ -147,17 +147,17 @@ def reorder_ranks(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) 
 
 
 def _rank_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
-    there: list[str | None] = comm.allgather(kind)
-    if None in there:
+    kinds_of_ranks: list[str | None] = comm.allgather(kind)
+    if None in kinds_of_ranks:
         raise PlanError(
             f"pipeline plan: made for {format_kinds(Counter(wanted))}; specify the kind of device of each rank "
             "(--devices)"
         )
-    counted = Counter(map(str, there))
+    counted = Counter(map(str, kinds_of_ranks))
     if counted != Counter(wanted):
         raise PlanError(
             f"pipeline plan: made for {format_kinds(Counter(wanted))}, found {format_kinds(counted)}; start ranks "
             "on such devices, or make another plan with distconv explore --devices"
         )
-    places = {each: iter([place for place, name in enumerate(wanted) if name == each]) for each in counted}
-    return [next(places[str(each)]) for each in there][comm.rank]
+    positions = {each: iter([position for position, name in enumerate(wanted) if name == each]) for each in counted}
+    return [next(positions[str(each)]) for each in kinds_of_ranks][comm.rank]

@@ -135,8 +135,8 @@ class Executor:
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
-        feed, arrived = self._pass_input(action)
-        outputs = self._passes.forward(action, feed, arrived)
+        feed, received = self._pass_input(action)
+        outputs = self._passes.forward(action, feed, received)
         message = self.schedule.output_of(action)
         if message is None:
             assert action.microbatch is not None
@@ -145,11 +145,11 @@ class Executor:
             self._boundary_tensors[message] = list(outputs)
 
     def _backward(self, action: Action) -> None:
-        feed, arrived = self._pass_input(action)
+        feed, received = self._pass_input(action)
         self._clear_gradients()
         # If W is next, no other stage waits for the first half, so the full backward pass runs at once.
-        whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
-        gradients = self._passes.backward(action, feed, arrived, whole)
+        full = not self.schedule.splits_backward or self._is_next(Kind.W, action)
+        gradients = self._passes.backward(action, feed, received, full)
         message = self.schedule.output_of(action)
         if message is not None:
             self._boundary_tensors[message] = gradients

@@ -121,7 +121,7 @@ class P2P:
     comm : MPI.Intracomm
         All ranks of the pipeline.
     placement : StagePlacement
-    place : StagePosition
+    position : StagePosition
         Position of this rank.
     grid : ProcessGrid or None
         Grid of this rank's stage; None for one rank.
@@ -137,13 +137,13 @@ class P2P:
         grid: ProcessGrid | None,
         device: torch.device,
     ) -> None:
-        # Two communicators, so that a standing receive of activations cannot take a gradient: MPI matches messages by
+        # Two communicators, so that a posted receive of activations cannot take a gradient: MPI matches messages by
         # communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
         for each in self._comms.values():
             device_transport.choose_mpi(each, device)
         self._rank: int = comm.rank
-        self._placement, self._place, self._grid, self._device = placement, position, grid, device
+        self._placement, self._position, self._grid, self._device = placement, position, grid, device
         self._outgoing: dict[tuple[Kind, int], _SendStream] = {}
         self._incoming: dict[tuple[Kind, int], _ReceiveStream] = {}
 
@@ -186,25 +186,25 @@ class P2P:
         what : str
             Description for the watchdog.
         """
-        strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
+        strided = self._placement.grids[self._position.stage].size == self._placement.grids[stage].size == 1
         tensors = tuple(TensorHeader.from_tensor(value, strided) for value in values)
-        ways = [
-            (value, self._routes(tuple(value.shape), self._place.stage, stage, message.microbatch))
+        routed = [
+            (value, self._routes(tuple(value.shape), self._position.stage, stage, message.microbatch))
             for value in values
             if value is not None
         ]
         for rank in self._placement.ranks(stage, message.microbatch):
             stream = self._outgoing.setdefault((message.payload, rank), _SendStream(self._comms[message.payload], rank))
-            pieces = [
-                local_block(value).detach()[piece.src]
-                for value, routes in ways
-                for piece in _boxes_for(routes.sends, rank)
+            blocks = [
+                local_block(value).detach()[box.src]
+                for value, routes in routed
+                for box in _boxes_for(routes.sends, rank)
             ]
-            offsets, nbytes = _layout([piece.nbytes for piece in pieces])
+            offsets, nbytes = _layout([block.nbytes for block in blocks])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
-            for piece, offset in zip(pieces, offsets, strict=True):
-                strides = strides_of(piece) if strided else ()
-                _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
+            for block, offset in zip(blocks, offsets, strict=True):
+                strides = strides_of(block) if strided else ()
+                _view(payload[HEADER_BYTES + offset :], block.dtype, block.shape, strides).copy_(block)
             stream.send(MessageHeader(message, minibatch, tensors, loss, nbytes), payload, what)
 
     def receive(
@@ -263,18 +263,18 @@ class P2P:
         """Return a boundary tensor from the blocks of each sending rank. A tensor from one rank is not copied."""
         if tensor.dtype is None:
             return None
-        routes = self._routes(tensor.shape, stage, self._place.stage, message.microbatch)
+        routes = self._routes(tensor.shape, stage, self._position.stage, message.microbatch)
         shape = routes.destination_shapes[0]
         block: torch.Tensor | None = None
         for peer in routes.receives:
-            for piece in peer.boxes:
-                sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
-                if piece.extents == shape:
-                    # Used in place: the next standing receive has a new buffer.
+            for box in peer.boxes:
+                sent = payloads[peer.rank].next(tensor.dtype, box.extents, tensor.strides)
+                if box.extents == shape:
+                    # Used in place: the next posted receive has a new buffer.
                     block = sent
                 else:
                     block = self._empty(tensor.dtype, shape) if block is None else block
-                    block[piece.dst] = sent
+                    block[box.dst] = sent
         block = self._empty(tensor.dtype, shape) if block is None else block
         return from_boundary(block, tensor.shape, self._grid)
 
@@ -298,7 +298,7 @@ class P2P:
             stream.wait()
 
     def close(self) -> None:
-        """Wait until all messages are sent, and cancel the standing receives. Collective: call on every rank."""
+        """Wait until all messages are sent, and cancel the posted receives. Collective: call on every rank."""
         self.flush()
         for stream in self._incoming.values():
             stream.posted.cancel()

@@ -94,7 +94,7 @@ def sum_gradients(
     comm : MPI.Intracomm
         Replicas of the stage.
     parameters : sequence of Tensor
-    there : sequence of sequence of bool
+    present : sequence of sequence of bool
         :func:`has_gradients` of each replica.
     divisor : int
     what : str
@@ -116,19 +116,19 @@ def sum_gradients(
 
 def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Tensor:
     """Return the sum over all ranks, rank 0 first: the same bits with any MPI library. Collective."""
-    shares = list(flat.tensor_split(comm.size))
-    mine = shares[comm.rank]
+    parts = list(flat.tensor_split(comm.size))
+    mine = parts[comm.rank]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     theirs = {rank: torch.empty_like(mine) for rank in others}
-    _exchange(comm, {rank: shares[rank] for rank in others}, theirs, what)
+    _exchange(comm, {rank: parts[rank] for rank in others}, theirs, what)
     terms = [mine if rank == comm.rank else theirs[rank] for rank in range(comm.size)]
     total = terms[0].clone()
     for term in terms[1:]:
         total += term
     summed = torch.empty_like(flat)
-    parts = list(summed.tensor_split(comm.size))
-    parts[comm.rank].copy_(total)
-    _exchange(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
+    summed_parts = list(summed.tensor_split(comm.size))
+    summed_parts[comm.rank].copy_(total)
+    _exchange(comm, dict.fromkeys(others, total), {rank: summed_parts[rank] for rank in others}, what)
     return summed
 
 

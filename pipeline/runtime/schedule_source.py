@@ -159,7 +159,7 @@ def _action_maker(
             "pass the schedule's name"
         )
 
-    def as_it_is(microbatches: int) -> Schedule:
+    def check_and_return(microbatches: int) -> Schedule:
         if microbatches != given.microbatches:
             raise ScheduleError(
                 f"{name}: a schedule of {given.microbatches} micro-batches cannot run {microbatches}; every mini-batch "
@@ -167,4 +167,4 @@ def _action_maker(
             )
         return given
 
-    return as_it_is
+    return check_and_return

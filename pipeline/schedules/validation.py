@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from .actions import COMPUTE, Action, Kind, Schedule, ScheduleError, Weights
 from .replay import Replay
@@ -143,14 +142,8 @@ def _check_rendezvous(schedule: Schedule) -> None:
 
     replay.run(step)
     if replay.remaining:
-        raise ScheduleError(
-            f"{schedule.name}: deadlock under synchronous sends: {_format_actions(replay.remaining)} wait for "
-            "each other"
-        )
-
-
-def _format_actions(actions: Iterable[Action]) -> str:
-    return "; ".join(map(str, actions))
+        waiting = "; ".join(map(str, replay.remaining))
+        raise ScheduleError(f"{schedule.name}: deadlock under synchronous sends: {waiting} wait for each other")
 
 
 def _check_versions(schedule: Schedule, actions: list[Action]) -> None:

@@ -176,7 +176,8 @@ def _position(cut: str | int, calls: list[ModuleCall]) -> int:
         # A ModuleList is not called itself, only its children are.
         begins = begins or [call.begin for call in calls if call.name.startswith(f"{cut}.")][:1]
         if not begins:
-            raise SplitError(f"cut '{cut}': no module of that name is called; there are {_names(calls)}")
+            names = _shorten_names(list(dict.fromkeys(call.name for call in calls if call.name)))
+            raise SplitError(f"cut '{cut}': no module of that name is called; there are {names}")
         return begins[0]
     layers = [call for call in calls if call.layer]
     if not 1 <= cut < len(layers):
@@ -186,10 +187,6 @@ def _position(cut: str | int, calls: list[ModuleCall]) -> int:
             f"({_shorten_names(numbered)})"
         )
     return layers[cut].begin
-
-
-def _names(calls: list[ModuleCall]) -> str:
-    return _shorten_names(list(dict.fromkeys(call.name for call in calls if call.name)))
 
 
 def _shorten_names(names: list[str]) -> str:

@@ -106,7 +106,7 @@ class Passes:
         self.weights = WeightVersions(list(dict.fromkeys(self._leaves)))
         if schedule.weights in (Weights.STASH, Weights.PREDICT):
             self.weights.check_separate()
-        self._kept: dict[tuple[int | None, int], _Pass] = {}
+        self._states: dict[tuple[int | None, int], _Pass] = {}
 
     @property
     def defers_statistics(self) -> bool:
@@ -121,7 +121,7 @@ class Passes:
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(
-        self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None
+        self, action: Action, feed: Microbatch, received: Sequence[torch.Tensor | None] | None
     ) -> list[torch.Tensor]:
         """Run a chunk's forward pass.
 
@@ -130,7 +130,7 @@ class Passes:
         action : Action
         feed : Microbatch
             Input of the first chunk, and target of the last one.
-        arrived : sequence of Tensor or None
+        received : sequence of Tensor or None
             Boundary tensors from the chunk before; None for the first chunk.
 
         Returns
@@ -138,31 +138,31 @@ class Passes:
         list of Tensor
             Outputs of the chunk; for the last chunk the loss.
         """
-        if arrived is None:
+        if received is None:
             x = feed.x if self._grid is None else scatter(feed.x, self._grid)
-            kept = _Pass([StageInput(x, first=True)])
+            state = _Pass([StageInput(x, first=True)])
         else:
-            kept = _Pass([StageInput(value) for value in arrived if value is not None])
+            state = _Pass([StageInput(value) for value in received if value is not None])
         if self.schedule.weights is Weights.RECOMPUTE:
-            outputs = self._run_without_graph(action, feed, kept)
+            outputs = self._run_without_graph(action, feed, state)
         else:
-            outputs = kept.outputs = self._run(action, feed, kept.inputs)
-        self._kept[action.microbatch, action.chunk] = kept
+            outputs = state.outputs = self._run(action, feed, state.inputs)
+        self._states[action.microbatch, action.chunk] = state
         return outputs
 
-    def _run_without_graph(self, action: Action, feed: Microbatch, kept: _Pass) -> list[torch.Tensor]:
-        kept.buffers = BufferSnapshot([self.modules[action.chunk]])
-        versions = [local_block(entry.value)._version for entry in kept.inputs]
+    def _run_without_graph(self, action: Action, feed: Microbatch, state: _Pass) -> list[torch.Tensor]:
+        state.buffers = BufferSnapshot([self.modules[action.chunk]])
+        versions = [local_block(entry.value)._version for entry in state.inputs]
         with torch.no_grad():
-            outputs = self._run(action, feed, kept.inputs)
-        if versions != [local_block(entry.value)._version for entry in kept.inputs]:
+            outputs = self._run(action, feed, state.inputs)
+        if versions != [local_block(entry.value)._version for entry in state.inputs]:
             raise PipelineError(
                 f"{action}: weights='recompute' needs the stage's input once more, but the stage changes it in place"
             )
         return outputs
 
     def _run(
-        self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], again: bool = False
+        self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], is_repeated: bool = False
     ) -> list[torch.Tensor]:
         part = action.chunk * len(self.schedule.stages) + action.stage
         devices = {local_block(entry.value).device for entry in inputs if entry.value.is_cuda}
@@ -171,9 +171,9 @@ class Passes:
             stack.enter_context(seed_generators(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
             if self.schedule.asynchronous:
                 stack.enter_context(self.weights.save_notes())
-            if self._replicated and not again:
+            if self._replicated and not is_repeated:
                 stack.enter_context(check_unchanged(self.modules[action.chunk]))
-            if self.defers_statistics and not again:
+            if self.defers_statistics and not is_repeated:
                 assert action.microbatch is not None
                 stack.enter_context(self.statistics.record_statistics(action.microbatch))
             values = self.modules[action.chunk](*(entry.enter() for entry in inputs))
@@ -199,7 +199,7 @@ class Passes:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(
-        self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None, whole: bool
+        self, action: Action, feed: Microbatch, received: Sequence[torch.Tensor | None] | None, full: bool
     ) -> list[torch.Tensor | None]:
         """Run a chunk's backward pass; gradients of its weights are accumulated.
 
@@ -207,9 +207,9 @@ class Passes:
         ----------
         action : Action
         feed : Microbatch
-        arrived : sequence of Tensor or None
+        received : sequence of Tensor or None
             Gradients of the outputs; None for the last chunk, which begins with the loss.
-        whole : bool
+        full : bool
             True to compute all gradients. Otherwise those of weights may wait for :meth:`weight`.
 
         Returns
@@ -222,51 +222,51 @@ class Passes:
         PipelineError
             If the loss does not require a gradient.
         """
-        kept = self._kept[action.microbatch, action.chunk]
-        if kept.buffers is not None:
-            with kept.buffers.rerun():
-                kept.outputs = self._run(action, feed, kept.inputs, again=True)
-        if arrived is None:
-            if not local_block(kept.outputs[0]).requires_grad:
+        state = self._states[action.microbatch, action.chunk]
+        if state.buffers is not None:
+            with state.buffers.rerun():
+                state.outputs = self._run(action, feed, state.inputs, is_repeated=True)
+        if received is None:
+            if not local_block(state.outputs[0]).requires_grad:
                 raise PipelineError(
                     f"{action}: the loss does not require a gradient, so nothing would be trained. Compute it from the "
                     "output of the last stage by differentiable functions, outside of no_grad, and leave parameters "
                     "trainable"
                 )
-            arrived = [torch.full_like(local_block(kept.outputs[0]), feed.share)]
+            received = [torch.full_like(local_block(state.outputs[0]), feed.share)]
         pairs = [
             (local_block(output), local_block(gradient))
-            for output, gradient in zip(kept.outputs, arrived, strict=True)
+            for output, gradient in zip(state.outputs, received, strict=True)
             if gradient is not None and local_block(output).requires_grad
         ]
         with self.weights.bind(action.version):
-            self._differentiate(kept, pairs, whole)
-        kept.outputs = []
+            self._differentiate(state, pairs, full)
+        state.outputs = []
         if not self.schedule.splits_backward:
             self._finish(action)
-        return [entry.gradient for entry in kept.inputs]
+        return [entry.gradient for entry in state.inputs]
 
-    def _differentiate(self, kept: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], whole: bool) -> None:
+    def _differentiate(self, state: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], full: bool) -> None:
         if not pairs:
             return
         outputs, gradients = zip(*pairs, strict=True)
         # Over a grid, gradient all-reduces overlap with the full backward pass, so it is not split in two.
-        if whole or self._grid is not None:
+        if full or self._grid is not None:
             torch.autograd.backward(outputs, gradients)
         else:
-            inputs = [entry.value for entry in kept.inputs if entry.value.requires_grad]
-            kept.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
+            inputs = [entry.value for entry in state.inputs if entry.value.requires_grad]
+            state.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
 
     def weight(self, action: Action) -> None:
         """Compute the remaining gradients of a backward pass."""
-        half = self._kept[action.microbatch, action.chunk].half
+        half = self._states[action.microbatch, action.chunk].half
         if half is not None:
             half.run()
         self._finish(action)
 
     def _finish(self, action: Action) -> None:
         """Drop the state of a micro-batch on this chunk after its last gradient."""
-        del self._kept[action.microbatch, action.chunk]
+        del self._states[action.microbatch, action.chunk]
         self.weights.release(action.microbatch)
 
 

@@ -42,7 +42,8 @@ class StatisticsRecord:
 class RunningStatistics:
     """Collects running statistics of the batch norms in some modules.
 
-    Inside :meth:`taken` a layer writes to temporary tensors, and a record is kept. :meth:`commit` updates the layers.
+    Inside :meth:`record_statistics` a layer writes to temporary tensors, and a record is kept. :meth:`commit` updates
+    the layers.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -98,13 +99,10 @@ class RunningStatistics:
         """
         for number, layer in enumerate(self.layers):
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
-            for mean, variance in [_merge_statistics(of_layer)] if deferred and of_layer else _each(of_layer):
+            statistics = [(record.mean, record.variance) for record in of_layer]
+            for mean, variance in [_merge_statistics(of_layer)] if deferred and of_layer else statistics:
                 _update(layer, mean, variance)
         self.records.clear()
-
-
-def _each(records: Sequence[StatisticsRecord]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(record.mean, record.variance) for record in records]
 
 
 def _merge_statistics(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:

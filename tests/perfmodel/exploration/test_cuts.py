@@ -61,7 +61,7 @@ def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
 def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
     cases = [random_stages(seed) for seed in range(100, 120)]
     fits = [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases]
-    monkeypatch.setattr(cuts_module, "MEMORY_WEIGHTS", ())
+    monkeypatch.setattr(cuts_module, "TRANSFER_WEIGHTS", ())
     assert [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
     assert any(fits) and not all(fits)
 
@@ -103,12 +103,12 @@ def test_a_high_price_on_transfers_finds_the_small_boundary():
     ).pipeline_candidate("gpipe", 1, 4)
     assert stages is not None
     assert balanced_cuts(stages) == [3]
-    assert balanced_cuts(stages, memory_weight=2.0) == [4]
+    assert balanced_cuts(stages, transfer_weight=2.0) == [4]
 
 
 @pytest.mark.parametrize("start", [[2, 6], [4, 6], [3, 5], [3, 7]])
 def test_each_cut_moves_to_where_the_stages_are_even(monkeypatch, start):
-    monkeypatch.setattr(cuts_module, "MEMORY_WEIGHTS", ())
+    monkeypatch.setattr(cuts_module, "TRANSFER_WEIGHTS", ())
     layers = [Layer(f"l{index}", 1.0, 2.0, 1.0, 1.0) for index in range(9)]
     stages = ExplorationContext(
         Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1
