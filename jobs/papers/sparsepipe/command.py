@@ -258,7 +258,7 @@ def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float)
     -------
     float
     """
-terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
+    terms = PrefixSums(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(stages_between([0, terms.size], [tuple(device.count for device in devices)]))
 
 
