@@ -7,6 +7,7 @@ many sites. Arithmetic without communication.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +146,21 @@ class Partition(Generic[Grid_co]):
         )
         ranks = {self._rank(indices) for indices in neighbours}
         return sorted(ranks - {rank})
+
+    def others(self, box: Box, rank: int) -> list[int]:
+        """Return :meth:`intersecting_ranks`, of which this is the former name.
+
+        Parameters
+        ----------
+        box, rank
+            As in :meth:`intersecting_ranks`.
+
+        Returns
+        -------
+        list of int
+        """
+        warnings.warn("Partition.others is now Partition.intersecting_ranks", DeprecationWarning, stacklevel=2)
+        return self.intersecting_ranks(box, rank)
 
     def _rank(self, indices: Sequence[int]) -> int:
         return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})

@@ -45,6 +45,8 @@ def test_ranks_that_meet_a_box_are_those_whose_boxes_overlap_it(comm):
                 and all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(box, partition.box(other), strict=True))
             ]
             assert partition.intersecting_ranks(box, rank) == overlap
+            with pytest.warns(DeprecationWarning, match=r"Partition\.others is now Partition\.intersecting_ranks"):
+                assert partition.others(box, rank) == overlap
 
 
 @pytest.mark.ranks(4)
