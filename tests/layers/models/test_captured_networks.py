@@ -11,7 +11,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
-from tests.distconv.capture.trained import adam, equal, left, sgd
+from tests.distconv.capture.trained import adam, assert_equal, training_state, sgd
 from tests.distconv.layouts import normal
 from tests.layers.models.test_reference_models import CASES, Case
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, built, tensors
@@ -59,7 +59,7 @@ def trained(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captur
         opt.zero_grad()
         kept.append(taken(x).local.detach().clone())
         opt.step()
-    return [*kept, *left(model)]
+    return [*kept, *training_state(model)]
 
 
 def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -68,7 +68,7 @@ def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dty
         images = [dc.scatter(normal(*shape, seed=8 + number).to(dtype), grid) for number in range(STEPS)]
         for optimizer in (sgd, adam):
             expected = trained(dc.parallelize(build(), grid), images, optimizer, False)
-            equal(trained(dc.parallelize(build(), grid), images, optimizer, True), expected)
+            assert_equal(trained(dc.parallelize(build(), grid), images, optimizer, True), expected)
 
 
 @pytest.mark.long
