@@ -7,7 +7,7 @@ import pytest
 import distconv as dc
 from distconv.jobs import captured_steps
 from distconv.jobs.captured_steps import AutoCapturedStep
-from tests.distconv.capture.trained import batches, assert_equal, training_state, network, sgd, make_step
+from tests.distconv.capture.trained import assert_equal, batches, make_step, network, sgd, training_state
 from tests.distconv.layouts import grids
 
 

@@ -17,16 +17,16 @@ from distconv.capture import captured
 from distconv.communication import agreement
 from tests.distconv.capture.trained import (
     adam,
+    assert_equal,
     batches,
     block_of,
-    compare,
-    assert_equal,
-    training_state,
-    network,
     capture_one_step,
+    compare,
+    make_step,
+    network,
     recordings,
     sgd,
-    make_step,
+    training_state,
 )
 from tests.distconv.layouts import grids, raises_everywhere
 

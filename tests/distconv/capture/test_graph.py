@@ -22,14 +22,14 @@ from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
 from tests.distconv.capture.trained import (
     adam,
+    assert_equal,
     batches,
     compare,
-    assert_equal,
-    training_state,
+    make_step,
     network,
     recordings,
     sgd,
-    make_step,
+    training_state,
 )
 
 DEVICE = dc.device() if torch.cuda.is_available() else torch.device("cuda", 0)

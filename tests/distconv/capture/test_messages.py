@@ -15,7 +15,7 @@ from distconv.capture.messages import AllReduceStart, ExchangeStart, PersistentE
 from distconv.capture.operations import AllReduce, SendReceive
 from distconv.communication.transport import Exchange, allreduce
 from distconv.process import watchdog
-from tests.distconv.capture.trained import batches, network, make_step
+from tests.distconv.capture.trained import batches, make_step, network
 from tests.distconv.layouts import grids
 
 

@@ -10,14 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
 from tests.distconv.capture.trained import (
-    batches,
-    compare,
     assert_equal,
-    training_state,
-    network,
+    batches,
     capture_one_step,
-    recordings,
+    compare,
     make_step,
+    network,
+    recordings,
+    training_state,
 )
 from tests.distconv.layouts import grids, raises_everywhere
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from distconv.errors import ShapeError
 from distconv.kernels.jacobian import Windows, batched_conv2d, conv2d
-from tests.kernels.jacobian.references import jacobian_by_autograd, assert_close, normal
+from tests.kernels.jacobian.references import assert_close, jacobian_by_autograd, normal
 
 
 def random_case(seed):

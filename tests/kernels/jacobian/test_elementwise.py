@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.kernels.jacobian import batched_relu, batched_tanh, linear, relu, tanh
-from tests.kernels.jacobian.references import jacobian_by_autograd, assert_close, normal
+from tests.kernels.jacobian.references import assert_close, jacobian_by_autograd, normal
 
 
 def test_a_relus_jacobian_is_autograds_and_stores_its_possible_zeros():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from distconv.errors import ShapeError
 from distconv.kernels.jacobian import Windows, batched_avg_pool2d, batched_max_pool2d, max_pool2d
-from tests.kernels.jacobian.references import jacobian_by_autograd, assert_close, normal
+from tests.kernels.jacobian.references import assert_close, jacobian_by_autograd, normal
 
 CASES = [
     (2, 2, 0, 1, False),

@@ -10,7 +10,7 @@ import torch
 from distconv.kernels.scan import backpropagate, recorded, sweep_levels
 from distconv.kernels.scan.algorithm import UpSweep
 from distconv.kernels.scan.elements import Chain, Stack, make_level
-from tests.kernels.scan.chains import CLOSE, assert_close, mixed, normal, backpropagate_in_order, stack
+from tests.kernels.scan.chains import CLOSE, assert_close, backpropagate_in_order, mixed, normal, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("truncated", 2), ("truncated", 3)]
 

@@ -7,7 +7,7 @@ import torch
 
 from distconv.errors import ScanError
 from distconv.kernels.scan import SPEEDS, Identity, Speed, backpropagate, explain
-from tests.kernels.scan.chains import assert_close, normal, backpropagate_in_order, stack
+from tests.kernels.scan.chains import assert_close, backpropagate_in_order, normal, stack
 
 SLOW_CALLS = Speed(1.0, 1.0, 1e12, 1e12, 1e12, 1.0, 1e12)
 SLOW_ARITHMETIC = Speed(1e-9, 1e-9, 1e3, 1e3, 1e12, 1e-9, 1e12)

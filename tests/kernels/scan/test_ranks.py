@@ -9,7 +9,7 @@ from distconv.communication.transport import count_traffic
 from distconv.kernels.scan import Identity, Problem, Size, backpropagate, recorded
 from distconv.kernels.scan.elements import Affine
 from distconv.kernels.scan.ranks import WHAT, ScanRank
-from tests.kernels.scan.chains import block, assert_close, csr, dense_of, mixed, normal, backpropagate_in_order, stack
+from tests.kernels.scan.chains import assert_close, backpropagate_in_order, block, csr, dense_of, mixed, normal, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("auto", None)]
 

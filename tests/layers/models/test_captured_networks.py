@@ -11,7 +11,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
-from tests.distconv.capture.trained import adam, assert_equal, training_state, sgd
+from tests.distconv.capture.trained import adam, assert_equal, sgd, training_state
 from tests.distconv.layouts import normal
 from tests.layers.models.test_reference_models import CASES, Case
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, built, tensors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distconv.perfmodel.cost.cost_tables import CostKind, as_choice_array, makespan, peak
-from tests.perfmodel.strategy.problems import is_close, reference_memory, reference_time, random_problem
+from tests.perfmodel.strategy.problems import is_close, random_problem, reference_memory, reference_time
 
 
 def test_unrolled_sums_are_the_recurrences():

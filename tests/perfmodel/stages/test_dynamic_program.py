@@ -9,11 +9,11 @@ from distconv.perfmodel.stages.dynamic_program import cheapest_stages, fixed_mov
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
 from tests.perfmodel.stages.partitions import (
     BANDWIDTH,
-    reference_time,
     every_partition,
     fits,
     random_devices,
     random_profile,
+    reference_time,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.partition import stage_time
 from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, StagePartition
-from tests.perfmodel.stages.partitions import BANDWIDTH, reference_time, every_partition, random_devices, random_profile
+from tests.perfmodel.stages.partitions import BANDWIDTH, every_partition, random_devices, random_profile, reference_time
 
 
 def two_stages(first, second):

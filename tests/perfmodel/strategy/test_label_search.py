@@ -7,7 +7,7 @@ import pytest
 
 from distconv.perfmodel.strategy import label_search
 from distconv.perfmodel.strategy.solver import solve
-from tests.perfmodel.strategy.problems import brute_force, is_close, reference_time, random_problem
+from tests.perfmodel.strategy.problems import brute_force, is_close, random_problem, reference_time
 
 NONE = 0
 """As many combinations as are enumerated where the search itself is tested."""

@@ -10,7 +10,7 @@ import pytest
 from distconv.errors import DistconvError
 from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, as_choice_array
 from distconv.perfmodel.strategy.solver import Infeasible, SmallestChoice, Solution, smallest_memory, solve
-from tests.perfmodel.strategy.problems import brute_force, is_close, reference_memory, reference_time, random_problem
+from tests.perfmodel.strategy.problems import brute_force, is_close, random_problem, reference_memory, reference_time
 
 NONE = 0
 """As many combinations as are enumerated where the search itself is tested."""

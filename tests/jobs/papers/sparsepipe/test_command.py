@@ -10,7 +10,7 @@ from distconv import cli
 from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.papers.sparsepipe.command import mixed_table
 from distconv.perfmodel.profiles.layer_profile import ProfileError
-from tests.perfmodel.stages.partitions import reference_time, random_profile, split_counts
+from tests.perfmodel.stages.partitions import random_profile, reference_time, split_counts
 
 LAYERS = 52
 """Of VGG16-BN; the paper, and the roofline, count one more, which flattens."""
