@@ -7,7 +7,7 @@ import pytest
 import distconv as dc
 from distconv.jobs import captured_steps
 from distconv.jobs.captured_steps import AutoCapturedStep
-from tests.distconv.capture.trained import batches, equal, left, network, sgd, step_of
+from tests.distconv.capture.trained import assert_equal, batches, make_step, network, sgd, training_state
 from tests.distconv.layouts import grids
 
 
@@ -17,14 +17,14 @@ def test_a_training_leaves_the_same_whatever_is_chosen(comm, choice):
     found = []
     for each in ("off", choice):
         model = dc.parallelize(network(), grid)
-        steps, optimizer = AutoCapturedStep(step_of(model), each, comm), sgd(model.parameters())
+        steps, optimizer = AutoCapturedStep(make_step(model), each, comm), sgd(model.parameters())
         losses = []
         for batch in batches(grid, 11):
             optimizer.zero_grad()
             losses.append(steps(*batch).local.detach().clone())
             optimizer.step()
-        found.append([*losses, *left(model)])
-    equal(*found)
+        found.append([*losses, *training_state(model)])
+    assert_equal(*found)
 
 
 @pytest.mark.parametrize(("eager_s", "replay_s", "taken"), [(0.3, 0.2, "captured"), (0.1, 0.2, "eager")])

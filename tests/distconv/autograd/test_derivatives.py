@@ -34,7 +34,7 @@ def layouts(comm):
     return [grid_over(comm, **each) for each in found]
 
 
-def near(found, expected, what):
+def assert_near(found, expected, what):
     torch.testing.assert_close(dc.gather(found).detach(), expected.detach(), rtol=1e-9, atol=1e-11, msg=what)
 
 
@@ -88,7 +88,7 @@ def test_second_derivatives_of_a_layer_are_those_of_one_process(comm, name):
     for grid in layouts(comm):
         found = derivatives(LAYERS[name][0], grid, *LAYERS[name][1:])
         for number, pair in enumerate(zip(found, expected, strict=True)):
-            near(*pair, f"derivative {number} on {grid}")
+            assert_near(*pair, f"derivative {number} on {grid}")
 
 
 def test_redistribution_and_halos_have_derivatives_of_any_order(comm):
@@ -114,7 +114,7 @@ def test_third_derivatives_of_a_convolution_are_those_of_one_process(comm):
     for grid in layouts(comm):
         for found, of_one in zip(third(grid), expected, strict=True):
             scale = of_one.abs().max()
-            near(found / scale, of_one / scale, f"{grid}")
+            assert_near(found / scale, of_one / scale, f"{grid}")
 
 
 # -- what people do with them -----------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ NORMS = {
 }
 
 
-def built(norm="nothing"):
+def build_critic(norm="nothing"):
     torch.manual_seed(3)
     return Critic(NORMS[norm]()).double()
 
@@ -197,11 +197,11 @@ def maml(model, grid):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("idiom", [wgan_gp, r1, hessian_vector, maml])
 def test_idioms_of_second_derivatives_are_those_of_one_process(comm, idiom, norm):
-    expected = idiom(built(norm), None)
+    expected = idiom(build_critic(norm), None)
     for grid in layouts(comm):
-        found = idiom(dc.parallelize(built(norm), grid), grid)
+        found = idiom(dc.parallelize(build_critic(norm), grid), grid)
         for number, pair in enumerate(zip(found, expected, strict=True)):
-            near(*pair, f"{number} on {grid}")
+            assert_near(*pair, f"{number} on {grid}")
 
 
 class Cube(torch.autograd.Function):

@@ -62,7 +62,7 @@ def accumulators(model, y, note):
     model.accumulators = nodes  # as in torch, the nodes live as long as somebody holds them
 
 
-def seen(model, x, register):
+def gradients_seen_by_hooks(model, x, register):
     """What hooks were shown, in any order, and all gradients."""
     noted = []
 
@@ -83,12 +83,14 @@ HOOKS = [full, full_and_pre, old_style, node, several, first_of_several, of_tens
 @pytest.mark.parametrize("register", HOOKS)
 @RANKS
 def test_hooks_see_the_gradients_of_one_process_and_change_them_alike(comm, register):
-    expected = seen(network(), normal(*SHAPE).requires_grad_(), register)
+    expected = gradients_seen_by_hooks(network(), normal(*SHAPE).requires_grad_(), register)
     for axis in "nhc":
         if axis == "c" and comm.size == 3:
             continue  # eight filters do not divide
         grid = grid_over(comm, **{axis: comm.size})
-        found = seen(dc.parallelize(network(), grid), dc.scatter(normal(*SHAPE), grid).requires_grad_(), register)
+        found = gradients_seen_by_hooks(
+            dc.parallelize(network(), grid), dc.scatter(normal(*SHAPE), grid).requires_grad_(), register
+        )
         assert len(found) == len(expected)
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             close(one, other, f"gradient {number} over {axis}")

@@ -57,7 +57,7 @@ class Net(nn.Module):
         return self.way(self.first, self.second, x).sin()
 
 
-def trained(net, images):
+def train(net, images):
     """Gradients and statistics after two steps, and the gradient of the input."""
     for step in range(2):
         x = images(step).requires_grad_()
@@ -67,10 +67,10 @@ def trained(net, images):
 
 
 def equals_one_process(comm, way):
-    expected = trained(Net(way), lambda step: normal(4, 3, 7, 9, seed=step))
+    expected = train(Net(way), lambda step: normal(4, 3, 7, 9, seed=step))
     for grid in grids(comm, "nch"):
         net = dc.parallelize(Net(way), grid)
-        found = trained(net, lambda step, grid=grid: dc.scatter(normal(4, 3, 7, 9, seed=step), grid))
+        found = train(net, lambda step, grid=grid: dc.scatter(normal(4, 3, 7, 9, seed=step), grid))
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 

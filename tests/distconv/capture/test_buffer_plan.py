@@ -8,10 +8,10 @@ import torch
 import distconv as dc
 from distconv.capture.buffer_plan import BufferPlan
 from distconv.capture.run import record_run
-from tests.distconv.capture.trained import equal
+from tests.distconv.capture.trained import assert_equal
 
 
-def placed(function, *args):
+def planned_operators(function, *args):
     """What is left of a step, as names of operators."""
     run = record_run(function, args)
     found = BufferPlan(run.recording, run.outputs(), run.gradient_slots())
@@ -23,7 +23,7 @@ def replayed(function, *args):
     step = dc.capture(function, *(torch.ones_like(a) if a.is_floating_point() else a for a in args), check_every=0)
     results = [step(*args) for _ in range(2)]
     for result in results:
-        equal([result], [function(*args)])
+        assert_equal([result], [function(*args)])
     return results
 
 
@@ -34,7 +34,13 @@ def test_small_results_lie_in_memory_that_stays_and_views_of_them_are_taken_once
         first.sub_(second)
         return first[None].expand(2, -1).exp()
 
-    assert placed(step, torch.ones(4)) == ["mul.out", "stack.out", "copy_.default", "sub_.Tensor", "exp.default"]
+    assert planned_operators(step, torch.ones(4)) == [
+        "mul.out",
+        "stack.out",
+        "copy_.default",
+        "sub_.Tensor",
+        "exp.default",
+    ]
     replayed(step, torch.randn(4))
 
 
@@ -42,8 +48,8 @@ def test_large_results_are_made_anew():
     def step(x):
         return (x + 1).exp()
 
-    assert placed(step, torch.ones(5000)) == ["add.Tensor", "exp.default"]
-    assert placed(step, torch.ones(4000)) == ["add.out", "exp.default"]
+    assert planned_operators(step, torch.ones(5000)) == ["add.Tensor", "exp.default"]
+    assert planned_operators(step, torch.ones(4000)) == ["add.out", "exp.default"]
 
 
 def test_a_view_is_one_call_however_many_steps_led_to_it_and_one_that_is_there_is_used():
@@ -52,7 +58,7 @@ def test_a_view_is_one_call_however_many_steps_led_to_it_and_one_that_is_there_i
         large[1:3, :, 2:] += 1
         return large[1:3, :, 2:].transpose(0, 1).sum(0), large.view(-1)[3:].neg()
 
-    found = placed(step, torch.ones(4, 3, 5))
+    found = planned_operators(step, torch.ones(4, 3, 5))
     assert found.count("as_strided.default") == 3
     assert "copy_.default" not in found  # of the view to itself
     replayed(lambda x: step(x)[0], torch.randn(4, 3, 5))

@@ -17,16 +17,16 @@ from distconv.capture import captured
 from distconv.communication import agreement
 from tests.distconv.capture.trained import (
     adam,
+    assert_equal,
     batches,
     block_of,
+    capture_one_step,
     compare,
-    equal,
-    left,
+    make_step,
     network,
-    one_step,
     recordings,
     sgd,
-    step_of,
+    training_state,
 )
 from tests.distconv.layouts import grids, raises_everywhere
 
@@ -61,12 +61,12 @@ def test_recording_changes_nothing(comm):
             model = dc.parallelize(network(nn.Dropout(0.3)), grid)
             ((x, t),) = batches(grid, 1)
             if accumulated:
-                step_of(model)(x, t)
+                make_step(model)(x, t)
             torch.manual_seed(3)
             grads = [p.grad for p in model.parameters()]
-            before = [*left(model), x.local.clone(), t.local.clone()]
-            dc.capture(step_of(model), x, t)
-            equal([*left(model), x.local, t.local], before)
+            before = [*training_state(model), x.local.clone(), t.local.clone()]
+            dc.capture(make_step(model), x, t)
+            assert_equal([*training_state(model), x.local, t.local], before)
             now = [p.grad for p in model.parameters()]
             assert all(a is b for a, b in zip(grads, now, strict=True) if not isinstance(a, dc.DistTensor))
 
@@ -76,13 +76,13 @@ def test_gradients_are_added_to_those_that_are_there(comm):
     for grid in grids(comm, "nh"):
         models = [dc.parallelize(network(), grid) for _ in range(2)]
         data = batches(grid, 6)
-        steps = [step_of(models[0]), dc.capture(step_of(models[1]), *data[0])]
+        steps = [make_step(models[0]), dc.capture(make_step(models[1]), *data[0])]
         for number, batch in enumerate(data):
             for model, step in zip(models, steps, strict=True):
                 if number in (2, 4):
                     model.zero_grad(set_to_none=number == 2)
                 step(*batch)
-            equal(left(models[1]), left(models[0]))
+            assert_equal(training_state(models[1]), training_state(models[0]))
         assert recordings(steps[1]) == 2
 
 
@@ -115,18 +115,18 @@ def test_a_step_may_clear_gradients_itself(comm, clear):
 
             def step(x, t, held=held, optimizer=optimizer):
                 clear(held["model"], optimizer)
-                step_of(held["model"])(x, t)
+                make_step(held["model"])(x, t)
 
             step(*data[0])
-            before = left(held["model"])
+            before = training_state(held["model"])
             taken = dc.capture(step, *data[0]) if capture else step
-            equal(left(held["model"]), before)
+            assert_equal(training_state(held["model"]), before)
             for batch in data:
                 optimizer.step()
                 taken(*batch)
-            found.append(left(held["model"]))
+            found.append(training_state(held["model"]))
             assert not capture or recordings(taken) == 1
-        equal(*found)
+        assert_equal(*found)
 
 
 def _stepping(grid, optimizer):
@@ -136,7 +136,7 @@ def _stepping(grid, optimizer):
 
     def step(x, t):
         opt.zero_grad()
-        loss = step_of(model)(x, t)
+        loss = make_step(model)(x, t)
         opt.step()
         return loss
 
@@ -157,8 +157,8 @@ def test_an_optimizer_may_take_its_step_inside_and_its_learning_rate_is_compared
             taken = dc.capture(step, *data[0], on_change="record") if capture else step
             for batch, opt.param_groups[0]["lr"] in zip(data, (0.1, 0.05, 0.05, 0.1), strict=True):
                 loss = taken(*batch).local
-            found.append([loss, *left(model)])
-        equal(*found)
+            found.append([loss, *training_state(model)])
+        assert_equal(*found)
         assert recordings(taken) == 2
 
 
@@ -166,10 +166,10 @@ def test_an_optimizer_that_has_no_state_yet_is_refused_and_stays_without(comm):
     grid = grids(comm, "nh")[0]
     (batch,) = batches(grid, 1)
     model, step, opt = _stepping(grid, sgd)
-    before = left(model)
+    before = training_state(model)
     raises_everywhere(comm, dc.CaptureError, "SGD has other state", lambda: dc.capture(step, *batch))
     assert not opt.state
-    equal(left(model), before)
+    assert_equal(training_state(model), before)
     step(*batch)
     dc.capture(step, *batch)(*batch)
 
@@ -183,7 +183,7 @@ def test_labels_that_are_no_classes_are_found_in_a_replay(comm):
 
 
 def test_old_gradients_and_results_stay_what_they_were(comm):
-    grid, model, batch, step = one_step(comm)
+    grid, model, batch, step = capture_one_step(comm)
     step(*batch)
     held = [p.grad for p in model.parameters()]
     values = [g.clone() for g in held]
@@ -193,7 +193,7 @@ def test_old_gradients_and_results_stay_what_they_were(comm):
     kept = loss.local.clone()
     model.zero_grad()
     step(*second)
-    equal([*held, loss.local], [*values, kept])
+    assert_equal([*held, loss.local], [*values, kept])
 
 
 def test_each_shape_has_a_recording_and_the_last_ones_are_kept(comm, monkeypatch):
@@ -201,12 +201,12 @@ def test_each_shape_has_a_recording_and_the_last_ones_are_kept(comm, monkeypatch
     grid = grids(comm, "nh")[0]
     models = [dc.parallelize(network(), grid) for _ in range(2)]
     small, middle, large = (batches(grid, 1, shape=(4, 2, rows, 8))[0] for rows in (9, 10, 11))
-    step, eager = dc.capture(step_of(models[0]), *small, on_change="record"), step_of(models[1])
+    step, eager = dc.capture(make_step(models[0]), *small, on_change="record"), make_step(models[1])
     for batch in (small, middle, small, middle):
         for model, each in zip(models, (step, eager), strict=True):
             model.zero_grad()
             each(*batch)
-        equal(left(models[0]), left(models[1]))
+        assert_equal(training_state(models[0]), training_state(models[1]))
     models[0].zero_grad()
     message = r"recording number 3 of a step, since argument 0 has shape \(4, 2, 11, 8\), recorded with \(4, 2, 10, 8\)"
     with pytest.warns(UserWarning, match=message):
@@ -232,18 +232,18 @@ def _layer(model):
 
 @pytest.mark.parametrize("change", [_other_storage, _other_buffer, _evaluated, _layer])
 def test_a_change_is_noticed(comm, change):
-    grid, model, batch, raising = one_step(comm)
+    grid, model, batch, raising = capture_one_step(comm)
     twin = dc.parallelize(network(), grid)
-    recording, eager = dc.capture(step_of(model), *batch, on_change="record"), step_of(twin)
+    recording, eager = dc.capture(make_step(model), *batch, on_change="record"), make_step(twin)
     change(model)
     change(twin)
-    before = left(model)
+    before = training_state(model)
     raises_everywhere(comm, dc.CaptureError, "differs from its recording", lambda: raising(*batch))
-    equal(left(model), before)
+    assert_equal(training_state(model), before)
     for _ in range(2):
         recording(*batch)
         eager(*batch)
-    equal(left(model), left(twin))
+    assert_equal(training_state(model), training_state(twin))
 
 
 @pytest.mark.ranks(2, 3)
@@ -251,8 +251,8 @@ def test_a_change_is_noticed(comm, change):
 def test_a_change_on_one_rank_raises_on_all_even_where_no_calls_are_compared(comm, monkeypatch, level):
     """Nor has the step a distributed argument that says which ranks there are."""
     monkeypatch.setattr(agreement, "level", level)
-    _, model, batch, _ = one_step(comm)
-    step = dc.capture(lambda: step_of(model)(*batch))
+    _, model, batch, _ = capture_one_step(comm)
+    step = dc.capture(lambda: make_step(model)(*batch))
     step()
     if comm.rank == comm.size - 1:
         _other_storage(model)
@@ -262,7 +262,7 @@ def test_a_change_on_one_rank_raises_on_all_even_where_no_calls_are_compared(com
 @pytest.mark.ranks(2, 3)
 def test_gradients_that_are_missing_on_one_rank_are_no_hang(comm):
     """As one rank's zero_grad would be: all record anew together."""
-    _, model, batch, step = one_step(comm)
+    _, model, batch, step = capture_one_step(comm)
     step(*batch)
     if comm.rank == 0:
         model.zero_grad()
@@ -279,7 +279,7 @@ def test_only_some_options_are_taken(comm):
 def test_a_captured_step_in_another_one(comm):
     def make(model):
         inner = dc.capture(lambda x: torch.relu(x), batches(grid, 1)[0][0])
-        return step_of(lambda x: model(inner(x)))
+        return make_step(lambda x: model(inner(x)))
 
     for grid in grids(comm, "nh"):
         compare(grid, make=make)
@@ -314,19 +314,19 @@ def test_a_constant_that_has_changed_is_found_by_the_next_check_on_all_ranks(com
     (x, t), model, state = batches(grid, 1)[0], dc.parallelize(network(), grid), {"rate": 1.0}
 
     def step(x, t):
-        return step_of(model)(x, t), x.local.sum() * state["rate"]
+        return make_step(model)(x, t), x.local.sum() * state["rate"]
 
     taken = dc.capture(step, x, t, check_every=4)
     for number in range(1, 4):
         model.zero_grad()
-        equal([taken(x, t)[1]], [x.local.sum()])
+        assert_equal([taken(x, t)[1]], [x.local.sum()])
         if number == 2 and (everywhere or comm.rank == comm.size - 1):
             state["rate"] = 0.5
     model.zero_grad()
-    before = left(model)
+    before = training_state(model)
     text = "replay 4 of a captured step differs from the eager step: result 1 is not the same.*learning rate"
     raises_everywhere(comm, dc.CaptureError, text, lambda: taken(x, t))
-    equal(left(model), before)
+    assert_equal(training_state(model), before)
 
 
 def test_a_counter_is_found_by_the_first_replay(comm):
@@ -358,7 +358,7 @@ def test_arguments_that_require_gradients_get_theirs(comm, distributed):
     for number in (1, 0, 1, 2, 2):
         step(eager[number])
         taken(arguments[number])
-    equal(*([block_of(x.grad) for x in each] for each in (arguments, eager)))
+    assert_equal(*([block_of(x.grad) for x in each] for each in (arguments, eager)))
     assert recordings(taken) == 2
 
 

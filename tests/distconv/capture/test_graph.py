@@ -20,7 +20,17 @@ from distconv.capture.operations import AllReduce, OperatorCall, Recording, Ref,
 from distconv.capture.run import record_run
 from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
-from tests.distconv.capture.trained import adam, batches, compare, equal, left, network, recordings, sgd, step_of
+from tests.distconv.capture.trained import (
+    adam,
+    assert_equal,
+    batches,
+    compare,
+    make_step,
+    network,
+    recordings,
+    sgd,
+    training_state,
+)
 
 DEVICE = dc.device() if torch.cuda.is_available() else torch.device("cuda", 0)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS has no deterministic algorithms
@@ -119,7 +129,7 @@ def data(grid: Any, count: int, shape: tuple[int, ...] = (4, 2, 9, 8)) -> list[A
     return batches(grid, count, shape, device=DEVICE)
 
 
-def on_device(grid: Any, build: Any = network, given: Any = None, **more: Any) -> Any:
+def train_on_device(grid: Any, build: Any = network, given: Any = None, **more: Any) -> Any:
     """Compare captured steps with eager ones, all tensors on the GPU."""
     return compare(grid, lambda: build().to(DEVICE), given or data(grid, 6), **more)
 
@@ -127,20 +137,20 @@ def on_device(grid: Any, build: Any = network, given: Any = None, **more: Any) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("layers", [name for name in LAYERS if name != "upsample"])  # torch adds in no order there
 def test_layers_leave_what_eager_ones_do(grid, layers):
-    on_device(grid, lambda: network(*LAYERS[layers]()))
+    train_on_device(grid, lambda: network(*LAYERS[layers]()))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("to_none", [False, True])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 def test_gradients_that_are_there_are_added_to(grid, optimizer, to_none):
-    on_device(grid, optimizer=optimizer, to_none=to_none)
+    train_on_device(grid, optimizer=optimizer, to_none=to_none)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", STEPS)
 def test_steps_of_other_kinds(grid, make):
-    on_device(grid, make=make)
+    train_on_device(grid, make=make)
 
 
 class Attending(nn.Module):
@@ -161,14 +171,14 @@ class Attending(nn.Module):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
 def test_fused_attention_draws_the_numbers_that_it_draws_eagerly(grid, kernel):
-    on_device(grid, lambda: Attending(kernel), make=in_half_precision)
+    train_on_device(grid, lambda: Attending(kernel), make=in_half_precision)
 
 
 @pytest.mark.gpu
 def test_shapes_that_alternate_are_recorded_once_each(grid):
     one, other = data(grid, 3), data(grid, 3, (2, 2, 12, 7))
     alternating = [batch for pair in zip(one, other, strict=True) for batch in pair]
-    assert recordings(on_device(grid, given=alternating, on_change="record")) == 2
+    assert recordings(train_on_device(grid, given=alternating, on_change="record")) == 2
 
 
 @pytest.mark.gpu
@@ -190,8 +200,8 @@ def test_plain_tensors_and_modules_and_a_generator_of_the_users_own(grid):
         for _ in range(4):
             model.zero_grad()
             losses.append(taken(x).detach())
-        results.append([*losses, *left(model), generator.get_state()])
-    equal(results[1], results[0])
+        results.append([*losses, *training_state(model), generator.get_state()])
+    assert_equal(results[1], results[0])
 
 
 @pytest.mark.gpu
@@ -250,7 +260,7 @@ def test_a_replay_with_other_numbers_is_refused(ordered):
 def test_replays_keep_memory_and_lose_none(grid):
     model = dc.parallelize(network().to(DEVICE), grid)
     first, second = data(grid, 2)
-    taken = dc.capture(step_of(model), *first)
+    taken = dc.capture(make_step(model), *first)
     for _ in range(3):
         model.zero_grad()
         taken(*first)
@@ -274,7 +284,7 @@ def test_ranks_by_nccl_leave_what_eager_ones_do(comm, axis):
     grid = dc.ProcessGrid(comm, **{axis: comm.size})
     torch.use_deterministic_algorithms(True)
     try:
-        on_device(grid, lambda: network(nn.Dropout(0.4)))
+        train_on_device(grid, lambda: network(nn.Dropout(0.4)))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -286,4 +296,4 @@ def test_ranks_that_send_by_mpi_are_told_of_nccl(comm):
     grid = dc.ProcessGrid(comm, h=comm.size)
     model = dc.parallelize(network().to(DEVICE), grid)
     with pytest.raises(dc.CaptureError, match="DISTCONV_TRANSPORT=nccl"):
-        dc.capture(step_of(model), *data(grid, 1)[0])
+        dc.capture(make_step(model), *data(grid, 1)[0])

@@ -109,7 +109,7 @@ def _optimizer(**options):
     return torch.optim.SGD([parameter], lr=0.1, **options)
 
 
-def _noted(optimizer):
+def _observe_step(optimizer):
     found, refusals = OptimizerGuard(), []
     with found.observe_steps(refusals.append):
         optimizer.step()
@@ -120,7 +120,7 @@ def test_settings_and_state_of_optimizers():
     optimizer = _optimizer(momentum=0.9)
     optimizer.step()
     (state,) = optimizer.state.values()
-    found, refusals = _noted(optimizer)
+    found, refusals = _observe_step(optimizer)
     assert refusals == []
     optimizer.step()  # changes values of tensors alone
     assert found.describe_change() == ""
@@ -135,13 +135,13 @@ def test_settings_and_state_of_optimizers():
 
 def test_state_and_settings_that_a_step_makes_are_refused_and_removed():
     optimizer = _optimizer(momentum=0.9)
-    found, refusals = _noted(optimizer)
+    found, refusals = _observe_step(optimizer)
     assert len(refusals) == 1
     assert refusals[0].startswith("SGD has other state or parameters after its step. Take one step without dc.capture")
     assert not optimizer.state
     optimizer = _optimizer()
     optimizer.register_step_post_hook(lambda self, *_: self.param_groups[0].update(lr=0.5))
-    found, refusals = _noted(optimizer)
+    found, refusals = _observe_step(optimizer)
     assert refusals[0].startswith("SGD's lr is 0.5, recorded with 0.1 after its step")
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert found.describe_change() == ""

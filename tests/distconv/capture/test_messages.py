@@ -15,7 +15,7 @@ from distconv.capture.messages import AllReduceStart, ExchangeStart, PersistentE
 from distconv.capture.operations import AllReduce, SendReceive
 from distconv.communication.transport import Exchange, allreduce
 from distconv.process import watchdog
-from tests.distconv.capture.trained import batches, network, step_of
+from tests.distconv.capture.trained import batches, make_step, network
 from tests.distconv.layouts import grids
 
 
@@ -76,7 +76,7 @@ def test_messages_of_a_replay_are_persistent(comm):
     """So are halo exchanges and redistributions up to 1 MiB and sums over two ranks. Others start anew each time."""
     for grid in grids(comm, "hc"):
         model = dc.parallelize(network(), grid)
-        step = dc.capture(step_of(model), *batches(grid, 1, shape=(4, 2, 9, 250))[0])
+        step = dc.capture(make_step(model), *batches(grid, 1, shape=(4, 2, 9, 250))[0])
         (replay,) = step._replays.values()
         posts = [op for op in replay.run.recording.operations if isinstance(op, SendReceive)]
         sent = sum(len(op.sends) + len(op.receives) for op in posts)

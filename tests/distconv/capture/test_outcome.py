@@ -11,7 +11,7 @@ from distconv.capture.run import record_run
 STATISTICS, X = torch.zeros(3), torch.ones(3)
 
 
-def prepared():
+def record_layer():
     layer = nn.Linear(3, 3)
 
     def step(x):
@@ -24,7 +24,7 @@ def prepared():
 
 
 def test_memory_is_what_was_there_and_is_written():
-    _, step, run = prepared()
+    _, step, run = record_layer()
     assert [t is STATISTICS for t in written_tensors(run, [X])] == [True]
     state, before = torch.get_rng_state(), StepSnapshot(run, [X])
     step(X)
@@ -51,7 +51,7 @@ def test_outcomes_are_far_apart_beyond_half_of_the_digits_and_the_spread_of_two_
 
 
 def test_outcomes_are_told_apart_by_a_bit():
-    layer, step, run = prepared()
+    layer, step, run = record_layer()
     outcomes = []
     before = StepSnapshot(run, [X])
     for change in ("", "", "result", "gradient", "memory", "generator"):
@@ -76,7 +76,7 @@ def test_outcomes_are_told_apart_by_a_bit():
 
 
 def test_strides_count_where_there_is_more_than_one_index():
-    _, _, run = prepared()
+    _, _, run = record_layer()
     plain, part, turned = (
         torch.ones(1, 2, 2),
         torch.ones(2, 2, 2)[:1].as_strided((1, 2, 2), (9, 2, 1)),

@@ -9,7 +9,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from tests.distconv.capture.trained import batches, compare, equal, left, network, one_step, recordings, step_of
+from tests.distconv.capture.trained import (
+    assert_equal,
+    batches,
+    capture_one_step,
+    compare,
+    make_step,
+    network,
+    recordings,
+    training_state,
+)
 from tests.distconv.layouts import grids, raises_everywhere
 
 pytestmark = pytest.mark.ranks(at_least=2, at_most=3)
@@ -55,8 +64,8 @@ def in_two_halves(model):
 
     def step(x, t):
         with dc.no_sync():
-            step_of(model)(x, t)
-        return step_of(model)(x * 0.5, t)
+            make_step(model)(x, t)
+        return make_step(model)(x * 0.5, t)
 
     return step
 
@@ -79,16 +88,16 @@ def with_numbers(model):
         weight.mul_(torch.tensor(1.5))
         return F.cross_entropy(y, t, weight=weight) * torch.tensor(0.5)
 
-    return lambda x, t: step_of(model, loss_of)(x * torch.rand(1, device=x.device), t)
+    return lambda x, t: make_step(model, loss_of)(x * torch.rand(1, device=x.device), t)
 
 
 def ignoring_a_class(model):
     weight = torch.tensor([1.0, 2.0, 3.0])
-    return step_of(model, lambda y, t: F.cross_entropy(y, t, weight=weight, ignore_index=2))
+    return make_step(model, lambda y, t: F.cross_entropy(y, t, weight=weight, ignore_index=2))
 
 
 def with_one_hot_labels(model):
-    return step_of(model, lambda y, t: F.mse_loss(y.softmax(1), F.one_hot(t, 3).float()))
+    return make_step(model, lambda y, t: F.mse_loss(y.softmax(1), F.one_hot(t, 3).float()))
 
 
 def with_a_penalty(model):
@@ -108,7 +117,7 @@ def with_a_penalty(model):
 def seeded(model):
     def step(x, t):
         torch.manual_seed(7)
-        return step_of(model)(F.dropout(x), t)
+        return make_step(model)(F.dropout(x), t)
 
     return step
 
@@ -144,14 +153,14 @@ def test_noise_from_generators_of_the_users_own(comm):
 
         def step(x, t, generator=generators[-1]):
             noise = torch.empty(4, 2, 9, 8).normal_(generator=generator)
-            return step_of(model)(x + 0.1 * noise + torch.rand_like(x), t)
+            return make_step(model)(x + 0.1 * noise + torch.rand_like(x), t)
 
         return step
 
     for grid in grids(comm, "nh"):
         generators = []
         compare(grid, make=make)
-        equal(*([generator.get_state()] for generator in generators))
+        assert_equal(*([generator.get_state()] for generator in generators))
 
 
 def _memory(model, x, t):
@@ -204,10 +213,10 @@ def test_what_cannot_be_recorded_raises_on_all_ranks_with_the_line(comm, what):
     batch = batches(grid, 1)[0]
     model = dc.parallelize(network(), grid)
     step, reason = REFUSED[what]
-    before = left(model)
+    before = training_state(model)
     refused = f"{__file__}, line .*{reason}"
     raises_everywhere(comm, dc.CaptureError, refused, lambda: dc.capture(lambda *b: step(model, *b), *batch))
-    equal(left(model), before)
+    assert_equal(training_state(model), before)
 
 
 def test_a_value_that_one_rank_reads_raises_on_all(comm):
@@ -234,25 +243,25 @@ def test_values_that_one_rank_cannot_compute_with_raise_on_all_while_recording(c
 
 @pytest.mark.cpu
 def test_an_error_of_the_step_is_its_own_and_leaves_nothing(comm):
-    grid, model, (x, t), taken = one_step(comm)
-    before = left(model)
+    grid, model, (x, t), taken = capture_one_step(comm)
+    before = training_state(model)
 
     def step(x):
-        step_of(model)(x, t)
+        make_step(model)(x, t)
         raise KeyError("mine")
 
     raises_everywhere(comm, KeyError, "mine", lambda: dc.capture(step, x))
-    equal(left(model), before)
+    assert_equal(training_state(model), before)
     wrong = dc.scatter(torch.full((4,), 7), grid, dims="n")
-    raises_everywhere(comm, dc.LabelError, "out of bounds", lambda: dc.capture(step_of(model), x, wrong))
+    raises_everywhere(comm, dc.LabelError, "out of bounds", lambda: dc.capture(make_step(model), x, wrong))
     taken(x, t)
     raises_everywhere(comm, dc.LabelError, "Target 7 is out of bounds", lambda: taken(x, wrong))
     model.zero_grad()
     twin = dc.parallelize(network(), grid)
     twin.load_state_dict(model.state_dict())
     taken(x, t)
-    step_of(twin)(x, t)
-    equal(left(model), left(twin))
+    make_step(twin)(x, t)
+    assert_equal(training_state(model), training_state(twin))
 
 
 class Sign(torch.autograd.Function):
@@ -288,7 +297,7 @@ def test_functions_of_a_users(comm, fallback, function):
         def step(x, t):
             y = x * 1.0
             z = function.apply(y)
-            return step_of(model)(z + y, t), y.detach()
+            return make_step(model)(z + y, t), y.detach()
 
         return step
 

@@ -13,7 +13,7 @@ from distconv.capture.run import record_run
 from tests.distconv.layouts import grid_over, raises_everywhere
 
 
-def program(function, *args):
+def generate(function, *args):
     run = record_run(function, args)
     return ReplayCode(run.recording, run.outputs(), run.gradient_slots(), len(run.before.values))
 
@@ -26,7 +26,7 @@ def test_views_of_what_is_held_and_unused_results_are_left_out_and_current_value
         torch.empty(5)
         return x.detach() @ weight.view(2, 3).t()
 
-    made = program(step, torch.ones(1, 3))
+    made = generate(step, torch.ones(1, 3))
     assert made.source.count("\n    v") == 1  # the product
     weight.mul_(2)
     assert made.replay([torch.ones(1, 3)], [])[0].tolist() == [[6, 24]]
@@ -41,7 +41,7 @@ def test_changes_in_place_are_kept():
         y[0] = 5
         return y
 
-    made = program(step, torch.tensor([1.0, 2.0]))
+    made = generate(step, torch.tensor([1.0, 2.0]))
     for count in (1, 2):
         assert made.replay([torch.tensor([1.0, 2.0])], [])[0].tolist() == [5, 2]
         assert total.tolist() == [2 * count, 0]
@@ -54,7 +54,7 @@ def test_several_results_lists_and_missing_ones():
         order = torch.searchsorted(x, first, sorter=x.argsort())
         return torch.cat([first, values[None], places[None].float(), order.float()])
 
-    made = program(step, torch.zeros(6))
+    made = generate(step, torch.zeros(6))
     assert made.replay([torch.tensor([1.0, 2, 3, 4, 5, 6])], [])[0].tolist() == [1, 2, 4, 1, 0, 1]
 
 
@@ -80,7 +80,7 @@ def test_memory_goes_behind_its_last_use():
     def step(x):
         return layers(x)
 
-    assert program(step, torch.ones(1, 1, 64, 64)).source.count("\n    del ") == 11
+    assert generate(step, torch.ones(1, 1, 64, 64)).source.count("\n    del ") == 11
 
 
 def test_below_autograd_nothing_is_recorded_or_cast():

@@ -48,7 +48,7 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def step_of(model, loss_of=F.cross_entropy):
+def make_step(model, loss_of=F.cross_entropy):
     """A step of training without the optimizer."""
 
     def step(x, t):
@@ -59,18 +59,18 @@ def step_of(model, loss_of=F.cross_entropy):
     return step
 
 
-def one_step(comm, axes="nh", **options):
+def capture_one_step(comm, axes="nh", **options):
     """The first grid of these axes, a model on it, a batch, and the captured step of the model."""
     grid = grids(comm, axes)[0]
     (batch,), model = batches(grid, 1), dc.parallelize(network(), grid)
-    return grid, model, batch, dc.capture(step_of(model), *batch, **options)
+    return grid, model, batch, dc.capture(make_step(model), *batch, **options)
 
 
 def block_of(tensor):
     return getattr(tensor, "local", tensor)
 
 
-def left(model):
+def training_state(model):
     """Copies of parameters, buffers and gradients of this rank, and the states of the random generators."""
     parameters = [*model.parameters()]
     tensors = [*parameters, *model.buffers(), *(p.grad for p in parameters), torch.get_rng_state()]
@@ -78,7 +78,7 @@ def left(model):
     return [None if t is None else block_of(t).detach().clone() for t in tensors]
 
 
-def equal(found, expected):
+def assert_equal(found, expected):
     """Whether lists of tensors, or None, are the same bit for bit."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -102,7 +102,7 @@ def compare(
     build=network,
     data=None,
     steps=4,
-    make=step_of,
+    make=make_step,
     optimizer=sgd,
     to_none=True,
     call=lambda step, *batch: step(*batch),
@@ -125,6 +125,6 @@ def compare(
                 results = tree_leaves(call(taken, *batch))
             kept += [block_of(each).detach().clone() for each in results if isinstance(each, torch.Tensor)]
             opt.step()
-        found.append([*kept, *left(model)])
-    equal(found[1], found[0])
+        found.append([*kept, *training_state(model)])
+    assert_equal(found[1], found[0])
     return taken

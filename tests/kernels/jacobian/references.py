@@ -9,7 +9,7 @@ def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def by_autograd(function, x):
+def jacobian_by_autograd(function, x):
     """(dy/dx)^T of a sample (C, H, W), dense, all flat."""
 
     def flat(v):
@@ -18,5 +18,5 @@ def by_autograd(function, x):
     return torch.autograd.functional.jacobian(flat, x.flatten()).t()
 
 
-def close(found, expected):
+def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

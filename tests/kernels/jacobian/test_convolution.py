@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from distconv.errors import ShapeError
 from distconv.kernels.jacobian import Windows, batched_conv2d, conv2d
-from tests.kernels.jacobian.references import by_autograd, close, normal
+from tests.kernels.jacobian.references import assert_close, jacobian_by_autograd, normal
 
 
 def random_case(seed):
@@ -29,7 +29,7 @@ def test_a_convolutions_jacobian_is_autograds(seed):
     weight, shape, options = random_case(seed)
     found = conv2d(weight, shape, *options)
     assert found.layout == torch.sparse_csr
-    close(found.to_dense(), by_autograd(lambda x: F.conv2d(x, weight, None, *options), normal(*shape)))
+    assert_close(found.to_dense(), jacobian_by_autograd(lambda x: F.conv2d(x, weight, None, *options), normal(*shape)))
     parts = found.crow_indices(), found.col_indices(), found.values()
     torch.sparse_csr_tensor(*parts, tuple(found.shape), check_invariants=True)
 
@@ -41,7 +41,7 @@ def test_pruned_weights_are_no_places_of_the_pattern(seed):
     windows = Windows.build(shape[1:], tuple(weight.shape[2:]), stride, padding, dilation)
     found = batched_conv2d(weight, shape[0], windows, groups, pruned=True)
     assert (found.values != 0).all()
-    close(found.to_dense()[0], conv2d(weight, shape, stride, padding, dilation, groups).to_dense())
+    assert_close(found.to_dense()[0], conv2d(weight, shape, stride, padding, dilation, groups).to_dense())
 
 
 def test_the_pattern_is_made_once_and_new_weights_change_the_values_alone():

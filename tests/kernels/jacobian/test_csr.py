@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distconv.kernels.jacobian import Pattern, SparseJacobian, multiply
-from tests.kernels.jacobian.references import close, normal
+from tests.kernels.jacobian.references import assert_close, normal
 
 
 def random_jacobian(rows, cols, batch=1, seed=0, kept=0.4):
@@ -24,20 +24,20 @@ def test_products_with_vectors_and_dense_matrices_are_those_of_the_dense_matrix(
     dense = sparse.to_dense()
     for samples in (1, 3) if batch == 1 else (3,):
         vector, matrix = normal(samples, 7, seed=1), normal(samples, 7, 2, seed=2)
-        close(sparse.apply(vector), (dense @ vector[:, :, None])[:, :, 0])
-        close(sparse.times_dense(matrix), dense @ matrix)
-    close(sparse.transposed.to_dense(), dense.transpose(1, 2))
+        assert_close(sparse.apply(vector), (dense @ vector[:, :, None])[:, :, 0])
+        assert_close(sparse.times_dense(matrix), dense @ matrix)
+    assert_close(sparse.transposed.to_dense(), dense.transpose(1, 2))
     torch_csr = sparse.to_torch()
     assert torch_csr.layout == torch.sparse_csr
-    close(torch_csr.to_dense().view(dense.shape), dense)
+    assert_close(torch_csr.to_dense().view(dense.shape), dense)
     if batch == 1:
         again = SparseJacobian.from_torch(torch_csr)
         assert again.pattern is sparse.pattern
-        close(again.to_dense(), dense)
-        close(SparseJacobian.from_torch(torch_csr.clone()).to_dense(), dense)
+        assert_close(again.to_dense(), dense)
+        assert_close(SparseJacobian.from_torch(torch_csr.clone()).to_dense(), dense)
 
 
 def test_matrices_without_non_zeros_are_zero():
     empty, other = random_jacobian(5, 7, kept=0.0), random_jacobian(7, 6)
     assert multiply(empty, other).pattern.nnz == 0
-    close(empty.apply(normal(2, 7)), torch.zeros(2, 5, dtype=torch.float64))
+    assert_close(empty.apply(normal(2, 7)), torch.zeros(2, 5, dtype=torch.float64))

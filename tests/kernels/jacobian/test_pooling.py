@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from distconv.errors import ShapeError
 from distconv.kernels.jacobian import Windows, batched_avg_pool2d, batched_max_pool2d, max_pool2d
-from tests.kernels.jacobian.references import by_autograd, close, normal
+from tests.kernels.jacobian.references import assert_close, jacobian_by_autograd, normal
 
 CASES = [
     (2, 2, 0, 1, False),
@@ -29,17 +29,19 @@ def test_a_max_pools_jacobian_is_autograds(kernel, stride, padding, dilation, ce
     windows = Windows.build((7, 8), kernel, stride, padding, dilation, ceil=ceil)
     whole = batched_max_pool2d(indices, windows, x.dtype)
     for sample, matrix in enumerate(whole.to_dense()):
-        expected = by_autograd(lambda v: F.max_pool2d(v, *options), x[sample])
-        close(matrix, expected)
+        expected = jacobian_by_autograd(lambda v: F.max_pool2d(v, *options), x[sample])
+        assert_close(matrix, expected)
         one = max_pool2d(indices[sample], (3, 7, 8), x.dtype)
         assert one.layout == torch.sparse_csr and one.values().numel() == indices[sample].numel()
-        close(one.to_dense(), expected)
+        assert_close(one.to_dense(), expected)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), ((2, 3), (1, 2), (1, 1))])
 def test_an_average_pools_jacobian_is_autograds(kernel, stride, padding):
     found = batched_avg_pool2d(3, Windows.build((7, 8), kernel, stride, padding, 1), torch.float64)
-    close(found.to_dense()[0], by_autograd(lambda v: F.avg_pool2d(v, kernel, stride, padding), normal(3, 7, 8)))
+    assert_close(
+        found.to_dense()[0], jacobian_by_autograd(lambda v: F.avg_pool2d(v, kernel, stride, padding), normal(3, 7, 8))
+    )
 
 
 def test_guaranteed_zeros_are_those_of_the_papers_table():

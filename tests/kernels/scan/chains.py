@@ -54,7 +54,7 @@ def dense_of(matrix):
     return matrix if matrix.dim() == 3 else matrix[None]
 
 
-def one_after_another(gradient, matrices, sources=None):
+def backpropagate_in_order(gradient, matrices, sources=None):
     """Eq. 3, a product of plain torch for each."""
     out = []
     for i, matrix in enumerate(matrices):
@@ -65,7 +65,7 @@ def one_after_another(gradient, matrices, sources=None):
     return out
 
 
-def close(found, expected):
+def assert_close(found, expected):
     assert [tuple(each.shape) for each in found] == [tuple(each.shape) for each in expected]
     if len(expected):
         found, expected = (torch.cat([each.flatten() for each in vectors]) for vectors in (found, expected))

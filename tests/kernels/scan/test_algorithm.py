@@ -10,7 +10,7 @@ import torch
 from distconv.kernels.scan import backpropagate, recorded, sweep_levels
 from distconv.kernels.scan.algorithm import UpSweep
 from distconv.kernels.scan.elements import Chain, Stack, make_level
-from tests.kernels.scan.chains import CLOSE, close, mixed, normal, one_after_another, stack
+from tests.kernels.scan.chains import CLOSE, assert_close, backpropagate_in_order, mixed, normal, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("truncated", 2), ("truncated", 3)]
 
@@ -47,11 +47,11 @@ def as_printed(gradient, matrices):
 @pytest.mark.parametrize(("method", "depth"), METHODS)
 def test_a_stack_of_any_length_gives_what_one_product_after_another_does(method, depth):
     jacobians, gradient, sources = stack(130), normal(2, 4, seed=1), normal(130, 2, 4, seed=2)
-    expected = one_after_another(gradient, jacobians)
-    affine = one_after_another(gradient, jacobians, sources)
+    expected = backpropagate_in_order(gradient, jacobians)
+    affine = backpropagate_in_order(gradient, jacobians, sources)
     for n in range(1, 131, 1 if method == "blelloch" else 7):
-        close(backpropagate(gradient, jacobians[:n], method, depth=depth), expected[:n])
-        close(backpropagate(gradient, jacobians[:n], method, depth=depth, sources=sources[:n]), affine[:n])
+        assert_close(backpropagate(gradient, jacobians[:n], method, depth=depth), expected[:n])
+        assert_close(backpropagate(gradient, jacobians[:n], method, depth=depth, sources=sources[:n]), affine[:n])
 
 
 @pytest.mark.long
@@ -59,9 +59,9 @@ def test_a_stack_of_any_length_gives_what_one_product_after_another_does(method,
 def test_sparse_and_dense_matrices_of_any_shape_give_what_one_after_another_does(method, depth, step):
     width, jacobians = mixed(130)
     gradient = normal(2, width, seed=1)
-    expected = one_after_another(gradient, jacobians)
+    expected = backpropagate_in_order(gradient, jacobians)
     for n in range(1, 131, step):
-        close(backpropagate(gradient, jacobians[:n], method, depth=depth), expected[:n])
+        assert_close(backpropagate(gradient, jacobians[:n], method, depth=depth), expected[:n])
 
 
 @pytest.mark.parametrize("n", [*range(1, 18), 21, 31, 32, 33])
@@ -71,7 +71,7 @@ def test_the_products_are_those_of_the_algorithm_as_printed(n):
         found = backpropagate(gradient, jacobians, "blelloch")
     left, products = as_printed(gradient.t(), list(jacobians[:, 0]))
     assert left[0] is None
-    close([gradient, *found[:-1]], [column.t() for column in left[1:]])
+    assert_close([gradient, *found[:-1]], [column.t() for column in left[1:]])
     counted = Counter()
     for step in steps:
         if step.phase in ("up-sweep", "down-sweep"):
@@ -100,6 +100,6 @@ def test_a_tree_gives_its_product_and_then_what_it_makes_of_any_vector(n, depth)
     for level in (Stack(stack(n), sources), make_level(list(stack(n)), list(sources))):
         assert isinstance(level, (Stack, Chain))
         tree = UpSweep.build(level, depth)
-        expected = one_after_another(gradient, stack(n), sources)
+        expected = backpropagate_in_order(gradient, stack(n), sources)
         torch.testing.assert_close(tree.product()(gradient), expected[-1], **CLOSE)
-        close(tree.down_sweep(gradient), expected)
+        assert_close(tree.down_sweep(gradient), expected)

@@ -9,7 +9,7 @@ import torch
 
 from distconv.kernels.jacobian import SparseJacobian
 from distconv.kernels.scan.elements import Affine, Chain, Identity, Stack, matrix_matrix, matrix_vector
-from tests.kernels.scan.chains import CLOSE, close, csr, dense_of, normal, stack
+from tests.kernels.scan.chains import CLOSE, assert_close, csr, dense_of, normal, stack
 
 SAMPLES = 3
 
@@ -53,7 +53,7 @@ def test_a_stack_and_a_list_of_the_same_elements_agree(m, samples):
     above = normal(m // 2, SAMPLES, 4, seed=4)
     stacked = Stack(matrices, shifts)
     listed = Chain([Affine(matrix, shift) for matrix, shift in zip(matrices, shifts, strict=True)])
-    close(stacked.apply_in_order(vector), listed.apply_in_order(vector))
-    close(stacked.down_sweep(vector, above), listed.down_sweep(vector, list(above)))
-    close(stacked.combine_pairs().apply_in_order(vector), listed.combine_pairs().apply_in_order(vector))
-    close(stacked[1:].apply_in_order(vector), listed[1:].apply_in_order(vector))
+    assert_close(stacked.apply_in_order(vector), listed.apply_in_order(vector))
+    assert_close(stacked.down_sweep(vector, above), listed.down_sweep(vector, list(above)))
+    assert_close(stacked.combine_pairs().apply_in_order(vector), listed.combine_pairs().apply_in_order(vector))
+    assert_close(stacked[1:].apply_in_order(vector), listed[1:].apply_in_order(vector))

@@ -9,7 +9,7 @@ from distconv.communication.transport import count_traffic
 from distconv.kernels.scan import Identity, Problem, Size, backpropagate, recorded
 from distconv.kernels.scan.elements import Affine
 from distconv.kernels.scan.ranks import WHAT, ScanRank
-from tests.kernels.scan.chains import block, close, csr, dense_of, mixed, normal, one_after_another, stack
+from tests.kernels.scan.chains import assert_close, backpropagate_in_order, block, csr, dense_of, mixed, normal, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("auto", None)]
 
@@ -29,7 +29,7 @@ def test_each_rank_gets_the_gradients_at_its_own_places(comm, method, depth, sam
                 depth=depth,
                 sources=None if given is None else given[mine],
             )
-            close(found, one_after_another(gradient, jacobians, given)[mine])
+            assert_close(found, backpropagate_in_order(gradient, jacobians, given)[mine])
 
 
 @pytest.mark.parametrize(("method", "depth"), METHODS)
@@ -38,11 +38,12 @@ def test_sparse_and_dense_matrices_of_any_shape_travel(comm, method, depth):
         width, jacobians = mixed(n, seed=n)
         gradient = normal(2, width, seed=1)
         sources = [
-            normal(*g.shape, seed=3) if i % 3 else None for i, g in enumerate(one_after_another(gradient, jacobians))
+            normal(*g.shape, seed=3) if i % 3 else None
+            for i, g in enumerate(backpropagate_in_order(gradient, jacobians))
         ]
         mine = block(n, comm)
         found = backpropagate(gradient, jacobians[mine], method, comm, depth=depth, sources=sources[mine])
-        close(found, one_after_another(gradient, jacobians, sources)[mine])
+        assert_close(found, backpropagate_in_order(gradient, jacobians, sources)[mine])
 
 
 @pytest.mark.ranks(2, 4, 6)
@@ -54,8 +55,8 @@ def test_ranks_may_have_nothing_or_identities_alone(comm, method, depth):
     begin = sum(counts[: comm.rank])
     mine = [Identity()] if comm.rank == 1 else list(jacobians[begin : begin + counts[comm.rank]])
     found = backpropagate(gradient if comm.rank == 0 else None, mine, method, comm, depth=depth)
-    whole = one_after_another(gradient, jacobians[2 : sum(counts)])
-    close(found, [gradient] if comm.rank == 1 else whole[begin - 2 : begin - 2 + counts[comm.rank]])
+    whole = backpropagate_in_order(gradient, jacobians[2 : sum(counts)])
+    assert_close(found, [gradient] if comm.rank == 1 else whole[begin - 2 : begin - 2 + counts[comm.rank]])
 
 
 @pytest.mark.ranks(4, 8)
@@ -93,5 +94,5 @@ def test_float32_stays_float32(comm):
     jacobians, gradient = stack(n).float(), normal(2, 4, seed=1).float()
     found = backpropagate(gradient, jacobians[block(n, comm)], "blelloch", comm)
     assert found.dtype == torch.float32
-    expected = torch.stack(one_after_another(gradient, jacobians))[block(n, comm)]
+    expected = torch.stack(backpropagate_in_order(gradient, jacobians))[block(n, comm)]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

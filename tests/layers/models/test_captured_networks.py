@@ -11,7 +11,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
-from tests.distconv.capture.trained import adam, equal, left, sgd
+from tests.distconv.capture.trained import adam, assert_equal, sgd, training_state
 from tests.distconv.layouts import normal
 from tests.layers.models.test_reference_models import CASES, Case
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, built, tensors
@@ -61,7 +61,7 @@ def train(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captured
         opt.zero_grad()
         kept.append(taken(x).local.detach().clone())
         opt.step()
-    return [*kept, *left(model)]
+    return [*kept, *training_state(model)]
 
 
 def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dty
         images = [dc.scatter(normal(*shape, seed=8 + number).to(dtype), grid) for number in range(STEPS)]
         for optimizer in (sgd, adam):
             expected = train(dc.parallelize(build(), grid), images, optimizer, False)
-            equal(train(dc.parallelize(build(), grid), images, optimizer, True), expected)
+            assert_equal(train(dc.parallelize(build(), grid), images, optimizer, True), expected)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distconv.perfmodel.cost.cost_tables import CostKind, as_choice_array, makespan, peak
-from tests.perfmodel.strategy.problems import close, plain_memory, plain_time, random_problem
+from tests.perfmodel.strategy.problems import is_close, random_problem, reference_memory, reference_time
 
 
 def test_unrolled_sums_are_the_recurrences():
@@ -17,7 +17,9 @@ def test_unrolled_sums_are_the_recurrences():
         choices = np.array(list(itertools.product(*map(range, problem.sizes))))
         times, memories = problem.time_sums().values(choices), problem.memory_sums().values(choices)
         for choice, time_s, memory in zip(choices, times.max(axis=1), memories.max(axis=1), strict=True):
-            assert close(time_s, plain_time(problem, choice)) and close(memory, plain_memory(problem, choice)), seed
+            assert is_close(time_s, reference_time(problem, choice)) and is_close(
+                memory, reference_memory(problem, choice)
+            ), seed
 
 
 def test_changes_are_differences_of_values():

@@ -18,7 +18,7 @@ from distconv.perfmodel.graph.tracing import trace
 from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plain
 
 
-def _by_hand(graph, plan, here, ranks, settings):
+def _reference_prediction(graph, plan, here, ranks, settings):
     """The step of a chain: operation after operation, allreduces one at a time behind what follows (V-B)."""
     costs = OperationCosts(here, ranks, settings)
     grids = {name: AxisParts.from_axes(parts, ranks, here.ranks_per_node) for name, parts in plan.items()}
@@ -54,7 +54,7 @@ def test_tables_evaluations_and_the_formula_by_hand_agree(overlap):
             choices = [draw.randrange(len(found)) for found in options.values()]
             plan = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
             found = evaluate(graph, plan, here, ranks)
-            assert found.time == pytest.approx(_by_hand(graph, plan, here, ranks, Settings()), rel=1e-12)
+            assert found.time == pytest.approx(_reference_prediction(graph, plan, here, ranks, Settings()), rel=1e-12)
             assert float(problem.times(np.array(choices))) == pytest.approx(found.time, rel=1e-12)
             assert float(problem.memories(np.array(choices))) == pytest.approx(found.memory, rel=1e-12)
 

@@ -21,7 +21,7 @@ def prediction(memory, lasting=0.0):
     return Prediction(0.0, memory, {}, 0.0, lasting)
 
 
-def inside(layer, shape, **axes):
+def workspace_of(layer, shape, **axes):
     graph = trace(nn.Sequential(layer), shape)
     ranks = 2 if axes else 1
     return process_memory(
@@ -30,18 +30,18 @@ def inside(layer, shape, **axes):
 
 
 def test_float32_convolutions_rearrange_input_and_output():
-    assert inside(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64)) == 4 * 64 * 64 * (16 + 8)
-    assert inside(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64), h=2) == 4 * 32 * 64 * (16 + 8)
+    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64)) == 4 * 64 * 64 * (16 + 8)
+    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64), h=2) == 4 * 32 * 64 * (16 + 8)
 
 
 def test_float64_convolutions_have_a_column_for_each_output():
-    found = inside(nn.Conv2d(16, 8, 3, padding=1, stride=2).double(), (2, 16, 64, 64))
+    found = workspace_of(nn.Conv2d(16, 8, 3, padding=1, stride=2).double(), (2, 16, 64, 64))
     assert found == 8 * 9 * 16 * 32 * 32
 
 
 def test_volumes_of_few_planes_have_columns_although_they_are_float32():
-    assert inside(nn.Conv3d(4, 8, 3, padding=1), (1, 4, 64, 64, 64)) == 4 * 27 * 4 * 64**3
-    assert inside(nn.Conv3d(8, 8, 3, padding=1), (1, 8, 64, 64, 64)) == 4 * 16 * 64**3
+    assert workspace_of(nn.Conv3d(4, 8, 3, padding=1), (1, 4, 64, 64, 64)) == 4 * 27 * 4 * 64**3
+    assert workspace_of(nn.Conv3d(8, 8, 3, padding=1), (1, 8, 64, 64, 64)) == 4 * 16 * 64**3
 
 
 def test_the_sum_is_what_a_bounded_heap_may_hold():
@@ -85,7 +85,7 @@ def test_columns_are_what_torch_takes(dims, channels, extents, dtype):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"OMP_NUM_THREADS": "1"}
     )
     layer = getattr(nn, f"Conv{dims}d")(channels, 8, 3, padding=1).to(getattr(torch, dtype))
-    assert float(out.stdout) == pytest.approx(inside(layer, (1, channels, *extents)), rel=0.1)
+    assert float(out.stdout) == pytest.approx(workspace_of(layer, (1, channels, *extents)), rel=0.1)
 
 
 def test_convolutions_work_one_after_the_other():

@@ -66,13 +66,13 @@ def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_a
     assert any(fits) and not all(fits)
 
 
-def slowest(stages, cuts):
+def slowest_stage(stages, cuts):
     """Seconds of the slowest stage."""
     seconds = [layer.time_s for layer in stages.context.profile.layers]
     return max(sum(seconds[first:last]) for first, last in itertools.pairwise([0, *cuts, stages.size]))
 
 
-def fullest(stages, cuts):
+def highest_fraction_of_memory(stages, cuts):
     """The share of a device's memory that is taken where most of it is."""
     return max(held / room for held, room in zip(stages.memory(cuts), stages.memory_limits, strict=True))
 
@@ -80,19 +80,21 @@ def fullest(stages, cuts):
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_without_a_price_on_transfers_the_slowest_stage_that_fits_is_as_fast_as_can_be(seed):
     stages = random_stages(seed)
-    fitting = [cuts for cuts in every_cut(stages) if fullest(stages, cuts) <= 1]
+    fitting = [cuts for cuts in every_cut(stages) if highest_fraction_of_memory(stages, cuts) <= 1]
     found = balanced_cuts(stages)
     assert (found is None) == (not fitting)
     if found is not None:
         assert found in fitting
-        assert slowest(stages, found) == pytest.approx(min(slowest(stages, cuts) for cuts in fitting), rel=1e-12)
+        assert slowest_stage(stages, found) == pytest.approx(
+            min(slowest_stage(stages, cuts) for cuts in fitting), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_the_emptiest_cuts_fill_the_fullest_stage_least(seed):
     stages = random_stages(seed)
-    least = min(fullest(stages, cuts) for cuts in every_cut(stages))
-    assert fullest(stages, least_memory_cuts(stages)) == pytest.approx(least, rel=1e-12)
+    least = min(highest_fraction_of_memory(stages, cuts) for cuts in every_cut(stages))
+    assert highest_fraction_of_memory(stages, least_memory_cuts(stages)) == pytest.approx(least, rel=1e-12)
 
 
 def test_a_high_price_on_transfers_finds_the_small_boundary():

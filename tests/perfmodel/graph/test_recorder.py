@@ -45,7 +45,7 @@ def test_only_those_that_are_asked_for():
     assert calls == ["inner"]
 
 
-class Places(FunctionRecorder):
+class ModuleRecorder(FunctionRecorder):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         vars(self).setdefault("seen", []).append((self.running_module, func.__name__))
         return func(*args, **(kwargs or {}))
@@ -53,7 +53,7 @@ class Places(FunctionRecorder):
 
 def test_each_function_has_its_module():
     model, x = Outer(), torch.ones(3)
-    places = Places()
+    places = ModuleRecorder()
     with places.record_modules(model):
         model(x)
     assert places.seen == [("", "mul"), ("inner", "relu"), ("inner", "add")]
@@ -65,6 +65,6 @@ def test_hooks_go_when_the_run_fails():
 
     model = Outer()
     model.inner.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="stop"), Places().record_modules(model):
+    with pytest.raises(RuntimeError, match="stop"), ModuleRecorder().record_modules(model):
         model(torch.ones(3))
     assert not model._forward_pre_hooks and len(model.inner._forward_pre_hooks) == 1

@@ -31,15 +31,15 @@ compute:
 """
 
 
-def loaded(folder, text):
+def load(folder, text):
     path = folder / "box.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return Machine.load(path)
 
 
-def refused(folder, text, *parts):
+def assert_rejected(folder, text, *parts):
     with pytest.raises(dc.MachineError) as raised:
-        loaded(folder, text)
+        load(folder, text)
     message = str(raised.value)
     assert isinstance(raised.value, ValueError) and isinstance(raised.value, dc.DistconvError)
     assert "\n" not in message and len(message) < 600 and "box" in message
@@ -55,7 +55,7 @@ kinds:
 
 
 def test_a_kind_of_device_takes_the_place_of_the_machines_own(tmp_path):
-    found = loaded(tmp_path, GOOD + KINDS)
+    found = load(tmp_path, GOOD + KINDS)
     old = found.of_kind("old")
     assert old.memory_bytes == 12e9 and old.compute == (Compute(1, Roofline(12.1e12, 547e9, 10e-6)),)
     assert (old.node, old.network, old.ranks_per_node) == (found.node, found.network, 4)
@@ -64,17 +64,19 @@ def test_a_kind_of_device_takes_the_place_of_the_machines_own(tmp_path):
     with pytest.raises(dc.MachineError, match="there is no kind of device 'odd'; there are old, new"):
         found.of_kind("odd")
     with pytest.raises(dc.MachineError, match="all of its devices are of one kind"):
-        loaded(tmp_path, GOOD).of_kind("old")
+        load(tmp_path, GOOD).of_kind("old")
 
 
 def test_kinds_that_are_none_are_refused(tmp_path):
-    refused(tmp_path, GOOD + "kinds: [old]", "kinds: found a list, expected a mapping")
-    refused(tmp_path, GOOD + "kinds: {old: 3}", "kinds.old: found 3, expected a mapping with the keys memory, roofline")
-    refused(tmp_path, GOOD + "kinds: {old: {memory: 2 GB}}", "kinds.old.roofline: found nothing")
+    assert_rejected(tmp_path, GOOD + "kinds: [old]", "kinds: found a list, expected a mapping")
+    assert_rejected(
+        tmp_path, GOOD + "kinds: {old: 3}", "kinds.old: found 3, expected a mapping with the keys memory, roofline"
+    )
+    assert_rejected(tmp_path, GOOD + "kinds: {old: {memory: 2 GB}}", "kinds.old.roofline: found nothing")
 
 
 def test_a_file_is_read_with_its_units(tmp_path):
-    found = loaded(tmp_path, GOOD)
+    found = load(tmp_path, GOOD)
     slow = Roofline(10e12, 300e9, 10e-6)
     assert found == Machine(
         name="box",
@@ -91,7 +93,7 @@ def test_a_file_is_read_with_its_units(tmp_path):
 
 
 def test_a_latency_of_collective_steps_is_read_and_written(tmp_path):
-    found = loaded(tmp_path, GOOD.replace("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB/s, step: 30 us"))
+    found = load(tmp_path, GOOD.replace("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB/s, step: 30 us"))
     assert found.network == Link(2e-6, 12.5e9, 30e-6) and found.node.step_s is None
     found.save(tmp_path / "again.yaml")
     assert Machine.load(tmp_path / "again.yaml") == found
@@ -129,7 +131,7 @@ WRONG_VALUES = [
 )
 def test_a_wrong_value_is_named_with_its_key_and_what_is_expected(tmp_path, good, bad, part0, part1, part2, part3):
     assert good in GOOD
-    refused(tmp_path, GOOD.replace(good, bad, 1), part0, part1, part2, part3)
+    assert_rejected(tmp_path, GOOD.replace(good, bad, 1), part0, part1, part2, part3)
 
 
 WRONG_SHAPES = [
@@ -149,11 +151,11 @@ WRONG_SHAPES = [
 @pytest.mark.parametrize(("good", "bad", "part", "other"), [(*w, *("",) * (4 - len(w))) for w in WRONG_SHAPES])
 def test_missing_unknown_and_double_keys_are_named_with_their_full_path(tmp_path, good, bad, part, other):
     assert good in GOOD
-    refused(tmp_path, GOOD.replace(good, bad, 1), part, other)
+    assert_rejected(tmp_path, GOOD.replace(good, bad, 1), part, other)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    refused(tmp_path, b"PK\x03\x04\x00\x00", "cannot be read as YAML")
+    assert_rejected(tmp_path, b"PK\x03\x04\x00\x00", "cannot be read as YAML")
     with pytest.raises(dc.MachineError, match="cannot be read: No such file"):
         Machine.load(tmp_path / "none.yaml")
 
@@ -259,7 +261,7 @@ def test_a_built_in_machine_is_of_sane_order(name):
 
 
 def test_compute_is_that_of_the_busiest_entry_that_is_not_above(tmp_path):
-    box = loaded(tmp_path, GOOD)
+    box = load(tmp_path, GOOD)
     assert [box.computing(ranks).busy for ranks in (1, 2, 3, 4, 5, 1000)] == [1, 1, 1, 4, 4, 4]
 
 

@@ -32,15 +32,15 @@ def layer(name, activation_bytes=1.0):
     return Layer(name, 0.5, 1.0, activation_bytes, 4.0)
 
 
-def loaded(folder, text):
+def load(folder, text):
     path = folder / "net.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return Profile.load(path)
 
 
-def refused(folder, text, *parts):
+def assert_rejected(folder, text, *parts):
     with pytest.raises(ProfileError) as raised:
-        loaded(folder, text)
+        load(folder, text)
     message = str(raised.value)
     assert isinstance(raised.value, ValueError) and isinstance(raised.value, dc.DistconvError)
     assert "\n" not in message and len(message) < 500 and "net.txt" in message
@@ -49,14 +49,14 @@ def refused(folder, text, *parts):
 
 
 def test_pipedreams_text_is_read_in_seconds_and_bytes_without_its_input_node(tmp_path):
-    found = loaded(tmp_path, TEXT)
+    found = load(tmp_path, TEXT)
     assert [each.name for each in found.layers] == ["node2", "node3", "node10"]
     assert found.layers[0] == Layer("node2", 22.307 / 1e3, 24.613 / 1e3, 20.0, 7168.0)
     assert found.edges == (("node2", "node3"), ("node3", "node10"), ("node2", "node10"))
 
 
 def test_a_saved_profile_is_loaded_as_it_was(tmp_path):
-    profile = loaded(tmp_path, TEXT)
+    profile = load(tmp_path, TEXT)
     profile.save(tmp_path / "ours.json")
     assert Profile.load(tmp_path / "ours.json") == profile
 
@@ -127,7 +127,7 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
     ],
 )
 def test_malformed_text_is_refused_with_its_line(tmp_path, wrong, parts):
-    refused(tmp_path, wrong, *parts)
+    assert_rejected(tmp_path, wrong, *parts)
 
 
 ROW = {"name": "a", "forward_s": 1.0, "backward_s": 2.0, "activation_bytes": 8, "parameter_bytes": 4}
@@ -150,11 +150,11 @@ ROW = {"name": "a", "forward_s": 1.0, "backward_s": 2.0, "activation_bytes": 8, 
     ],
 )
 def test_malformed_json_is_refused_with_its_key(tmp_path, wrong, parts):
-    refused(tmp_path, json.dumps(wrong), *parts)
+    assert_rejected(tmp_path, json.dumps(wrong), *parts)
 
 
 def test_what_is_no_json_is_refused(tmp_path):
-    refused(tmp_path, '{"edges": [], "edges": []}', "key 'edges' occurs twice")
+    assert_rejected(tmp_path, '{"edges": [], "edges": []}', "key 'edges' occurs twice")
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])
@@ -168,7 +168,7 @@ def test_numbers_of_any_kind_are_figures_that_can_be_saved(tmp_path, kind):
 def test_nodes_are_in_the_order_of_their_numbers_however_long(tmp_path):
     long = "node" + "9" * 5000
     text = TEXT.replace("node3", long)
-    assert [each.name for each in loaded(tmp_path, text.replace(f"{long} -- node10", f"node10 -- {long}")).layers] == [
+    assert [each.name for each in load(tmp_path, text.replace(f"{long} -- node10", f"node10 -- {long}")).layers] == [
         "node2",
         "node10",
         long,

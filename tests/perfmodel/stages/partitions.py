@@ -33,7 +33,7 @@ def every_partition(layers, devices):
     """All cuts with all ways to give all devices to the stages."""
     for stages in range(1, sum(device.count for device in devices) + 1):
         for cuts in itertools.combinations(range(1, layers), stages - 1):
-            for held in shares([device.count for device in devices], stages):
+            for held in split_counts([device.count for device in devices], stages):
                 if all(map(sum, held)):
                     yield (
                         list(cuts),
@@ -41,16 +41,16 @@ def every_partition(layers, devices):
                     )
 
 
-def shares(counts, stages):
+def split_counts(counts, stages):
     if stages == 1:
         yield [tuple(counts)]
         return
     for first in itertools.product(*(range(count + 1) for count in counts)):
-        for rest in shares([count - taken for count, taken in zip(counts, first, strict=True)], stages - 1):
+        for rest in split_counts([count - taken for count, taken in zip(counts, first, strict=True)], stages - 1):
             yield [first, *rest]
 
 
-def by_hand(profile, cuts, assignment, devices, bandwidth, cost):
+def reference_time(profile, cuts, assignment, devices, bandwidth, cost):
     """The slowest stage or boundary, summed layer by layer."""
     kinds = {device.name: device for device in devices}
     edges = [0, *cuts, len(profile.layers)]

@@ -7,18 +7,26 @@ import pytest
 
 from distconv.perfmodel.stages.dynamic_program import cheapest_stages, fixed_moves
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
-from tests.perfmodel.stages.partitions import BANDWIDTH, by_hand, every_partition, fits, random_devices, random_profile
+from tests.perfmodel.stages.partitions import (
+    BANDWIDTH,
+    every_partition,
+    fits,
+    random_devices,
+    random_profile,
+    reference_time,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_exact_is_as_good_as_brute_force(seed):
     profile, devices = random_profile(seed), random_devices(seed)
     least = min(
-        by_hand(profile, cuts, held, devices, BANDWIDTH, "sparsepipe") for cuts, held in every_partition(6, devices)
+        reference_time(profile, cuts, held, devices, BANDWIDTH, "sparsepipe")
+        for cuts, held in every_partition(6, devices)
     )
     found = partition(profile, devices, BANDWIDTH, "exact")
     assert found.time == pytest.approx(least, rel=1e-12)
-    again = by_hand(profile, found.cuts, found.assignment, devices, BANDWIDTH, "sparsepipe")
+    again = reference_time(profile, found.cuts, found.assignment, devices, BANDWIDTH, "sparsepipe")
     assert again == pytest.approx(found.time, rel=1e-12)
 
 
@@ -31,7 +39,7 @@ def test_exact_is_as_good_as_brute_force_within_memory(seed, memory):
         with pytest.raises(PartitionError, match="fits the memory"):
             partition(profile, devices, BANDWIDTH, "exact")
         return
-    least = min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed)
+    least = min(reference_time(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed)
     found = partition(profile, devices, BANDWIDTH, "exact")
     assert found.time == pytest.approx(least, rel=1e-12)
     assert fits(profile, found.cuts, found.assignment, devices)
@@ -40,7 +48,7 @@ def test_exact_is_as_good_as_brute_force_within_memory(seed, memory):
 @pytest.mark.parametrize("seed", range(4))
 def test_pipedream_is_as_good_as_brute_force_on_equal_devices(seed):
     profile, devices = random_profile(seed), [Device("device", 4)]
-    least = min(by_hand(profile, *each, devices, BANDWIDTH, "pipedream") for each in every_partition(6, devices))
+    least = min(reference_time(profile, *each, devices, BANDWIDTH, "pipedream") for each in every_partition(6, devices))
     found = partition(profile, 4, BANDWIDTH, "pipedream")
     assert found.time == pytest.approx(least, rel=1e-12)
     assert stage_time(profile, found, 4, BANDWIDTH, "pipedream") == found.time
@@ -58,7 +66,7 @@ def test_sparsepipe_is_the_best_over_its_one_order(seed):
     allowed = [each for each in every_partition(6, devices) if in_order(each[1])]
     found = partition(profile, devices, BANDWIDTH, "sparsepipe")
     assert found.time == pytest.approx(
-        min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed), rel=1e-12
+        min(reference_time(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed), rel=1e-12
     )
     assert in_order(found.assignment)
 

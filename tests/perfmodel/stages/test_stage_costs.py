@@ -9,7 +9,7 @@ import pytest
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.partition import stage_time
 from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, StagePartition
-from tests.perfmodel.stages.partitions import BANDWIDTH, by_hand, every_partition, random_devices, random_profile
+from tests.perfmodel.stages.partitions import BANDWIDTH, every_partition, random_devices, random_profile, reference_time
 
 
 def two_stages(first, second):
@@ -47,5 +47,5 @@ def test_stage_time_of_any_partition_is_the_sum_by_hand(seed, cost):
     assert sample
     for cuts, held in sample:
         found = StagePartition("", tuple(cuts), tuple(cuts), (("",) * 6,), tuple(held), 0.0)
-        expected = by_hand(profile, cuts, held, devices, BANDWIDTH, cost)
+        expected = reference_time(profile, cuts, held, devices, BANDWIDTH, cost)
         assert stage_time(profile, found, devices, BANDWIDTH, cost) == pytest.approx(expected, rel=1e-12)

@@ -10,7 +10,7 @@ import pytest
 from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm
 
 
-def plain_time(problem, choice):
+def reference_time(problem, choice):
     """The docstring of perfmodel/cost/cost_tables.py, one step after the other."""
     clock = end = 0.0
     for step in problem.time:
@@ -22,7 +22,7 @@ def plain_time(problem, choice):
     return max(clock, end)
 
 
-def plain_memory(problem, choice):
+def reference_memory(problem, choice):
     resident = kept = peak = 0.0
     for step in problem.memory:
         term = float(step.table[tuple(choice[v] for v in step.variables)])
@@ -41,10 +41,10 @@ def brute_force(problem, limit=None):
     """Least time within the limit (infinite where nothing fits) and least memory, over all choices."""
     best = smallest = float("inf")
     for choice in itertools.product(*map(range, problem.sizes)):
-        memory = plain_memory(problem, choice)
+        memory = reference_memory(problem, choice)
         smallest = min(smallest, memory)
         if limit is None or memory <= limit * (1 + 1e-12):
-            best = min(best, plain_time(problem, choice))
+            best = min(best, reference_time(problem, choice))
     return best, smallest
 
 
@@ -100,5 +100,5 @@ def random_problem(seed, sizes=None, allreduces=1.0, density=0.4):
     return AssignmentProblem(sizes, tuple(forward + backward), tuple(memory))
 
 
-def close(left, right):
+def is_close(left, right):
     return left == pytest.approx(right, rel=1e-9, abs=1e-12)

@@ -10,7 +10,7 @@ import pytest
 from distconv.errors import DistconvError
 from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, as_choice_array
 from distconv.perfmodel.strategy.solver import Infeasible, SmallestChoice, Solution, smallest_memory, solve
-from tests.perfmodel.strategy.problems import brute_force, close, plain_memory, plain_time, random_problem
+from tests.perfmodel.strategy.problems import brute_force, is_close, random_problem, reference_memory, reference_time
 
 NONE = 0
 """As many combinations as are enumerated where the search itself is tested."""
@@ -26,10 +26,10 @@ def test_the_fastest_choice_is_the_one_of_brute_force(few):
         problem = random_problem(seed)
         found = solve(problem, few=few)
         best, _ = brute_force(problem)
-        assert found.optimal and close(found.time, best) and close(found.bound, best), seed
+        assert found.optimal and is_close(found.time, best) and is_close(found.bound, best), seed
         assert valid(problem, found.choices), seed
-        assert close(plain_time(problem, found.choices), found.time), seed
-        assert close(plain_memory(problem, found.choices), found.memory), seed
+        assert is_close(reference_time(problem, found.choices), found.time), seed
+        assert is_close(reference_memory(problem, found.choices), found.memory), seed
 
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
@@ -40,7 +40,7 @@ def test_the_fastest_choice_within_a_memory_limit_is_the_one_of_brute_force(few)
         for limit in (smallest, smallest + 0.5):
             best, _ = brute_force(problem, limit)
             found = solve(problem, limit, few=few)
-            assert found.optimal and close(found.time, best) and found.memory <= limit * (1 + 1e-12), (seed, limit)
+            assert found.optimal and is_close(found.time, best) and found.memory <= limit * (1 + 1e-12), (seed, limit)
 
 
 @pytest.mark.long
@@ -51,7 +51,7 @@ def test_a_limit_of_whole_bytes_is_met_to_the_byte():
         for limit in (smallest, smallest + 1.0):
             best, _ = brute_force(problem, limit)
             found = solve(problem, limit, few=NONE)
-            assert close(found.time, best) and found.memory <= limit, (seed, limit)
+            assert is_close(found.time, best) and found.memory <= limit, (seed, limit)
         with pytest.raises(Infeasible):
             solve(problem, smallest - 1.0, few=NONE)
 
@@ -72,8 +72,8 @@ def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
         with pytest.raises(Infeasible, match=r"the smallest known takes .*; give each rank more memory") as caught:
             solve(problem, smallest - 0.1, few=few)
         assert isinstance(caught.value, DistconvError) and isinstance(caught.value, ValueError)
-        assert close(caught.value.smallest, smallest) and close(caught.value.bound, smallest)
-        assert close(plain_memory(problem, caught.value.choices), smallest)
+        assert is_close(caught.value.smallest, smallest) and is_close(caught.value.bound, smallest)
+        assert is_close(reference_memory(problem, caught.value.choices), smallest)
 
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
@@ -82,8 +82,8 @@ def test_the_smallest_memory_is_that_of_brute_force(few):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         found = smallest_memory(problem, few=few)
-        assert found.optimal and close(found.memory, smallest) and found.gap == 0, seed
-        assert close(plain_memory(problem, found.choices), smallest), seed
+        assert found.optimal and is_close(found.memory, smallest) and found.gap == 0, seed
+        assert is_close(reference_memory(problem, found.choices), smallest), seed
 
 
 def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
@@ -93,14 +93,14 @@ def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
         start = [size - 1 for size in problem.sizes]
         found = solve(problem, None, [start], 0.0, NONE)
         assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
-        assert found.time <= plain_time(problem, start), seed
+        assert found.time <= reference_time(problem, start), seed
 
 
 def test_a_start_that_is_the_best_is_returned_by_its_time():
     for seed in range(20):
         problem = random_problem(seed, (3, 3, 3))
         choices = list(itertools.product(*map(range, problem.sizes)))
-        best = min(choices, key=lambda choice: plain_time(problem, choice))
+        best = min(choices, key=lambda choice: reference_time(problem, choice))
         assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(as_choice_array(best)))
 
 

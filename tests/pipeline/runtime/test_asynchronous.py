@@ -19,7 +19,7 @@ POLICIES = [
 ]
 
 
-def pair(comm, schedule, microbatches=1, inplace=True, **options):
+def make_pair(comm, schedule, microbatches=1, inplace=True, **options):
     """A pipeline over ranks and one in this process, of the same stages, and both lists of stages."""
     stages = convolutions(comm.size, dropout=0.3, inplace=inplace)
     alone = copies(stages)
@@ -36,12 +36,12 @@ def assert_equal_so_far(pipe, serial, stages, alone):
     assert_same(stages, alone)
 
 
-def both(pipe, serial, data):
+def train_both(pipe, serial, data):
     """Train both; the losses that each step returns are the same."""
     assert [pipe.step(*batch) for batch in data] == [serial.step(*batch) for batch in data]
 
 
-def both_drain(pipe, serial):
+def drain_both(pipe, serial):
     pipe.drain()
     serial.drain()
 
@@ -49,13 +49,13 @@ def both_drain(pipe, serial):
 @pytest.mark.ranks(at_most=6)
 @pytest.mark.parametrize(("schedule", "options"), POLICIES, ids=label)
 def test_training_has_the_bits_of_the_serial_pipeline(comm, schedule, options):
-    pipe, serial, *models = pair(comm, schedule, inplace="recompute" not in options.values(), **options)
+    pipe, serial, *models = make_pair(comm, schedule, inplace="recompute" not in options.values(), **options)
     data = batches(3 * comm.size + 4)  # long enough for the schedule to repeat itself
-    both(pipe, serial, data[:-4])
-    both_drain(pipe, serial)
+    train_both(pipe, serial, data[:-4])
+    drain_both(pipe, serial)
     assert_equal_so_far(pipe, serial, *models)
-    both(pipe, serial, data[-4:])
-    both_drain(pipe, serial)
+    train_both(pipe, serial, data[-4:])
+    drain_both(pipe, serial)
     assert_equal_so_far(pipe, serial, *models)
     pipe.close()
 
@@ -63,7 +63,7 @@ def test_training_has_the_bits_of_the_serial_pipeline(comm, schedule, options):
 @pytest.mark.ranks(3)
 def test_every_rank_gets_the_same_losses(comm):
     for schedule in SCHEDULES:
-        pipe, *_ = pair(comm, schedule)
+        pipe, *_ = make_pair(comm, schedule)
         returned = [pipe.step(*batch) for batch in batches(9)]
         pipe.drain()
         told = comm.allgather((returned, pipe.losses))
@@ -77,18 +77,18 @@ def test_every_rank_gets_the_same_losses(comm):
 @pytest.mark.ranks(1, 3)
 def test_draining_after_any_number_of_steps_has_the_bits_of_the_serial_pipeline(comm):
     for schedule in SCHEDULES:
-        pipe, serial, *models = pair(comm, schedule)
+        pipe, serial, *models = make_pair(comm, schedule)
         data = iter(batches(40))
         for steps in (0, 1, 2, 3, 4, 0, 6, 9):
-            both(pipe, serial, [next(data) for _ in range(steps)])
-            both_drain(pipe, serial)
+            train_both(pipe, serial, [next(data) for _ in range(steps)])
+            drain_both(pipe, serial)
             assert_equal_so_far(pipe, serial, *models)
         pipe.close()
 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_switching_there_and_back_has_the_bits_of_the_serial_pipeline(comm):
-    pipe, serial, *models = pair(comm, "stale")
+    pipe, serial, *models = make_pair(comm, "stale")
     data = batches(30)
     for number, (schedule, microbatches, options) in enumerate([
         ("gpipe", 3, {}),
@@ -97,32 +97,32 @@ def test_switching_there_and_back_has_the_bits_of_the_serial_pipeline(comm):
         ("zero-bubble", 2, {}),
         ("spectrain", 1, {"weights": "newest"}),
     ]):  # fmt: skip
-        both(pipe, serial, data[5 * number : 5 * number + 5])
+        train_both(pipe, serial, data[5 * number : 5 * number + 5])
         for each in (pipe, serial):
             each.switch(schedule, microbatches, **options)
         assert_equal_so_far(pipe, serial, *models)
-    both(pipe, serial, data[25:])
-    both_drain(pipe, serial)
+    train_both(pipe, serial, data[25:])
+    drain_both(pipe, serial)
     assert_equal_so_far(pipe, serial, *models)
     pipe.close()
 
 
 @pytest.mark.ranks(2)
 def test_a_refused_switch_changes_nothing(comm):
-    pipe, serial, *models = pair(comm, "stale")
-    both(pipe, serial, batches(2))
+    pipe, serial, *models = make_pair(comm, "stale")
+    train_both(pipe, serial, batches(2))
     for refused in (("pipedream", 3), ("no such", 1), ("fbp-as", 2), ("interleaved", 2), ("gpipe", 0)):
         with pytest.raises(ScheduleError):
             pipe.switch(*refused)
-    both(pipe, serial, batches(4))
-    both_drain(pipe, serial)
+    train_both(pipe, serial, batches(4))
+    drain_both(pipe, serial)
     assert_equal_so_far(pipe, serial, *models)
     pipe.close()
 
 
 @pytest.mark.ranks(2)
 def test_the_model_is_not_brought_together_while_mini_batches_are_under_way(comm):
-    pipe, *_ = pair(comm, "stale")
+    pipe, *_ = make_pair(comm, "stale")
     pipe.step(*batches(1)[0])
     with pytest.raises(ScheduleError, match="drain"):
         pipe.synchronize()

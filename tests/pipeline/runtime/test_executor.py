@@ -23,7 +23,7 @@ class FailsBehind(torch.autograd.Function):
         raise ValueError("only here")
 
 
-class Behind(nn.Module):
+class FailsInBackward(nn.Module):
     def forward(self, x):
         return FailsBehind.apply(x)
 
@@ -40,7 +40,7 @@ def failing_loss(y, target):
 @pytest.mark.parametrize(
     ("stage", "given", "where"),
     [
-        (Behind, {}, "B of micro-batch 0"),
+        (FailsInBackward, {}, "B of micro-batch 0"),
         (nn.Identity, {"loss": failing_loss}, "F of micro-batch 0"),
         (nn.Identity, {"optimizer": FailingSGD}, "update"),
     ],
@@ -54,7 +54,7 @@ def test_an_exception_in_a_pass_names_where_it_was(stage, given, where):
     pipe.close()
 
 
-def trained_for_a_step(comm, layer, x, *, split=False):
+def train_one_step(comm, layer, x, *, split=False):
     """The gradients that a step leaves behind, in which nothing is updated."""
     pipe = Pipeline([layer], comm, "zero-bubble" if split else "gpipe", F.mse_loss, 2)
     pipe.step(x, x)
@@ -69,8 +69,8 @@ def test_gradients_begin_anew_in_each_mini_batch(split):
     x, y = normal(5, 3), normal(4, 3, seed=1)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)  # a caller's own are none of ours
-    trained_for_a_step(MPI.COMM_SELF, layer, x, split=split)
-    found = trained_for_a_step(MPI.COMM_SELF, layer, y, split=split)
+    train_one_step(MPI.COMM_SELF, layer, x, split=split)
+    found = train_one_step(MPI.COMM_SELF, layer, y, split=split)
     expected = torch.autograd.grad(F.mse_loss(layer(y), y), list(layer.parameters()))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)

@@ -58,7 +58,7 @@ def label(grids):
     return " ".join(",".join(f"{k}{v}" for k, v in (grid or {}).items()) or "1" for grid in grids)
 
 
-def trained(comm, stages, data, schedule, microbatches=1, loss=F.cross_entropy, optimizer=SGD, **options):
+def train(comm, stages, data, schedule, microbatches=1, loss=F.cross_entropy, optimizer=SGD, **options):
     """The stages after training them over ranks; every rank has been told the same losses."""
     pipe = Pipeline(stages, comm, schedule, loss, microbatches, optimizer=optimizer, **options)
     for batch in data:
@@ -83,7 +83,7 @@ def assert_as_one_process(comm, make, data, schedule, microbatches, grids, optim
         expected = [value for _, value in serial.losses]
     else:
         expected = train_plainly(alone, data, microbatches, optimizer=optimizer)
-    losses, stages = trained(
+    losses, stages = train(
         comm, make(count), data, schedule, microbatches, plans=grids, optimizer=optimizer, weights=weights, **options
     )
     torch.testing.assert_close(losses, expected, rtol=1e-10, atol=0)
@@ -136,9 +136,9 @@ def out_of_place(count):
 def test_deferred_statistics_over_grids(comm):
     data = images(2)
     grids = {2: [{"h": 2}], 3: [{"n": 2}, None]}[comm.size]
-    found = trained(comm, segmentation(len(grids)), data, "gpipe", 2, plans=grids, batch_norm="deferred")[1]
+    found = train(comm, segmentation(len(grids)), data, "gpipe", 2, plans=grids, batch_norm="deferred")[1]
     one = comm.Split(comm.rank)
-    alone = trained(one, [Chain(segmentation(len(grids)))], data, "gpipe", 2, batch_norm="deferred")[1]
+    alone = train(one, [Chain(segmentation(len(grids)))], data, "gpipe", 2, batch_norm="deferred")[1]
     assert_close(found, list(alone[0].stages))
     one.Free()
 

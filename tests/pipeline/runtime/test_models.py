@@ -185,7 +185,7 @@ ODD = {
 }
 
 
-def odd(name):
+def unusual_model(name):
     torch.manual_seed(0)
     data = [(normal(5, 4, seed=i), normal(5, 4, seed=9 + i)) for i in range(3)]
     return [part.double() for part in ODD[name]()], data
@@ -196,13 +196,13 @@ def odd(name):
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 2), ("zero-bubble", 2), ("pipedream", 1)])
 def test_a_stage_may_have(comm, name, schedule, microbatches):
-    assert_trains_as_one_process(comm, *odd(name), schedule, microbatches, F.mse_loss)
+    assert_trains_as_one_process(comm, *unusual_model(name), schedule, microbatches, F.mse_loss)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ODD)
 def test_a_chunk_may_have(comm, name):
-    assert_trains_as_one_process(comm, *odd(name), "interleaved", 2, F.mse_loss)
+    assert_trains_as_one_process(comm, *unusual_model(name), "interleaved", 2, F.mse_loss)
 
 
 @pytest.mark.ranks(4)

@@ -25,11 +25,11 @@ def messages(comm, device=None):
     return P2P(comm, placement, placement.positions[comm.rank], None, device or torch.empty(0).device)
 
 
-def same(found, expected):
+def assert_same(found, expected):
     return found.dtype is expected.dtype and found.shape == expected.shape and torch.equal(found, expected)
 
 
-def pass_on(comm, box, step, values, loss=0.5):
+def send_to_next(comm, box, step, values, loss=0.5):
     """Send ``values`` from each rank to the next, and return what arrives from the one before."""
     if comm.rank < comm.size - 1:
         box.send(
@@ -49,12 +49,12 @@ def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
     box = messages(comm)
     for step, shape in enumerate(SHAPES * 2):
         values = [normal(*shape, seed=step), None, torch.full((2, 2), step)]
-        arrived = pass_on(comm, box, step, values, loss=step / 3)
+        arrived = send_to_next(comm, box, step, values, loss=step / 3)
         if arrived is not None:
             (found, none, number), loss = arrived
-            assert same(found, values[0])
+            assert assert_same(found, values[0])
             assert none is None
-            assert same(number, values[2])
+            assert assert_same(number, values[2])
             assert loss == step / 3
     box.close()
 
@@ -68,9 +68,9 @@ def test_a_standing_receive_is_one_message():
 def test_every_dtype_arrives(comm):
     box = messages(comm)
     values = [normal(3, 5).mul(3).to(dtype) for dtype in DTYPES]
-    arrived = pass_on(comm, box, 0, values)
+    arrived = send_to_next(comm, box, 0, values)
     if arrived is not None:
-        assert all(same(found, value) for found, value in zip(arrived[0], values, strict=True))
+        assert all(assert_same(found, value) for found, value in zip(arrived[0], values, strict=True))
     box.close()
 
 
@@ -80,10 +80,10 @@ def test_a_tensor_of_any_strides_arrives(comm):
     x = normal(4, 3, 5, 2)
     values = [x.transpose(0, 2), x[1:, ::2], x[:1].expand(6, -1, -1, -1), x.to(memory_format=torch.channels_last)]
     values += [x[:, :1].to(memory_format=torch.channels_last), x[0, 0, 0, 0]]
-    arrived = pass_on(comm, box, 0, values)
+    arrived = send_to_next(comm, box, 0, values)
     if arrived is not None:
         for found, value in zip(arrived[0], values, strict=True):
-            assert same(found, value)
+            assert assert_same(found, value)
             assert found.stride() == value.clone().stride()
     box.close()
 
@@ -100,14 +100,14 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
     if comm.rank == 1:
         for step in range(20):
             ((found,), _) = box.receive(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
-            assert same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
+            assert assert_same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
     box.close()
 
 
 @pytest.mark.ranks(2)
 def test_what_has_arrived_stays_when_the_next_message_comes(comm):
     box = messages(comm)
-    kept = [pass_on(comm, box, step, [torch.full((6,), step)]) for step in range(5)]
+    kept = [send_to_next(comm, box, step, [torch.full((6,), step)]) for step in range(5)]
     if comm.rank == 1:
         assert [values[0].tolist() for values, _ in kept] == [[step] * 6 for step in range(5)]
     box.close()
@@ -163,7 +163,7 @@ def test_messages_from_a_gpu_arrive_and_the_host_waits_for_it_once_where_they_go
         box = messages(comm, DEVICE)
         for step, shape in enumerate([(30, 40)] + [(20, 40)] * 3):
             before = gpu.host_waits
-            arrived = pass_on(comm, box, step, [gpu.tensor(normal(*shape, seed=step)) * 2, None], loss=step / 3)
+            arrived = send_to_next(comm, box, step, [gpu.tensor(normal(*shape, seed=step)) * 2, None], loss=step / 3)
             if step:  # the first is longer than the receive that stands
                 assert gpu.host_waits - before == waits[comm.rank]
             if arrived is not None:

@@ -17,7 +17,7 @@ from tests.pipeline.runtime.test_grids import (
     images,
     out_of_place,
     segmentation,
-    trained,
+    train,
 )
 from tests.pipeline.training import Chain, assert_close
 
@@ -84,9 +84,9 @@ def test_classes_of_linear_layers_with_grids_of_their_own(comm):
 @pytest.mark.ranks(3)
 def test_deferred_statistics_with_plans(comm):
     data = images(2)
-    found = trained(comm, segmentation(2), data, "gpipe", 2, plans=[CHANNELS_FIRST, None], batch_norm="deferred")[1]
+    found = train(comm, segmentation(2), data, "gpipe", 2, plans=[CHANNELS_FIRST, None], batch_norm="deferred")[1]
     one = comm.Split(comm.rank)
-    alone = trained(one, [Chain(segmentation(2))], data, "gpipe", 2, batch_norm="deferred")[1]
+    alone = train(one, [Chain(segmentation(2))], data, "gpipe", 2, batch_norm="deferred")[1]
     assert_close(found, list(alone[0].stages))
     one.Free()
 

@@ -10,7 +10,7 @@ from distconv.pipeline import ScheduleError, schedule
 from distconv.pipeline.runtime.schedule_source import count_chunks, resolve_schedule
 
 
-def asked(given, stages=2, replicas=None, microbatches=1, weights=None, **options):
+def resolve(given, stages=2, replicas=None, microbatches=1, weights=None, **options):
     return resolve_schedule(
         given=given,
         stages=stages,
@@ -26,7 +26,7 @@ def asked(given, stages=2, replicas=None, microbatches=1, weights=None, **option
 )
 @pytest.mark.parametrize("weights", [None, "recompute"])
 def test_a_name_is_a_schedule_for_any_number_of_micro_batches(name, options, weights):
-    found = asked(name, microbatches=4, weights=weights, **options)
+    found = resolve(name, microbatches=4, weights=weights, **options)
     assert (found.microbatches, found.stream) == (4, None)
     for count in (1, 3, 4):
         assert found.make(count) == schedule(name, 2, count, weights=weights, **options)
@@ -38,7 +38,7 @@ def test_a_name_is_a_schedule_for_any_number_of_micro_batches(name, options, wei
     [("stale", (1, 1), {}), ("pipedream", (2, 1), {}), ("spectrain", (1, 1), {"weights": "stash"})],
 )
 def test_an_asynchronous_schedule_goes_on_without_an_end(name, replicas, options):
-    found = asked(name, replicas=replicas, **options)
+    found = resolve(name, replicas=replicas, **options)
     assert found.microbatches == 1 and found.stream is not None
     assert found.begins == found.stream.schedule and found.begins.replicas == replicas
     more = {"replicas": replicas} if name == "pipedream" else {}
@@ -48,18 +48,18 @@ def test_an_asynchronous_schedule_goes_on_without_an_end(name, replicas, options
 
 def test_of_a_schedule_that_has_a_name_that_and_its_options_count():
     given = schedule("interleaved", 2, 4, chunks=3, weights="recompute")
-    found = asked(given)
+    found = resolve(given)
     assert found.microbatches == 4
-    assert asked(given, microbatches=6).microbatches == 6
+    assert resolve(given, microbatches=6).microbatches == 6
     assert found.make(5) == schedule("interleaved", 2, 5, chunks=3, weights="recompute")
-    stream = asked(schedule("pipedream", 2, 8, replicas=(1, 2)), replicas=(1, 2)).stream
+    stream = resolve(schedule("pipedream", 2, 8, replicas=(1, 2)), replicas=(1, 2)).stream
     assert stream is not None and stream.replicas == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["mine", "gpipe"])
 def test_a_schedule_of_ones_own_is_followed_as_it_is(name):
     own = replace(schedule("1f1b-sno", 2, 4), name=name)
-    found = asked(own)
+    found = resolve(own)
     assert found.microbatches == 4 and found.make(4) is own and found.begins is own
     with pytest.raises(ScheduleError, match=f"{name}: a schedule of 4 micro-batches cannot run 3"):
         found.make(3)
@@ -93,7 +93,7 @@ REFUSED = {
 def test_it_refuses(name):
     given, arguments, words = REFUSED[name]
     with pytest.raises(ScheduleError, match=words):
-        asked(given, **arguments)
+        resolve(given, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from distconv.pipeline import Action, Kind, Schedule, ScheduleError, schedule, simulate, validate
 
 
-def changed(name, change, stages=2, microbatches=3, **options):
+def change_schedule(name, change, stages=2, microbatches=3, **options):
     """A schedule whose lists ``change`` has altered."""
     found = schedule(name, stages, microbatches, **options)
     lists = [list(actions) for actions in found.stages]
@@ -53,9 +53,9 @@ def swapped_sends(lists):
     lists[0].insert(second + 1, lists[0].pop(first))
 
 
-def refused(name, change, message):
+def assert_rejected(name, change, message):
     with pytest.raises(ScheduleError) as error:
-        validate(changed(name, change))
+        validate(change_schedule(name, change))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -75,7 +75,7 @@ def refused(name, change, message):
     ],
 )
 def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch(name, change, message):
-    refused(name, change, message)
+    assert_rejected(name, change, message)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch
     ],
 )
 def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_batch(name, change, message):
-    refused(name, change, message)
+    assert_rejected(name, change, message)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_bat
     ],
 )
 def test_what_is_wrong_with_weights_is_named_with_stage_operation_and_micro_batch(name, change, message):
-    refused(name, change, message)
+    assert_rejected(name, change, message)
 
 
 def test_neighbours_that_send_to_each_other_at_once_are_a_deadlock():
     """1F1B as it is usually written: after its F and B, each stage sends first."""
-    found = changed("1f1b-sno", move(1, Kind.SEND, 0, 3, Kind.B))
+    found = change_schedule("1f1b-sno", move(1, Kind.SEND, 0, 3, Kind.B))
     with pytest.raises(ScheduleError) as error:
         validate(found)
     assert str(error.value) == (
@@ -146,7 +146,7 @@ def test_neighbours_that_send_to_each_other_at_once_are_a_deadlock():
 
 def test_a_receive_of_a_message_that_never_comes_ends_the_simulation():
     with pytest.raises(ScheduleError, match=r"these actions never become ready: .*stage 1: F of micro-batch 1"):
-        simulate(changed("gpipe", remove(0, Kind.SEND, 1, Kind.F)), 1, 2)
+        simulate(change_schedule("gpipe", remove(0, Kind.SEND, 1, Kind.F)), 1, 2)
 
 
 def test_a_schedule_written_by_hand_is_valid():
@@ -158,7 +158,7 @@ def test_a_schedule_written_by_hand_is_valid():
 
 def test_every_stage_must_update_as_often():
     with pytest.raises(ScheduleError, match="1f1b-sno: stage 1 has 0 updates, stage 0 has 1"):
-        validate(changed("1f1b-sno", lambda lists: lists[1].pop()))
+        validate(change_schedule("1f1b-sno", lambda lists: lists[1].pop()))
 
 
 def test_a_schedule_without_stages_is_refused():
@@ -184,4 +184,4 @@ def test_replicas_that_do_not_divide_the_mini_batches_are_valid_and_one_update_l
 
 def test_newest_weights_are_wanted_where_a_backward_runs_the_forward_again():
     with pytest.raises(ScheduleError, match="B of micro-batch 1 uses weights 0, but the stage has 1"):
-        validate(changed("stale", with_version(0, Kind.B, 1, 0), weights="recompute"))
+        validate(change_schedule("stale", with_version(0, Kind.B, 1, 0), weights="recompute"))

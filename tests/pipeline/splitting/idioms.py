@@ -195,34 +195,34 @@ def _parametrized():
     return made
 
 
-def written(forward, count=3, **more):
+def make_model(forward, count=3, **more):
     return lambda: model_of(forward, **convolutions(count, **more))
 
 
 IDIOMS = {
-    "number of dimensions": written(_number_of_dimensions),
+    "number of dimensions": make_model(_number_of_dimensions),
     "heads": lambda: model_of(_heads, a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 12, 1), c=nn.Conv2d(4, 2, 3)),
-    "modules on the fly": written(_modules_on_the_fly),
-    "decided by the batch": written(_decided_by_the_batch),
-    "functional dropout": written(_functional_dropout),
-    "random draws": written(_random_draws),
-    "other ways in evaluation": written(_other_ways_in_evaluation, 4),
+    "modules on the fly": make_model(_modules_on_the_fly),
+    "decided by the batch": make_model(_decided_by_the_batch),
+    "functional dropout": make_model(_functional_dropout),
+    "random draws": make_model(_random_draws),
+    "other ways in evaluation": make_model(_other_ways_in_evaluation, 4),
     "batch norms": lambda: model_of(
         _batch_norms, **convolutions(), norm=_OwnNorm(4), mean=torch.zeros(4), variance=torch.ones(4)
     ),
-    "in place": written(_in_place),
+    "in place": make_model(_in_place),
     "a moving average": lambda: model_of(
         _moving_average, **convolutions(), average=torch.zeros(4), count=torch.tensor(0)
     ),
-    "without gradient": written(_without_gradient, 4),
-    "an own function": written(_own_function),
-    "checkpointed": written(_checkpointed),
-    "checkpointed, reentrant": written(_checkpointed_reentrant),
-    "unpacked": written(_unpacked),
+    "without gradient": make_model(_without_gradient, 4),
+    "an own function": make_model(_own_function),
+    "checkpointed": make_model(_checkpointed),
+    "checkpointed, reentrant": make_model(_checkpointed_reentrant),
+    "unpacked": make_model(_unpacked),
     "containers and keywords": lambda: model_of(_containers_and_keywords, a=_Block(), b=_Block(), c=_Block()),
-    "called twice": written(_called_twice, 4),
+    "called twice": make_model(_called_twice, 4),
     "constants": _with_constants,
-    "a gradient hook": written(_gradient_hook),
+    "a gradient hook": make_model(_gradient_hook),
     "recurrent": lambda: model_of(
         _recurrent,
         **convolutions(1, c=nn.Conv2d(4, 4, 1)),

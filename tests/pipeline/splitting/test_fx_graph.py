@@ -21,7 +21,7 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def refused(name, forward, cuts, message, **modules):
+def rejected_case(name, forward, cuts, message, **modules):
     return pytest.param(model_of(forward, **modules), cuts, message, id=name)
 
 
@@ -54,36 +54,38 @@ def _asks_for_its_class(self, x):
 @pytest.mark.parametrize(
     ("model", "cuts", "message"),
     [
-        refused(
+        rejected_case(
             "called_twice",
             lambda self, x: self.b(self.a(self.a(x))),
             ["a"],
             "cut 'a': the module is called 2 times",
             **linears("a", "b"),
         ),
-        refused(
+        rejected_case(
             "tied_module",
             lambda self, x: self.a(self.b(self.a(x))),
             ["b"],
             "'a.weight' is used by stages 0 and 1",
             **linears("a", "b"),
         ),
-        refused(
+        rejected_case(
             "tied_parameter",
             lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
             ["b"],
             "'a.weight' is used by stages 0 and 1; cut where one stage has all its uses",
             **linears("a", "b"),
         ),
-        refused("number", _size_kept, ["b"], r"'size' .* is not a tensor, .* from stage 0 to 1", **linears("a", "b")),
-        refused(
+        rejected_case(
+            "number", _size_kept, ["b"], r"'size' .* is not a tensor, .* from stage 0 to 1", **linears("a", "b")
+        ),
+        rejected_case(
             "branch",
             lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
             ["b"],
             r"cannot follow test_fx_graph.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
             **linears("a", "b"),
         ),
-        refused(
+        rejected_case(
             "buffer_replaced",
             _buffer_replaced,
             ["b"],
@@ -91,19 +93,19 @@ def _asks_for_its_class(self, x):
             count=torch.ones(()),
             **linears("a", "b"),
         ),
-        refused("class", _asks_for_its_class, ["b"], "tests if a value is a tensor", **linears("a", "b")),
-        refused(
+        rejected_case("class", _asks_for_its_class, ["b"], "tests if a value is a tensor", **linears("a", "b")),
+        rejected_case(
             "function", lambda self, x: self.b(_Same.apply(self.a(x))), ["b"], "_Same.apply is", **linears("a", "b")
         ),
-        refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
-        refused(
+        rejected_case("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
+        rejected_case(
             "mode",
             lambda self, x: self.b(F.dropout(self.a(x), training=self.training)),
             ["b"],
             r"train\(\) and eval\(\).*'dropout'.*nn.Dropout",
             **linears("a", "b"),
         ),
-        refused(
+        rejected_case(
             "random_constant",
             lambda self, x: self.b(self.a(x) + torch.rand(3)),
             ["b"],

@@ -40,7 +40,7 @@ def idiom(name):
     return IDIOMS[name](), CUTS.get(name, ["b", "c"])
 
 
-def through(stages, x):
+def run_stages(stages, x):
     values = (x,)
     for stage in stages:
         returned = stage(*values)
@@ -48,7 +48,7 @@ def through(stages, x):
     return returned
 
 
-def trained(model, run, batches):
+def train(model, run, batches):
     """Everything that comes of some steps: outputs, weights and buffers."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
@@ -75,7 +75,7 @@ def test_stages_train_as_the_model_with_any_number_of_samples(name):
     stages = split(model, cuts, torch.zeros(2, *SHAPE))
     assert all(isinstance(stage, RecordedStage) for stage in stages)
     batches = [torch.randn(samples, *SHAPE) for samples in (3, 2, 1, 4)]
-    assert_same(trained(model, lambda x: through(stages, x), batches), trained(alone, alone, batches))
+    assert_same(train(model, lambda x: run_stages(stages, x), batches), train(alone, alone, batches))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # reentrant checkpoints without autograd
@@ -88,7 +88,7 @@ def test_stages_evaluate_as_the_model(name):
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             torch.manual_seed(0)
-            found = tree_leaves(through(stages, x))
+            found = tree_leaves(run_stages(stages, x))
             torch.manual_seed(0)
             assert_same(found, tree_leaves(model(x)))
 
@@ -97,7 +97,7 @@ def dropped(self, x):
     return self.c(F.dropout(self.b(F.dropout(self.a(x), 0.5, self.training)), 0.5, self.training))
 
 
-def made(**more):
+def make_dropout_model(**more):
     torch.manual_seed(0)
     return model_of(dropped, **convolutions(), norm=nn.BatchNorm2d(4), **more)
 
@@ -127,24 +127,24 @@ def test_the_model_is_left_as_it_is():
 
 
 def test_modes_reach_the_stages_from_the_model_and_from_themselves():
-    model = made()
+    model = make_dropout_model()
     stages = split(model, ["b", "c"], torch.zeros(2, *SHAPE))
     x = torch.randn(3, *SHAPE)
     model.eval()
-    assert torch.equal(through(stages, x), model(x))
+    assert torch.equal(run_stages(stages, x), model(x))
     model.train()
     torch.manual_seed(0)
-    first = through(stages, x)
+    first = run_stages(stages, x)
     torch.manual_seed(0)
     assert torch.equal(first, model(x))
     for stage in stages:
         stage.eval()
     assert not model.training
-    assert torch.equal(through(stages, x), model(x))
+    assert torch.equal(run_stages(stages, x), model(x))
 
 
 def test_copies_of_stages_have_modes_and_weights_of_their_own():
-    model = made()
+    model = make_dropout_model()
     stages = split(model, ["b", "c"], torch.zeros(2, *SHAPE))
     x = torch.randn(2, *SHAPE)
     others = copy.deepcopy(stages)
@@ -153,7 +153,7 @@ def test_copies_of_stages_have_modes_and_weights_of_their_own():
         for weight in stage.parameters():
             weight.data.zero_()
     assert model.training and bool(model.a.weight.any())
-    assert not through(others, x).any()
+    assert not run_stages(others, x).any()
 
 
 def test_a_module_that_is_frozen_stays_so():
@@ -161,7 +161,7 @@ def test_a_module_that_is_frozen_stays_so():
     model = model_of(lambda self, x: self.c(self.norm(self.b(self.a(x)))) * len(x.shape), **convolutions())
     model.norm = nn.BatchNorm2d(4).eval()
     stages = split(model, ["b", "c"], torch.zeros(2, *SHAPE))
-    assert torch.equal(through(stages, x := torch.randn(2, *SHAPE)), model(x))
+    assert torch.equal(run_stages(stages, x := torch.randn(2, *SHAPE)), model(x))
     assert not model.norm.running_mean.any()
 
 
@@ -173,7 +173,7 @@ def test_what_evaluation_does_not_call_is_no_cut_there():
     model = model_of(forward, **convolutions())
     stages = split(model, ["b", "c"], torch.zeros(2, *SHAPE))
     x = torch.randn(3, *SHAPE)
-    assert torch.equal(through(stages, x), model(x))
+    assert torch.equal(run_stages(stages, x), model(x))
     model.eval()
     with pytest.raises(SplitError, match="cut 'b': no module of that name is called"):
         stages[0](x)
@@ -199,7 +199,7 @@ def test_a_reference_model_with_decisions_by_shapes_is_cut_anywhere():
     alone = copy.deepcopy(model)
     stages = split(model, [cuts[1], cuts[-1]], example)
     batches = [torch.randn(samples, *shape) for samples in (2, 1)]
-    assert_same(trained(model, lambda x: through(stages, x), batches), trained(alone, alone, batches))
+    assert_same(train(model, lambda x: run_stages(stages, x), batches), train(alone, alone, batches))
 
 
 def _written_behind(self, x):
@@ -217,7 +217,7 @@ def test_memory_that_two_stages_would_share_is_refused_where_it_is_written():
         split(model, ["b"], example)
     stages = split(model, ["c"], example)
     x = torch.randn(3, *SHAPE)
-    assert torch.equal(through(stages, x), model(x))
+    assert torch.equal(run_stages(stages, x), model(x))
 
 
 def test_a_weight_that_two_stages_would_share_is_refused():

@@ -37,7 +37,7 @@ def layers(model):
     return sum(is_plannable_layer(module) for module in model.modules())
 
 
-def through(stages, x):
+def run_stages(stages, x):
     values = (x,)
     for stage in stages:
         returned = stage(*values)
@@ -45,12 +45,12 @@ def through(stages, x):
     return values[0]
 
 
-def called(stage):
+def called_modules(stage):
     """The names of the modules that a stage calls."""
     return [node.target for node in stage.graph.nodes if node.op == "call_module"]
 
 
-def trained(model, run, x):
+def train(model, run, x):
     """Output, gradients and buffers after one pass."""
     torch.manual_seed(0)
     output = run(x)
@@ -63,7 +63,7 @@ def assert_stages_equal_model(model, cuts, x):
     one, other = copy.deepcopy(model), copy.deepcopy(model)
     stages = split(other, cuts)
     assert len(stages) == len(cuts) + 1
-    found, expected = trained(other, lambda x: through(stages, x), x), trained(one, one, x)
+    found, expected = train(other, lambda x: run_stages(stages, x), x), train(one, one, x)
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
@@ -104,7 +104,7 @@ def test_a_name_begins_the_next_stage(cuts):
     model = MODELS["resnet20"](width=4)
     assert_stages_equal_model(model, cuts, torch.randn(2, 3, 9, 9))
     for stage, name in zip(split(model, cuts)[1:], cuts, strict=True):
-        assert called(stage)[0].startswith(name)
+        assert called_modules(stage)[0].startswith(name)
 
 
 def test_a_list_of_modules_begins_with_the_first_that_is_called():
@@ -114,13 +114,13 @@ def test_a_list_of_modules_begins_with_the_first_that_is_called():
 
 def test_what_follows_a_layer_belongs_to_its_stage():
     first, second = split(MODELS["resnet20"](width=4), [2])
-    assert called(first)[-1] == "layer1.0.bn1"
-    assert called(second)[0] == "layer1.0.conv2"
+    assert called_modules(first)[-1] == "layer1.0.bn1"
+    assert called_modules(second)[0] == "layer1.0.conv2"
 
 
 def test_the_convolution_of_a_shortcut_is_a_layer():
     stages = split(MODELS["resnet50"](width=4), [4, 5])
-    assert called(stages[1])[0] == "layer1.0.downsample.0"
+    assert called_modules(stages[1])[0] == "layer1.0.downsample.0"
 
 
 def test_a_value_that_is_passed_on_is_the_same_object():

@@ -9,16 +9,16 @@ import torch
 from distconv.pipeline.stage.rng import seed_generators
 
 
-def drawn(*numbers):
+def draw_numbers(*numbers):
     with seed_generators(*numbers):
         return tuple(torch.rand(4).tolist())
 
 
 def test_each_seed_mini_batch_micro_batch_and_stage_draws_its_own_and_again_the_same():
     every = list(itertools.product(range(3), repeat=4))
-    found = [drawn(*numbers) for numbers in every]
+    found = [draw_numbers(*numbers) for numbers in every]
     assert len(set(found)) == len(every)
-    assert [drawn(*numbers) for numbers in every] == found
+    assert [draw_numbers(*numbers) for numbers in every] == found
 
 
 def test_what_is_drawn_within_changes_nothing_outside():
@@ -26,5 +26,5 @@ def test_what_is_drawn_within_changes_nothing_outside():
     expected = torch.rand(6)
     torch.manual_seed(4)
     first = torch.rand(3)
-    drawn(1, 2, 3, 4)
+    draw_numbers(1, 2, 3, 4)
     assert torch.equal(torch.cat([first, torch.rand(3)]), expected)

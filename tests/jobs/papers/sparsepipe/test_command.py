@@ -10,7 +10,7 @@ from distconv import cli
 from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.papers.sparsepipe.command import mixed_table
 from distconv.perfmodel.profiles.layer_profile import ProfileError
-from tests.perfmodel.stages.partitions import by_hand, random_profile, shares
+from tests.perfmodel.stages.partitions import random_profile, reference_time, split_counts
 
 LAYERS = 52
 """Of VGG16-BN; the paper, and the roofline, count one more, which flattens."""
@@ -34,7 +34,7 @@ def rows(source):
 def by_eqs_4_and_5(source, counts, cuts, assignment):
     """Seconds per mini-batch, stage by stage and layer by layer."""
     profile, devices = source.on("TitanXP"), source.devices(counts)
-    return by_hand(profile, cuts, assignment, devices, GIGABIT * 1e9 / 8, "sparsepipe")
+    return reference_time(profile, cuts, assignment, devices, GIGABIT * 1e9 / 8, "sparsepipe")
 
 
 def test_a_row_is_for_the_gpus_of_the_paper_and_each_method_places_all_of_them(rows):
@@ -62,7 +62,7 @@ def test_no_two_stages_and_no_other_method_are_faster_than_exact(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         exact = row["time_s"]["exact"]
         assert exact <= min(*row["time_s"].values(), row["published_s"])
-        for cut, held in itertools.product(range(4, LAYERS, 13), shares(list(gpus.counts.values()), 2)):
+        for cut, held in itertools.product(range(4, LAYERS, 13), split_counts(list(gpus.counts.values()), 2)):
             if all(map(sum, held)):
                 named = [{n: c for n, c in zip(gpus.counts, counts, strict=True) if c} for counts in held]
                 assert exact <= by_eqs_4_and_5(source, gpus.counts, [cut], named) * (1 + 1e-12)
