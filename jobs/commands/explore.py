@@ -75,7 +75,7 @@ DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv explore``."""
+    """Add the options of ``distconv explore``."""
     add_network_arguments(parser)
     ranks = parser.add_mutually_exclusive_group(required=True)
     add_ranks_argument(ranks, required=False)
@@ -210,8 +210,8 @@ def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
 class Measurements:
     """Basis of a prediction: the machine, overheads of steps, and the network's measured layers.
 
-    ``profiles`` are keyed by samples per micro-batch, measured on one rank while all are at work. They are empty for a
-    machine that is described but not measured.
+    ``profiles`` are keyed by samples per micro-batch, measured on one rank while all ranks are busy. They are empty for
+    a machine that is described but not measured.
     """
 
     machine: Machine
@@ -343,7 +343,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(f"no stages: {error}")
         cuts = []
     if options.machine == HERE:
-        # Measured with these ranks at work, which says nothing of fewer.
+        # Measured with these ranks busy: the times do not hold for fewer ranks.
         ranks, remark = options.ranks.count, ""
         exploration = search_candidates(_with_ranks(options, ranks), measured, cuts)
     else:

@@ -48,7 +48,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv predict``."""
+    """Add the options of ``distconv predict``."""
     parser.add_argument(
         "weights",
         type=Path,

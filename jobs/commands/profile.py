@@ -77,15 +77,15 @@ examples:
 """
 
 SPARSE = {f"sparse_{name}": factory for name, factory in NETWORKS.items()}
-"""Networks whose input are voxels of clouds, and which ``--model`` knows with ``--layers`` alone."""
+"""Networks on voxels of point clouds, which ``--model`` accepts with ``--layers`` only."""
 
 SPARSE_SAMPLE = (1, 32, 32, 32)
 BATCH = 32
-"""Samples of a step whose layers are timed, unless told otherwise."""
+"""Samples of a step whose layers are timed, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv profile``."""
+    """Add the options of ``distconv profile``."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -283,7 +283,7 @@ def _sample_shape(options: argparse.Namespace) -> Sequence[int]:
 
 
 def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
-    """Embedded shapes of as many points as the paper draws, in a grid of ``shape`` (1, R, R, R)."""
+    """Return the voxels of embedded shapes with the paper's number of points, in a grid of ``shape`` (1, R, R, R)."""
     voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), VoxelRecipe(shape[-1]), 0)
     return SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
 

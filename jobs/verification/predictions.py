@@ -146,7 +146,7 @@ def _time_interleaved(
     network: NetworkProfile,
     comm: MPI.Intracomm,
 ) -> tuple[Machine, dict[tuple[int, str], list[float]]]:
-    """This machine, profiled for the network, and seconds of steps by rank count and grid. Collective."""
+    """Profile this machine for the network, and time steps by rank count and grid. Collective."""
     profiles: list[Machine] = []
     seconds: dict[tuple[int, str], list[float]] = {}
     turns = min(TURNS, rounds)

@@ -185,7 +185,7 @@ def _report(
         _print_row(f"state split, rank {rank}", peak)
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
-    print(f"peak of the whole process, libraries included:  {whole:.3f}")
+    print(f"peak of the process, libraries included:  {whole:.3f}")
     axes = {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}
     prediction = predict_memory(options, axes, grid.size, max(peak.before for peak in peaks))
     print(

@@ -134,7 +134,7 @@ def _checking(level: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
-    """A new folder on rank 0's disk, the same for all ranks; it is gone afterwards. Collective.
+    """Create a temporary folder on rank 0's disk, the same for all ranks. Collective.
 
     Raises
     ------

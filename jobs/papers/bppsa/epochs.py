@@ -225,7 +225,7 @@ def step_of(
 
 
 def _recorded(action: Callable[[], object]) -> Callable[[], object]:
-    """``action`` as a CUDA graph; run before on another stream, as torch asks for."""
+    """Record an action as a CUDA graph, after warm-up on another stream, as torch requires."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):

@@ -166,7 +166,7 @@ def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
 
 
 def _sorted(lines: Sequence[Line]) -> list[Line]:
-    """Lines of one row together, rows in the order of the table."""
+    """Group the lines of each row, in the order of the table."""
     order = {key: number for number, key in enumerate(dict.fromkeys((line.operator, line.option) for line in lines))}
     return sorted(lines, key=lambda line: order[line.operator, line.option])
 

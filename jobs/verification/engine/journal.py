@@ -78,7 +78,7 @@ def size(count: int) -> str:
 
 
 def totals(lines: Sequence[Line]) -> str:
-    """Counts of operators, cases and results."""
+    """Return a line with the numbers of operators, cases and results."""
     counts = Counter(line.verdict for line in lines)
     operators = len({line.operator for line in lines})
     moved = sum(line.moved_bytes for line in lines)

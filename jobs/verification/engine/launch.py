@@ -19,7 +19,7 @@ from distconv.jobs.verification.engine.runner import Case, CaseRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--ranks``, ``--mpiexec`` and ``--journal``."""
+    """Add ``--ranks``, ``--mpiexec`` and ``--journal``."""
     parser.add_argument(
         "--ranks",
         type=counts,
