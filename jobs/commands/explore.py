@@ -232,7 +232,7 @@ def measure_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -
 
     Returns
     -------
-    Known
+    Measurements
         Combination of several measurements.
 
     Raises
@@ -285,16 +285,16 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     return Measurements(machine, measured_overheads(machine, build_network(options), samples, comm), profiles)
 
 
-def combine_measurements(turns: Sequence[Measurements]) -> Measurements:
+def combine_measurements(measurements: Sequence[Measurements]) -> Measurements:
     """Combine several measurements: the fastest profiles, as other load only lengthens times."""
-    sizes = turns[0].profiles
-    profiles = {size: min((turn.profiles[size] for turn in turns), key=_seconds) for size in sizes}
+    sizes = measurements[0].profiles
+    profiles = {size: min((measurement.profiles[size] for measurement in measurements), key=_seconds) for size in sizes}
     differences = {
-        name: statistics.median(getattr(turn.overheads, name) for turn in turns)
+        name: statistics.median(getattr(measurement.overheads, name) for measurement in measurements)
         for name in ("pass_s", "message_s", "update_s_per_byte", "join_s")
     }
-    overheads = replace(turns[0].overheads, **differences)
-    return Measurements(combine_machines([turn.machine for turn in turns]), overheads, profiles)
+    overheads = replace(measurements[0].overheads, **differences)
+    return Measurements(combine_machines([measurement.machine for measurement in measurements]), overheads, profiles)
 
 
 def _seconds(profile: Profile) -> float:

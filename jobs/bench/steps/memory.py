@@ -61,7 +61,7 @@ TRAINED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench memory``."""
-    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, own=True)
+    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, user_models=True)
     parser.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
