@@ -42,7 +42,7 @@ STEPS = {"n=1": 8.0, "n=2": 4.0, "h=2": 5.0, "w=2": 6.0, "c=2": 7.0, "planned": 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("chosen", "names", "beside"),
+    ("chosen", "names", "ratio_to_best"),
     [
         ({"*": {"n": 2}}, ["n=1", "n=2, planned", "h=2", "w=2", "c=2"], 1.0),
         ({"*": {"h": 2}}, ["n=1", "n=2", "h=2, planned", "w=2", "c=2"], 1.25),
