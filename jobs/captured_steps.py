@@ -39,7 +39,7 @@ class AutoCapturedStep:
     choice : str
         One of ``CHOICES``.
     comm : mpi4py.MPI.Intracomm
-    to_come : callable, optional
+    remaining_steps : callable, optional
         Returns the number of remaining steps. Called at the first step.
     """
 

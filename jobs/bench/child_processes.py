@@ -51,7 +51,7 @@ def run_in_new_process(words: Sequence[str]) -> Peak:
 
 
 def measure_first_step(make: Callable[[], Callable[[], object]]) -> Peak:
-    """Memory and time of the first step of what ``make`` returns, with what that made for it."""
+    """Measure memory and time of the first call of the function that ``make`` returns, and its construction."""
     _peak_bytes_since_last()
     before = _peak_bytes_since_last()  # what is resident
     step = make()

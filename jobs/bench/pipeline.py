@@ -144,9 +144,9 @@ def _init_process_group(world: MPI.Intracomm) -> None:
 
 
 def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -> Cuts:
-    """The modules at which stages begin that take about the same time for so many samples: measured on rank 0.
+    """Choose split points for stages of about equal time, measured on rank 0 with this number of samples.
 
-    They are convolutions and linear layers: torch's pipeline refuses a stage that begins with a ReLU in place.
+    They are convolutions and linear layers: torch's pipeline rejects a stage that begins with a ReLU in place.
     """
 
     def measured() -> Cuts:

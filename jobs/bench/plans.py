@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     torch.set_num_threads(1)
     plans = {str(path): PipelinePlan.load(path, comm) for path in options.plans}
-    of = sorted({(plan.model, plan.batch) for plan in plans.values()})
-    if len(of) > 1:
+    models = sorted({(plan.model, plan.batch) for plan in plans.values()})
+    if len(models) > 1:
         raise DistconvError(
-            f"the plans are for different models or mini-batches ({of}). Compare plans of one model and mini-batch."
+            f"the plans are for different models or mini-batches ({models}). Compare plans of one model and mini-batch."
         )
     kind = None if options.devices is None else kind_of_rank(options.devices, comm, torch.device("cpu"))
     times = _measured(options, plans, comm, kind)
@@ -107,8 +107,8 @@ def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 def _report(options: argparse.Namespace, plans: dict[str, PipelinePlan], times: dict[str, list[float]]) -> str:
     first = next(iter(plans))
-    of = plans[first]
-    title = f"training step, float32, {of.model}, {of.batch} samples of {'x'.join(map(str, options.input))}"
+    models = plans[first]
+    title = f"training step, float32, {models.model}, {models.batch} samples of {'x'.join(map(str, options.input))}"
     lines = [report.heading(title), report.table_head()]
     for path, values in times.items():
         # Ratios of the same round: the machine's speed drifts between rounds.

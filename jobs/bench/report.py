@@ -39,7 +39,7 @@ def _cpu_name() -> str:
 
 
 def heading(what: str) -> str:
-    """First lines of a report: what is measured, by which command, where."""
+    """Return the first lines of a report: measurement, command and machine."""
     where = ", ".join(f"{k} {v}" for k, v in machine().items())
     return f"{what}\ncommand: {_command()}\nmachine: {where}"
 
@@ -132,12 +132,12 @@ class TimeComparison:
         return standard_deviation(self.measured_s)
 
     def as_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the times as JSON values."""
         return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
 
 
 def comparison_head(label: str) -> str:
-    """Column names for :func:`comparison_row`."""
+    """Return the column names of :func:`comparison_row`."""
     return f"{label:<44} {'mean':>10} {'deviation':>10} {'predicted':>10}  predicted/mean"
 
 
@@ -150,7 +150,7 @@ def comparison_row(comparison: TimeComparison) -> str:
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Add ``--json``."""
     parser.add_argument("--json", type=_new_file, metavar="FILE", help="write the results to this JSON file, too")
 
 

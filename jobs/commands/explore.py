@@ -75,7 +75,7 @@ DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv explore``."""
+    """Add the options of ``distconv explore``."""
     add_network_arguments(parser)
     ranks = parser.add_mutually_exclusive_group(required=True)
     add_ranks_argument(ranks, required=False)
@@ -210,8 +210,8 @@ def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
 class Measurements:
     """Basis of a prediction: the machine, overheads of steps, and the network's measured layers.
 
-    ``profiles`` are keyed by samples per micro-batch, measured on one rank while all are at work. They are empty for a
-    machine that is described but not measured.
+    ``profiles`` are keyed by samples per micro-batch, measured on one rank while all ranks are busy. They are empty for
+    a machine that is described but not measured.
     """
 
     machine: Machine
@@ -232,7 +232,7 @@ def measure_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -
 
     Returns
     -------
-    Known
+    Measurements
         Combination of several measurements.
 
     Raises
@@ -285,16 +285,16 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     return Measurements(machine, measured_overheads(machine, build_network(options), samples, comm), profiles)
 
 
-def combine_measurements(turns: Sequence[Measurements]) -> Measurements:
+def combine_measurements(measurements: Sequence[Measurements]) -> Measurements:
     """Combine several measurements: the fastest profiles, as other load only lengthens times."""
-    sizes = turns[0].profiles
-    profiles = {size: min((turn.profiles[size] for turn in turns), key=_seconds) for size in sizes}
+    sizes = measurements[0].profiles
+    profiles = {size: min((measurement.profiles[size] for measurement in measurements), key=_seconds) for size in sizes}
     differences = {
-        name: statistics.median(getattr(turn.overheads, name) for turn in turns)
+        name: statistics.median(getattr(measurement.overheads, name) for measurement in measurements)
         for name in ("pass_s", "message_s", "update_s_per_byte", "join_s")
     }
-    overheads = replace(turns[0].overheads, **differences)
-    return Measurements(combine_machines([turn.machine for turn in turns]), overheads, profiles)
+    overheads = replace(measurements[0].overheads, **differences)
+    return Measurements(combine_machines([measurement.machine for measurement in measurements]), overheads, profiles)
 
 
 def _seconds(profile: Profile) -> float:
@@ -343,7 +343,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
         print(f"no stages: {error}")
         cuts = []
     if options.machine == HERE:
-        # Measured with these ranks at work, which says nothing of fewer.
+        # Measured with these ranks busy: the times do not hold for fewer ranks.
         ranks, remark = options.ranks.count, ""
         exploration = search_candidates(_with_ranks(options, ranks), measured, cuts)
     else:

@@ -32,7 +32,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv data mesh``."""
+    """Add the options of ``distconv data mesh``."""
     parser.add_argument("--size", type=int, default=128, help="mesh cells along each side (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=48, help="number of training samples (default: %(default)s)")
     parser.add_argument(

@@ -26,7 +26,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv data pointcloud``."""
+    """Add the options of ``distconv data pointcloud``."""
     parser.add_argument("--samples", type=int, default=1000, help="number of training clouds (default: %(default)s)")
     parser.add_argument("--heldout", type=int, help="number of held-out clouds (default: a fifth of --samples)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the embedded shapes (default: %(default)s)")

@@ -43,7 +43,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv plan``."""
+    """Add the options of ``distconv plan``."""
     defaults = Settings()
     add_network_arguments(parser)
     add_ranks_argument(parser)

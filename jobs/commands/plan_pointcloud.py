@@ -40,7 +40,7 @@ OPTIMIZER_SLOTS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv plan pointcloud``."""
+    """Add the options of ``distconv plan pointcloud``."""
     defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
     parser.add_argument(

@@ -48,7 +48,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv predict``."""
+    """Add the options of ``distconv predict``."""
     parser.add_argument(
         "weights",
         type=Path,
@@ -129,29 +129,31 @@ def run(options: argparse.Namespace) -> int:
     """Predict, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     options.device = select_device(options.device, comm)
-    of = find_network(options.weights, comm)
-    if labelled.is_labelled(of, options.data):
-        path, group, outcome = labelled.predict(options, of, options.device, comm)
+    trained = find_network(options.weights, comm)
+    if labelled.is_labelled(trained, options.data):
+        path, group, outcome = labelled.predict(options, trained, options.device, comm)
         results = {"group": group, "accuracy": outcome.accuracy, "loss": outcome.loss}
-        _write_summary(options, of, comm, results, [f"{group} accuracy: {outcome}", f"predictions: {path}"])
+        _write_summary(options, trained, comm, results, [f"{group} accuracy: {outcome}", f"predictions: {path}"])
         return 0
-    with closing(open_inputs(options, of, comm)) as inputs:
-        dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
-        field = loader_field(options, of, inputs, dtype)
+    with closing(open_inputs(options, trained, comm)) as inputs:
+        dtype = getattr(torch, options.dtype or trained.settings.get("dtype", "float32"))
+        field = loader_field(options, trained, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
-        model = build_network(of, comm, channels=inputs.shape[1], options=options)
+        model = build_network(trained, comm, channels=inputs.shape[1], options=options)
         path = PredictionRun(
-            options, of, inputs, field, grid, distribute_network(of, model, grid, options.device, dtype)
+            options, trained, inputs, field, grid, distribute_network(trained, model, grid, options.device, dtype)
         ).write()
-        scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
-        title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
+        scores = None if options.raw else score(path, inputs, grid, trained.notes.get("ignore"))
+        title, figure = f"{trained.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
         drawn = try_on_all_ranks(
             comm,
-            lambda: draw_figure(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "",
+            lambda: draw_figure(figure, lambda: draw(figure, path, inputs, title)) if comm.rank == 0 else "",
             DataError,
         )
-        _write_summary(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
+        _write_summary(
+            options, trained, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"]
+        )
     return 0
 
 
@@ -164,7 +166,7 @@ def _grid(options: argparse.Namespace, comm: MPI.Intracomm, dimensions: int) -> 
 
 
 def _write_summary(
-    options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
+    options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
 ) -> None:
     """Write summary.json, and say what is where, on rank 0. Collective."""
     peaks = comm.gather(peak_memory_bytes(), root=0)
@@ -172,7 +174,7 @@ def _write_summary(
     def conclude() -> None:
         if peaks is None:
             return
-        summary: dict[str, Any] = {"weights": str(of.path), "task": of.task, "data": str(options.data)}
+        summary: dict[str, Any] = {"weights": str(trained.path), "task": trained.task, "data": str(options.data)}
         summary |= {**results, "ranks": comm.size, "peak_memory_bytes": peaks}
         write_file(options.out / SUMMARY, json.dumps(summary, indent=1) + "\n")
         print("\n".join(lines))

@@ -77,15 +77,15 @@ examples:
 """
 
 SPARSE = {f"sparse_{name}": factory for name, factory in NETWORKS.items()}
-"""Networks whose input are voxels of clouds, and which ``--model`` knows with ``--layers`` alone."""
+"""Networks on voxels of point clouds, which ``--model`` accepts with ``--layers`` only."""
 
 SPARSE_SAMPLE = (1, 32, 32, 32)
 BATCH = 32
-"""Samples of a step whose layers are timed, unless told otherwise."""
+"""Samples of a step whose layers are timed, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv profile``."""
+    """Add the options of ``distconv profile``."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -197,8 +197,8 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
     _check_layers(options)
     out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     check_writable("--out", out)
-    timing, of = _time_network(options, device)
-    print(of)
+    timing, description = _time_network(options, device)
+    print(description)
     _print_layers(timing)
     timing.profile.save(out)
     print(f"{out}: {len(timing.profile.layers)} layers")
@@ -218,19 +218,19 @@ def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Int
     run_on_rank_0(comm, check)
     kind, own = kind_of_rank(options.devices, comm, device), list[Timing]()
     run_on_first_ranks(comm, comm.size, lambda: own.append(_time_network(options, device)[0]))
-    every = comm.gather((kind, own[0]), root=0)
-    run_on_rank_0(comm, lambda: _save_kinds(every or [], options))
+    timings = comm.gather((kind, own[0]), root=0)
+    run_on_rank_0(comm, lambda: _save_kinds(timings or [], options))
 
 
-def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace) -> None:
-    for kind in dict.fromkeys(kind for kind, _ in every):
-        alike = [timing for each, timing in every if each == kind]
-        profile, path = mean_profile([timing.profile for timing in alike]), options.out / f"{kind}.json"
+def _save_kinds(timings: Sequence[tuple[str, Timing]], options: argparse.Namespace) -> None:
+    for kind in dict.fromkeys(kind for kind, _ in timings):
+        of_kind = [timing for each, timing in timings if each == kind]
+        profile, path = mean_profile([timing.profile for timing in of_kind]), options.out / f"{kind}.json"
         profile.save(path)
-        ratios = ", ".join(f"{timing.ratio:.3f}" for timing in alike)
+        ratios = ", ".join(f"{timing.ratio:.3f}" for timing in of_kind)
         total = sum(layer.time_s for layer in profile.layers)
         print(
-            f"{path}: {len(profile.layers)} layers, {1e3 * total:.3f} ms in all, the mean of {len(alike)} ranks; sum "
+            f"{path}: {len(profile.layers)} layers, {1e3 * total:.3f} ms in all, the mean of {len(of_kind)} ranks; sum "
             f"of the layers over the full step without hooks: {ratios}"
         )
 
@@ -254,15 +254,15 @@ def _time_network(options: argparse.Namespace, device: torch.device) -> tuple[Ti
         given = {"classes": options.classes, "width": options.width}
         model = SPARSE[options.model](**{key: value for key, value in given.items() if value is not None})
         x = _voxels(batch, shape, device)
-        of = f"{x.shape[0]} voxels in {batch} samples"
+        description = f"{x.shape[0]} voxels in {batch} samples"
     else:
         model = build_model(
             options.model, MPI.COMM_SELF, seed=0, in_channels=shape[0], classes=options.classes, width=options.width
         )
-        x, of = torch.rand(batch, *shape, device=device), f"{batch} samples"
+        x, description = torch.rand(batch, *shape, device=device), f"{batch} samples"
     warm_up = WARM_UP if options.warmup is None else options.warmup
     timing = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
-    return timing, f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:"
+    return timing, f"{options.model}, {description} of {'x'.join(map(str, shape))}, {device}, float32:"
 
 
 def _sample_shape(options: argparse.Namespace) -> Sequence[int]:
@@ -283,7 +283,7 @@ def _sample_shape(options: argparse.Namespace) -> Sequence[int]:
 
 
 def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
-    """Embedded shapes of as many points as the paper draws, in a grid of ``shape`` (1, R, R, R)."""
+    """Return the voxels of embedded shapes with the paper's number of points, in a grid of ``shape`` (1, R, R, R)."""
     voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), VoxelRecipe(shape[-1]), 0)
     return SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
 
@@ -370,7 +370,7 @@ def add_layer_times(
     *,
     busy_ranks: int | None = None,
     rounds: int = ROUNDS,
-    more: Sequence[Candidate] = (),
+    extra_candidates: Sequence[Candidate] = (),
 ) -> Machine:
     """Add measured times of a network's local calls to a machine. Collective: call on every rank of ``comm``.
 
@@ -383,11 +383,11 @@ def add_layer_times(
         Numbers of ranks over which the network may be distributed.
     comm : mpi4py.MPI.Intracomm
     device : torch.device
-    at_work : int, optional
+    busy_ranks : int, optional
         Ranks that compute at the same time (default: those that share the network).
     rounds : int
         Rounds of :func:`measure`.
-    more : sequence of Candidate
+    extra_candidates : sequence of Candidate
         Distributions of all layers in addition to those of a search.
 
     Returns
@@ -411,7 +411,9 @@ def add_layer_times(
         counts = [count for count in ranks if machine.computing(busy_ranks or count).busy == entry.busy]
         calls: dict[str, LocalCall] = {}
         for count in counts:
-            options = {name: [*few, *(more if count > 1 else ())] for name, few in candidates(graph, count).items()}
+            options = {
+                name: [*few, *(extra_candidates if count > 1 else ())] for name, few in candidates(graph, count).items()
+            }
             calls |= calls_of(graph, options, count, per_node)
         missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
         found = _run_busy(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))

@@ -26,7 +26,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv run``."""
+    """Add the options of ``distconv run``."""
     parser.add_argument("-m", action="store_true", dest="module", help="run SCRIPT as a module, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="Python file to run, or the name of a module with -m")
     parser.add_argument(

@@ -34,7 +34,7 @@ MOST_PASSES = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv simulate``."""
+    """Add the options of ``distconv simulate``."""
     parser.add_argument("--schedule", required=True, metavar="NAME", help=f"schedule: {', '.join(FAMILIES)}")
     parser.add_argument("--stages", type=int, required=True, metavar="N", help="number of pipeline stages")
     parser.add_argument(
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DistconvError
-        If a picture is asked for and matplotlib is not installed, or there are too many passes.
+        If a figure is requested and matplotlib is not installed, or there are too many passes.
     """
     if options.plot is not None and find_spec("matplotlib") is None:
         raise DistconvError("--plot: matplotlib is not installed. Install it, or distconv[plot].")

@@ -40,7 +40,7 @@ AUGMENTATIONS = ("crop", "flip")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv train classify``."""
+    """Add the options of ``distconv train classify``."""
     defaults = ImageSettings()
     parser.add_argument(
         "--data",

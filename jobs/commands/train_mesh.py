@@ -43,7 +43,7 @@ SHOWN_SAMPLES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv train mesh``."""
+    """Add the options of ``distconv train mesh``."""
     defaults = MeshSettings()
     parser.add_argument(
         "--data",

@@ -37,7 +37,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv train pointcloud``."""
+    """Add the options of ``distconv train pointcloud``."""
     defaults = CloudSettings()
     add_cloud_arguments(parser, defaults)
     add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/pointcloud"))

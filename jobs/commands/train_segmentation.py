@@ -48,7 +48,7 @@ SHOWN_SAMPLES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv train segmentation``."""
+    """Add the options of ``distconv train segmentation``."""
     defaults = SegmentationSettings()
     parser.add_argument(
         "--data",
@@ -285,7 +285,7 @@ class SegmentationJob(Job):
 
 
 def _slices(values: Any) -> Any:
-    """Maps (N, H, W) of values (N, [D, [H,]] W): of volumes in the middle. Collective."""
+    """Return maps (N, H, W) of values (N, [D, [H,]] W); of volumes, the middle slice. Collective."""
     if values.dim() == 4:
         values = values[:, values.shape[1] // 2]
     whole = np.asarray(gather(values).cpu())

@@ -35,7 +35,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv train sequence``."""
+    """Add the options of ``distconv train sequence``."""
     defaults = SequenceSettings()
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of sounds (default: embedded bitstreams)"

@@ -102,7 +102,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
-        """Say that the run has ended."""
+        """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
 

@@ -62,19 +62,21 @@ class _Images(Classifier):
         _check_logits(logits, self.settings, self.samples)
 
     def _take_samples(self, samples: ImageSamples) -> None:
-        of, self.samples = self.settings, samples
-        more = of.loader_options(self.device)
-        parts = samples.loader("train", self.grid, of.part_size, seed=of.seed, augment=of.augment, **more)
-        self.loader = accumulate_batches(parts, of.accumulate)
+        settings, self.samples = self.settings, samples
+        more = settings.loader_options(self.device)
+        parts = samples.loader(
+            "train", self.grid, settings.part_size, seed=settings.seed, augment=settings.augment, **more
+        )
+        self.loader = accumulate_batches(parts, settings.accumulate)
 
 
 class ImageTrainer(_Images, training.Trainer):
     """Training of a classifier over a process grid or with a plan. Collective: construct on every rank."""
 
     def __init__(
-        self, settings: ImageSettings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
+        self, settings: ImageSettings, samples: ImageSamples, grid_or_plan: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
-        super().__init__(settings, _model(settings, samples), place, samples.comm, device)
+        super().__init__(settings, _model(settings, samples), grid_or_plan, samples.comm, device)
         self._take_samples(samples)
 
 

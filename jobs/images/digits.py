@@ -45,7 +45,7 @@ def _digit(label: int, random: np.random.Generator) -> NDArray[np.uint8]:
     right = (columns - left) / width + slant * (down - 1)
     for lit, (begin, end) in zip(_LIT[label], _SEGMENTS, strict=True):
         if lit == "1":
-            beside = np.maximum(np.maximum(begin[0] - down, down - end[0]), 0)
+            across = np.maximum(np.maximum(begin[0] - down, down - end[0]), 0)
             along = np.maximum(np.maximum(begin[1] - right, right - end[1]), 0)
-            light += np.clip(1 + thickness - width * np.hypot(beside, along), 0, 1)
+            light += np.clip(1 + thickness - width * np.hypot(across, along), 0, 1)
     return (255 * np.clip(light, 0, 1)).astype(np.uint8)

@@ -103,9 +103,9 @@ class ImageSamples:
         -------
         numpy.ndarray
         """
-        of = self.groups[group]
+        stored = self.groups[group]
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
-        return try_on_all_ranks(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
+        return try_on_all_ranks(self.comm, lambda: stored.source.read(stored.dataset, box)[0], DataError)
 
     def source_path(self, group: str) -> object:
         """Return the path of the file of a group."""
@@ -151,13 +151,13 @@ class ImageSamples:
         ImageLoader
             Batches of two distributed tensors.
         """
-        of = self.groups[group]
+        stored = self.groups[group]
         part = self._part(group, shift=CROP_PADDING if "crop" in augment else 0, seed=seed)
         return ImageLoader(
             part,
-            of.labels,
+            stored.labels,
             # Channels are not split: there are few, and a layer that splits its channels takes its block of them.
-            Field(of.dataset, "n-hw", dtype, self.moments.mean, self.moments.std),
+            Field(stored.dataset, "n-hw", dtype, self.moments.mean, self.moments.std),
             grid,
             batch,
             seed=seed,
@@ -166,8 +166,8 @@ class ImageSamples:
         )
 
     def _part(self, group: str, shift: int = 0, seed: int = 0) -> ShiftedImages:
-        of = self.groups[group]
-        return ShiftedImages(of.source, len(of.labels), shift=shift, seed=seed)
+        stored = self.groups[group]
+        return ShiftedImages(stored.source, len(stored.labels), shift=shift, seed=seed)
 
 
 class ImageLoader(Loader):

@@ -88,9 +88,9 @@ class MeshTrainer(SegmentationTraining):
     criterion = SegmentationLoss(1, dice=True)
 
     def __init__(
-        self, settings: MeshSettings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
+        self, settings: MeshSettings, samples: MeshSamples, grid_or_plan: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
-        super().__init__(settings, build(settings), samples, place, device, augment=settings.augment)
+        super().__init__(settings, build(settings), samples, grid_or_plan, device, augment=settings.augment)
 
     @property
     def notes(self) -> dict[str, Any]:

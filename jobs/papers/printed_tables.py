@@ -17,7 +17,7 @@ Rows = list[dict[str, object]]
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """``--json PATH``."""
+    """Add ``--json PATH``."""
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results to this JSON file, too")
 
 

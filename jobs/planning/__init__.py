@@ -11,7 +11,7 @@
     package_memory       Memory of the packages that a user's model imports
     picture              Figures of plans: splits and times of layers, strong scaling
     pipeline_overheads   Measured overheads of a pipelined step in addition to layers and links
-    report               Printed report of ``distconv plan`` besides the strategy's own explanation
+    report               Printed report of ``distconv plan``, without the strategy's explanation
     single_layers        Single convolutions of the paper, and their predicted times
     strong_scaling       Predicted step times over numbers of ranks
 """

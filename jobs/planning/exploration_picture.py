@@ -92,12 +92,12 @@ def _draw_choices(axis: Any, shown: list[Choice], best: Choice, looked_at: int) 
     axis.set_title(f"fastest of {looked_at} combinations (blue: chosen; red: does not fit)", fontsize=9)
 
 
-def _draw_memory(axis: Any, best: Choice, room: float) -> None:
+def _draw_memory(axis: Any, best: Choice, limit: float) -> None:
     bars = axis.bar(range(len(best.memory)), [size / 1e9 for size in best.memory], color=CHOSEN)
     axis.bar_label(bars, fmt="%.3g", fontsize=7)
-    axis.axhline(room / 1e9, color=TOO_MUCH, linewidth=1.0)
-    axis.text(-0.4, room / 1e9, f"limit: {room / 1e9:.3g} GB", color=TOO_MUCH, fontsize=7, va="bottom")
-    axis.set_ylim(0.0, 1.15 * room / 1e9)
+    axis.axhline(limit / 1e9, color=TOO_MUCH, linewidth=1.0)
+    axis.text(-0.4, limit / 1e9, f"limit: {limit / 1e9:.3g} GB", color=TOO_MUCH, fontsize=7, va="bottom")
+    axis.set_ylim(0.0, 1.15 * limit / 1e9)
     begins = ["input", *split_points(best)]
     names = [f"{stage}: {begin}" for stage, (begin, _) in enumerate(pairwise([*begins, "output"]))]
     axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)

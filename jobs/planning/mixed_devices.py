@@ -71,7 +71,7 @@ def combine_profiles(
 
     Returns
     -------
-    Mixed
+    DeviceMix
 
     Raises
     ------
@@ -186,7 +186,7 @@ def report_lines(setting: DeviceMix, method: str, chosen: StagePartition) -> Ite
 
     Parameters
     ----------
-    setting : Mixed
+    setting : DeviceMix
     method : str
         Method of the choice.
     chosen : StagePartition

@@ -115,17 +115,17 @@ def rank_option(text: str) -> RankOption:
     return RankOption(positive_int(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
 
 
-def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
+def add_ranks_argument(container: argparse._ActionsContainer, *, required: bool = True) -> None:
     """Add ``--ranks``.
 
     Parameters
     ----------
-    place : argparse.ArgumentParser
+    container : argparse.ArgumentParser
         Parser or group of options.
     required : bool
         True if the command needs it.
     """
-    place.add_argument(
+    container.add_argument(
         "--ranks",
         type=rank_option,
         required=required,

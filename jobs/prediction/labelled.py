@@ -33,12 +33,12 @@ from .network import TrainedNetwork
 from .samples import DATASET
 
 
-def is_labelled(of: TrainedNetwork, data: Path) -> bool:
+def is_labelled(trained: TrainedNetwork, data: Path) -> bool:
     """Return True if the samples are opened as for training, not read as index ranges of an array.
 
     Parameters
     ----------
-    of : Trained
+    trained : TrainedNetwork
         The network.
     data : pathlib.Path
         Value of ``--data``.
@@ -48,11 +48,11 @@ def is_labelled(of: TrainedNetwork, data: Path) -> bool:
     bool
     """
     arrays = is_source_path(data) or data.suffix in (".h5", ".hdf5")
-    return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
+    return trained.task in ("pointcloud", "sequence") or (trained.task == "classify" and not arrays)
 
 
 def predict(
-    options: argparse.Namespace, of: TrainedNetwork, device: str, comm: MPI.Intracomm
+    options: argparse.Namespace, trained: TrainedNetwork, device: str, comm: MPI.Intracomm
 ) -> tuple[Path, str, Score]:
     """Predict the held-out samples and write their probabilities. Collective: call on every rank.
 
@@ -60,7 +60,7 @@ def predict(
     ----------
     options : argparse.Namespace
         Options of ``distconv predict``.
-    of : Trained
+    trained : TrainedNetwork
         The network, from a checkpoint.
     device : str
         Device of this rank.
@@ -76,35 +76,35 @@ def predict(
     DataError
         On all ranks, if samples cannot be read, or predictions written.
     """
-    module = importlib.import_module(COMMANDS["train", of.task].module)
-    training = make_parser(f"distconv train {of.task}", module).parse_args([])
+    module = importlib.import_module(COMMANDS["train", trained.task].module)
+    training = make_parser(f"distconv train {trained.task}", module).parse_args([])
     job = module.JOB
     names = {field.name for field in fields(job.settings)}
-    settings = job.settings(**{name: value for name, value in of.settings.items() if name in names})
+    settings = job.settings(**{name: value for name, value in trained.settings.items() if name in names})
     settings = replace(settings, accumulate=1, ema=None)  # they matter in training alone
-    for name, value in of.settings.items():
+    for name, value in trained.settings.items():
         setattr(training, name, value)
     training.data = None if str(options.data) == "embedded" else options.data
     path = options.out / f"{DATASET}.{options.format}"
     try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
     count_written_rows(path, comm)
     with closing(job.samples(training, comm)) as samples:
-        if "mean" in of.notes:
+        if "mean" in trained.notes:
             # Use the moments of the training, which may have had fewer samples.
-            scales = {name: np.array(of.notes[name]) for name in ("mean", "std")}
+            scales = {name: np.array(trained.notes[name]) for name in ("mean", "std")}
             samples.moments = replace(samples.moments, **scales)
         grid = ProcessGrid(comm, **(options.grid or default_grid(comm.size, settings.batch, job.rest_along)))
         more: Mapping[str, Any] = {name: getattr(training, name) for name in job.trainer_options}
         trainer = job.trainer(settings, samples, grid, device, **more)
-        assert of.folder is not None
-        loaded = checkpoint.load(of.folder, comm, checkpoint.layout_resolver(trainer.model))
+        assert trained.folder is not None
+        loaded = checkpoint.load(trained.folder, comm, checkpoint.layout_resolver(trainer.model))
         checkpoint.restore_state(checkpoint.with_average(loaded), trainer.model, None, comm)
         group = "test" if "test" in samples.groups else "train"
         labels = samples.groups[group].labels
         logits = torch.cat([each for _, each in trainer.predictions(group)])
         found_score = score(samples.source_path(group), group, [(range(len(labels)), torch.as_tensor(labels), logits)])
         values = scatter(torch.softmax(logits, 1), ProcessGrid(comm, n=comm.size))
-        note = {"weights": of.digest, "data": str(options.data)}
+        note = {"weights": trained.digest, "data": str(options.data)}
         output = open_output(path, DATASET, tuple(values.shape), values.dtype, comm, note=note)
         output.write(0, values)
         output.finish()

@@ -99,12 +99,12 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-def settings_of_run(of: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
+def settings_of_run(trained: TrainedNetwork, kind: type[TrainingSettings]) -> TrainingSettings:
     """Return the settings of a run as an instance of ``kind``, without unknown settings.
 
     Parameters
     ----------
-    of : TrainedNetwork
+    trained : TrainedNetwork
         The run.
     kind : type
         Class of the settings.
@@ -114,17 +114,17 @@ def settings_of_run(of: TrainedNetwork, kind: type[TrainingSettings]) -> Trainin
     TrainingSettings
     """
     names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in of.settings.items() if name in names})
+    return kind(**{name: value for name, value in trained.settings.items() if name in names})
 
 
-def build_network(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
+def build_network(trained: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
     """Build the network. Collective: call on every rank.
 
     Weights of a file are loaded. Those of a checkpoint are loaded by :func:`distribute_network`.
 
     Parameters
     ----------
-    of : Trained
+    trained : TrainedNetwork
     comm : mpi4py.MPI.Intracomm
     channels : int
         Channels of a sample.
@@ -140,36 +140,36 @@ def build_network(of: TrainedNetwork, comm: MPI.Intracomm, *, channels: int, opt
     ModelError
         On all ranks, if the network cannot be built, or the weights do not fit it.
     """
-    if of.task == "mesh":
-        return build_mesh(settings_of_run(of, MeshSettings))  # type: ignore[arg-type]
-    if of.task in ("classify", "segmentation"):
-        settings = settings_of_run(of, ImageSettings)
-        factory = build_classifier if of.task == "classify" else build_segmenter
+    if trained.task == "mesh":
+        return build_mesh(settings_of_run(trained, MeshSettings))  # type: ignore[arg-type]
+    if trained.task in ("classify", "segmentation"):
+        settings = settings_of_run(trained, ImageSettings)
+        factory = build_classifier if trained.task == "classify" else build_segmenter
         return factory(
             settings.model,
             comm,
             seed=settings.seed,
             in_channels=channels,
-            classes=of.notes["classes"],
+            classes=trained.notes["classes"],
             width=settings.width,
         )
     if options.model is None:
-        raise ModelError(f"{of.path}: holds weights only. Name the network with --model package.module:factory.")
+        raise ModelError(f"{trained.path}: holds weights only. Name the network with --model package.module:factory.")
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
-    load_weights(model, of.path, comm, of=f"--model {options.model}", unfit=ModelError)
+    load_weights(model, trained.path, comm, of=f"--model {options.model}", unfit=ModelError)
     return model
 
 
 def distribute_network(
-    of: TrainedNetwork, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
+    trained: TrainedNetwork, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
 ) -> Callable[[Any], Any]:
     """Distribute the network over a grid and load the weights of a checkpoint. Collective: call on every rank.
 
     Parameters
     ----------
-    of : Trained
+    trained : TrainedNetwork
     model : torch.nn.Module
-        Result of :func:`build`.
+        Result of :func:`build_network`.
     grid : ProcessGrid
     device : str
         Device of this rank.
@@ -181,13 +181,13 @@ def distribute_network(
     callable
         The network in evaluation mode.
     """
-    batch_norm = str(of.settings.get("batch_norm", "global"))
+    batch_norm = str(trained.settings.get("batch_norm", "global"))
     model = parallelize(model.to(device, dtype), grid, comm=grid.world, batch_norm=batch_norm)
-    if of.folder is not None:
+    if trained.folder is not None:
 
         def check(contents: checkpoint.CheckpointMetadata) -> None:
             checkpoint.check_fits(contents, model, None, convert_dtype=True)
 
-        loaded = checkpoint.load(of.folder, grid.world, checkpoint.layout_resolver(model), check)
+        loaded = checkpoint.load(trained.folder, grid.world, checkpoint.layout_resolver(model), check)
         checkpoint.restore_state(checkpoint.with_average(loaded), model, None, grid.world, convert_dtype=True)
     return model.eval()

@@ -56,14 +56,14 @@ class PredictionInputs:
             self.labels.close()
 
 
-def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intracomm) -> PredictionInputs:
+def open_inputs(options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.Intracomm) -> PredictionInputs:
     """Open the samples and, if there are any, their labels. Collective: call on every rank.
 
     Parameters
     ----------
     options : argparse.Namespace
         Options of ``distconv predict``.
-    of : Trained
+    trained : TrainedNetwork
         The network, with the names of the datasets of its training.
     comm : mpi4py.MPI.Intracomm
 
@@ -76,7 +76,7 @@ def open_inputs(options: argparse.Namespace, of: TrainedNetwork, comm: MPI.Intra
     DataError
         On all ranks, if there is no dataset of samples, or none of the given label name.
     """
-    image, label = of.names
+    image, label = trained.names
     source, name = _open_first(options.data, options.image_name, image, comm, options.readers)
     prefix = name.rpartition("/")[0]
     wanted = options.label_name or (f"{prefix}/{label}" if prefix else label)
@@ -107,7 +107,7 @@ def _open_first(
 
 
 def loader_field(
-    options: argparse.Namespace, of: TrainedNetwork, inputs: PredictionInputs, dtype: torch.dtype
+    options: argparse.Namespace, trained: TrainedNetwork, inputs: PredictionInputs, dtype: torch.dtype
 ) -> Field:
     """Return the field of the loader, with the normalization used in training. Collective: call on every rank.
 
@@ -115,8 +115,8 @@ def loader_field(
     ----------
     options : argparse.Namespace
         Options of ``distconv predict``.
-    of : Trained
-    inputs : Inputs
+    trained : TrainedNetwork
+    inputs : PredictionInputs
     dtype : torch.dtype
         Dtype of the loaded samples.
 
@@ -136,15 +136,15 @@ def loader_field(
             f"{inputs.source.path}: the shape of dataset {inputs.name!r} is {shape}, but samples have one to "
             "three spatial dimensions"
         )
-    if of.task == "classify":
+    if trained.task == "classify":
         dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its share
     if options.normalise_as is not None:
         other, name = _open_first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
         with closing(other):
             statistics = moments(other, name)
         mean, std = statistics.mean, statistics.std
-    elif "mean" in of.notes:
-        mean, std = np.array(of.notes["mean"]), np.array(of.notes["std"])
+    elif "mean" in trained.notes:
+        mean, std = np.array(trained.notes["mean"]), np.array(trained.notes["std"])
     else:
         return Field(inputs.name, dims, dtype)
     if len(mean) != shape[1]:
@@ -160,7 +160,7 @@ class PredictionRun:
     """A network, the samples to predict, and the options of the prediction."""
 
     options: argparse.Namespace
-    of: TrainedNetwork
+    trained: TrainedNetwork
     inputs: PredictionInputs
     field: Field
     grid: ProcessGrid
@@ -207,7 +207,7 @@ class PredictionRun:
         """Values that must be the same when an output is resumed."""
         options = self.options
         return {
-            "weights": self.of.digest,
+            "weights": self.trained.digest,
             "data": f"{options.data}: {self.inputs.name}",
             "window": None if self.window is None else list(self.window),
             "overlap": options.overlap,

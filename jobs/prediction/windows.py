@@ -103,8 +103,8 @@ class WindowSource:
         -------
         numpy.ndarray
         """
-        sample, place = divmod(box[0].start, len(self.places))
-        begin = (0,) * (len(box) - 1 - len(self.window)) + self.places[place]
+        sample, position = divmod(box[0].start, len(self.places))
+        begin = (0,) * (len(box) - 1 - len(self.window)) + self.places[position]
         inside = (Interval(b + i.start, b + i.stop) for b, i in zip(begin, box[1:], strict=True))
         return self.source.read(name, (Interval(sample, sample + 1), *inside))
 
@@ -141,8 +141,8 @@ def blending_weights(window: Sequence[int], box: Sequence[Interval], dtype: torc
     lines = []
     smallest = 1.0
     for extent in window:
-        place = torch.arange(-(extent - 1) / 2, (extent - 1) / 2 + 1, dtype=torch.float)
-        lines.append(torch.exp(place**2 / (-2 * (extent * SIGMA) ** 2)))
+        position = torch.arange(-(extent - 1) / 2, (extent - 1) / 2 + 1, dtype=torch.float)
+        lines.append(torch.exp(position**2 / (-2 * (extent * SIGMA) ** 2)))
         smallest = float(torch.tensor(smallest) * lines[-1].min())
     part = torch.ones(())
     for line, inside in zip(lines, box, strict=True):
@@ -170,19 +170,19 @@ class Blend:
         self._sum: torch.Tensor | None = None
         self._weight: torch.Tensor | None = None
 
-    def add(self, place: Sequence[int], output: DistTensor) -> None:
+    def add(self, position: Sequence[int], output: DistTensor) -> None:
         """Add the output of a window. Collective.
 
         Parameters
         ----------
-        place : sequence of int
+        position : sequence of int
             First index of the window along each spatial dimension.
         output : DistTensor
             Output (1, C, ...) with the spatial size of the window.
         """
         bounds: Mapping[str, tuple[int, ...]] = {
             axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
-            for axis, begin, extent, whole in zip(self._dist.axes[2:], place, self.window, self.space, strict=True)
+            for axis, begin, extent, whole in zip(self._dist.axes[2:], position, self.window, self.space, strict=True)
             if axis is not None
         }
         there = output.redistribute(Distribution(self.grid, self._dist.axes, boundaries=bounds))
@@ -197,7 +197,7 @@ class Blend:
         block = self._dist.box(None, (1, output.shape[1], *self.space))[2:]
         here = tuple(
             slice(begin + inside.start - own.start, begin + inside.stop - own.start)
-            for begin, inside, own in zip(place, part, block, strict=True)
+            for begin, inside, own in zip(position, part, block, strict=True)
         )
         self._sum[(slice(None), slice(None), *here)] += there.local * weight
         self._weight[(slice(None), slice(None), *here)] += weight

@@ -123,8 +123,8 @@ class SegmentationSamples:
 
     def count(self, group: str) -> int:
         """Return the number of samples in a group; 0 if there is no such group."""
-        of = self.groups.get(group)
-        return 0 if of is None else of.source.shape(of.image)[0]
+        stored = self.groups.get(group)
+        return 0 if stored is None else stored.source.shape(stored.image)[0]
 
     def close(self) -> None:
         """Close the files on this rank."""
@@ -154,10 +154,10 @@ class SegmentationSamples:
         Loader
             Batches of two distributed tensors.
         """
-        of = self.groups[group]
+        stored = self.groups[group]
         fields = (
             Field(
-                of.image,
+                stored.image,
                 f"nc{self.axes}",
                 dtype,
                 self.moments.mean,
@@ -165,9 +165,9 @@ class SegmentationSamples:
                 self.sign_flipped,
                 self.transposed,
             ),
-            Field(of.label, f"n{self.axes}", dtype if self.classes == 1 else torch.int64),
+            Field(stored.label, f"n{self.axes}", dtype if self.classes == 1 else torch.int64),
         )
-        return Loader(of.source, fields, grid, batch, **{"shuffle": False, **options})
+        return Loader(stored.source, fields, grid, batch, **{"shuffle": False, **options})
 
 
 def open_samples(

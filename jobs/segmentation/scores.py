@@ -80,7 +80,7 @@ class Confusion:
 
         Parameters
         ----------
-        called : ndarray of int
+        predicted : ndarray of int
             Predicted classes.
         label : ndarray
             Labels, of the same shape.
@@ -105,6 +105,6 @@ class Confusion:
         either = self.counts.sum(0) + self.counts.sum(1)[:-1]
         with np.errstate(invalid="ignore"):
             dice, iou = 2 * both / either, both / (either - both)
-        of = slice(1, 2) if self.classes == 1 else slice(None)
+        classes = slice(1, 2) if self.classes == 1 else slice(None)
         count, correct = int(self.counts.sum()), int(both.sum())
-        return SegmentationScores(count, correct, tuple(dice[of].tolist()), tuple(iou[of].tolist()))
+        return SegmentationScores(count, correct, tuple(dice[classes].tolist()), tuple(iou[classes].tolist()))

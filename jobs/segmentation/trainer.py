@@ -70,12 +70,12 @@ class SegmentationTraining(training.Trainer):
         settings: common.TrainingSettings,
         model: torch.nn.Module,
         samples: SegmentationSamples,
-        place: ProcessGrid | Plan,
+        grid_or_plan: ProcessGrid | Plan,
         device: str,
         **loading: Any,
     ) -> None:
         """Prepare training; ``loader_options`` holds the loader options that augment training samples."""
-        super().__init__(settings, model, place, samples.comm, device)
+        super().__init__(settings, model, grid_or_plan, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loader_options(device)}
         self.loader = accumulate_batches(
@@ -137,14 +137,14 @@ class SegmentationTrainer(SegmentationTraining):
         self,
         settings: SegmentationSettings,
         samples: SegmentationSamples,
-        place: ProcessGrid | Plan,
+        grid_or_plan: ProcessGrid | Plan,
         device: str = "cpu",
     ) -> None:
         settings = replace(settings, model=settings.model or MODEL.get(len(samples.axes), ""))
         _check(settings, samples)
         model = build(settings, samples)
         loading = {"mirror": settings.mirror, "crop": parse_grid(settings.crop) if settings.crop else None}
-        super().__init__(settings, model, samples, place, device, **loading)
+        super().__init__(settings, model, samples, grid_or_plan, device, **loading)
         weights = class_weights(settings.class_weights, samples)
         self.criterion = SegmentationLoss(
             samples.classes,

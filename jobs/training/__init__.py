@@ -10,7 +10,7 @@
     picture        The figure drawn at the end of a classifier's training
     pipelines      Training of a model as a pipeline over ranks
     recovery       Checkpoints: saving, resuming, and checking that a checkpoint belongs to the run
-    report         Output of a run besides its checkpoints: metrics.jsonl, summary.json, peak memory
+    report         Output of a run: metrics.jsonl, summary.json, peak memory
     run            The run of a training job: its folder, its first step, and the training loop
     settings       Hyperparameters that determine the results of a run, and the optimizer
     training       Training of any model over ranks

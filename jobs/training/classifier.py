@@ -247,7 +247,7 @@ class ClassifierJob(Job):
     """Returns the name of a class, given the samples and the label."""
     no_test_message: str
     further_results: Callable[[argparse.Namespace, Any], dict[str, Any]]
-    """Returns results besides the scores, given the options and the samples."""
+    """Returns further results, given the options and the samples."""
     baselines: Callable[[Any], dict[str, float]] | None = None
     """Returns accuracies of simpler predictors on the held-out samples, given the trainer. Collective."""
 

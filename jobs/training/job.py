@@ -187,12 +187,12 @@ def train(options: argparse.Namespace, job: Job) -> int:
             print(format_options(options), end="")
         return 0
     config = format_options(options)
-    place, device = _parallelism_from_options(options, comm, job), select_device(options.device, comm)
+    parallelism, device = _parallelism_from_options(options, comm, job), select_device(options.device, comm)
     begin = time.perf_counter()
     with closing(job.samples(options, comm)) as samples:
-        make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
+        make = job.pipeline if job.pipeline and isinstance(parallelism, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
-        trainer = make(settings_from_options(options, job.settings), samples, place, device, **more)
+        trainer = make(settings_from_options(options, job.settings), samples, parallelism, device, **more)
         choice = capture_choice(options)
         if choice != "off":
             trainer.capture(choice)
@@ -233,10 +233,10 @@ def _parallelism_from_options(
         pipelining = pipelining_of(options, comm.size) or planned_pipelining(options, comm)
         if pipelining is not None:
             return pipelining
-    place = parallelism_from_options(options, comm, job.rest_along)
-    if job.one_grid and isinstance(place, Plan):
+    parallelism = parallelism_from_options(options, comm, job.rest_along)
+    if job.one_grid and isinstance(parallelism, Plan):
         raise GridError(f"--plan: a {job.one_grid} has the same grid for all layers. Give it with --grid.")
-    return place
+    return parallelism
 
 
 def _report(

@@ -55,14 +55,14 @@ def add_training_arguments(
     parser.add_argument(
         "--width", type=positive_int, default=defaults.width, help=f"channels of the model (default: {width})"
     )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
+    container = parser.add_mutually_exclusive_group()
+    container.add_argument(
         "--grid",
         type=grid_shape,
         metavar="n=2,h=2",
         help="process grid (default: along n as many ranks as divide the batch, the others along h)",
     )
-    place.add_argument(
+    container.add_argument(
         "--plan", metavar="PLAN.json", help="plan file with the distribution of each layer, as distconv plan writes it"
     )
     parser.add_argument(
@@ -85,7 +85,7 @@ def add_training_arguments(
         "--drop-last", action="store_true", help="skip the last batch of an epoch if it is smaller than the others"
     )
     _add_run(parser, out)
-    return place
+    return container
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
@@ -393,7 +393,7 @@ def parallelism_from_options(
     """Return the plan or grid of the options, or a default grid. Collective: call on every rank.
 
     The batch-norm scope of a plan is stored in ``options.batch_norm`` unless the option is given. Call it before
-    :func:`settings_of`.
+    :func:`settings_from_options`.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class Recoverable(ABC):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Metadata that a prediction needs besides the settings, such as the task and the scaling of values."""
+        """Metadata that a prediction needs in addition to the settings, such as the task and the scaling of values."""
         return {}
 
     @property

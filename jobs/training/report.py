@@ -1,4 +1,4 @@
-"""Output of a training run besides its checkpoints: metrics.jsonl, summary.json, peak memory."""
+"""Output of a training run: metrics.jsonl, summary.json, peak memory."""
 
 from __future__ import annotations
 

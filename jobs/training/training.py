@@ -184,13 +184,15 @@ class Training(Recoverable):
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate, and the other scheduled values, of the next step in ``optimizer``."""
-        of = self.settings
-        if not of.scheduler:
+        settings = self.settings
+        if not settings.scheduler:
             set_learning_rate(optimizer, self.rate)
             return
         if self._schedule is None:
-            schedule = RateSchedule(lambda parameters: make_optimizer(of, parameters))
-            self._schedule = schedule.begin(of.scheduler, of.scheduler_args, steps=self.steps, peak=of.lr)
+            schedule = RateSchedule(lambda parameters: make_optimizer(settings, parameters))
+            self._schedule = schedule.begin(
+                settings.scheduler, settings.scheduler_args, steps=self.steps, peak=settings.lr
+            )
         for group in optimizer.param_groups:
             group.update(self._schedule.values_at(self.step_count))
 
@@ -264,7 +266,7 @@ class Trainer(Training):
         settings : TrainingSettings
         model : torch.nn.Module
             The model, the same on all ranks.
-        place : ProcessGrid or Plan
+        grid_or_plan : ProcessGrid or Plan
             Grid of all layers, or a plan with the grid of each layer.
         comm : mpi4py.MPI.Intracomm
         device : str

@@ -48,11 +48,11 @@ def print_rows(rows: Sequence[AccuracyRow]) -> None:
 def print_accuracy(rows: Sequence[AccuracyRow]) -> None:
     """Print the errors relative to the median steps, then those to the fastest steps with the rank correlation."""
     errors = [abs(row.error) for row in rows]
-    beside = [abs(row.predicted / statistics.median(row.times) - 1) for row in rows]
+    to_medians = [abs(row.predicted / statistics.median(row.times) - 1) for row in rows]
     order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
     print(
-        f"beside the medians of the steps, in which other work on the machine is: median error "
-        f"{statistics.median(beside):.1%}, largest {max(beside):.1%}"
+        f"relative to the medians of the steps, which other load on the machine lengthens: median error "
+        f"{statistics.median(to_medians):.1%}, largest {max(to_medians):.1%}"
     )
     print(
         f"{len(rows)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "

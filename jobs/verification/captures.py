@@ -138,7 +138,7 @@ class CaptureCase:
     to_none: bool
 
     def trainer(self, grid: ProcessGrid) -> Train:
-        """Training over ``grid``."""
+        """Return a trainer over ``grid``."""
 
         def train(captured: bool) -> Left:
             torch.default_generator.manual_seed(5)

@@ -183,7 +183,7 @@ def _priced(
 
 
 def _equal_cuts(stages: PipelineCandidate, share: float) -> list[int]:
-    """The first stage has ``share`` of the blocks, the others equal parts of the rest."""
+    """Return split points: the first stage has a fraction of the blocks, the others equal parts of the rest."""
     rest = stages.count - 1
     return round_to_layers([stages.size * (share + (1 - share) * index / rest) for index in range(rest)], stages.size)
 

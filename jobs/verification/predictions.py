@@ -91,7 +91,9 @@ def run(options: argparse.Namespace) -> int:
     if comm.rank == 0:
         print_accuracy([row for each in compared for row in each.rows])
         for each in compared:
-            print(f"{each.rows[0].model}: planned {each.beside - 1:+.1%} from the best grid measured ({each.best})")
+            print(
+                f"{each.rows[0].model}: planned {each.ratio_to_best - 1:+.1%} from the best grid measured ({each.best})"
+            )
     return 0
 
 
@@ -101,7 +103,7 @@ class _Compared:
 
     rows: list[AccuracyRow]
     best: str
-    beside: float
+    ratio_to_best: float
 
 
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
@@ -124,13 +126,13 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     if same is None:
         both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm)
         rows.append(row(comm.size, PLANNED, chosen, both[PLANNED]))
-        beside = min(both[PLANNED]) / min(both[best])
+        ratio_to_best = min(both[PLANNED]) / min(both[best])
     else:
         rows = [replace(row, name=f"{same}, {PLANNED}") if row is together[same] else row for row in rows]
-        beside = together[same].measured / together[best].measured
+        ratio_to_best = together[same].measured / together[best].measured
     if comm.rank == 0:
         print_rows(rows)
-    return _Compared(rows, best, beside)
+    return _Compared(rows, best, ratio_to_best)
 
 
 def _grids(ranks: int) -> list[dict[str, int]]:
@@ -146,14 +148,16 @@ def _time_interleaved(
     network: NetworkProfile,
     comm: MPI.Intracomm,
 ) -> tuple[Machine, dict[tuple[int, str], list[float]]]:
-    """This machine, profiled for the network, and seconds of steps by rank count and grid. Collective."""
+    """Profile this machine for the network, and time steps by rank count and grid. Collective."""
     profiles: list[Machine] = []
     seconds: dict[tuple[int, str], list[float]] = {}
     turns = min(TURNS, rounds)
     for turn in range(turns):
         machine = measure_machine("here", network, comm, CPU)
-        more = _grids(comm.size)
-        profiles.append(add_layer_times(machine, graph, list(plans), comm, CPU, rounds=1, more=more))
+        extra_candidates = _grids(comm.size)
+        profiles.append(
+            add_layer_times(machine, graph, list(plans), comm, CPU, rounds=1, extra_candidates=extra_candidates)
+        )
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for ranks, which in plans.items():
             for grid, times in _steps(name, ranks, which, share, comm).items():

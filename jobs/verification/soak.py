@@ -104,7 +104,7 @@ class _Training:
 
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
-        """One of its jobs; nothing of it is left behind."""
+        """Run a job of the training; all of its processes have ended afterwards."""
         with Folder(self._log.parent) as folder, folder.open_append(self._log.name) as log:
             job = _Job([*self._command, *more], log.fileno())
             try:
@@ -121,7 +121,7 @@ class _Training:
         return commits(self.out / "checkpoints")
 
     def losses(self) -> list[tuple[int, float]]:
-        """Step and loss of each line of the metrics."""
+        """Return step and loss of each line of the metrics."""
         path = self.out / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -137,12 +137,12 @@ class _Job:
         self._seen: set[int] = set()
 
     def ranks(self) -> list[int]:
-        """Processes of the ranks."""
+        """Return the processes of the ranks."""
         self._seen |= (pids := set(_below(self.process.pid)))
         return sorted(pid for pid in pids if "python" in Path(_program(pid)).name)
 
     def wait(self, limit_s: float) -> int:
-        """Its exit code."""
+        """Wait for the end and return the exit code."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -158,7 +158,7 @@ class _Job:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Children of a process, and theirs."""
+    """Return the descendants of a process."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, path.read_text().split()):

@@ -4,7 +4,7 @@
 
     layer         ``distconv bench layer``: a stack of equal convolutions over a grid
     paper_layers  ``distconv bench layer --layer``
-    pointcloud    ``distconv bench pointcloud``: a sparse network on point clouds against its dense twin on voxels
+    pointcloud    ``distconv bench pointcloud``: a sparse network on point clouds and its dense equivalent
     scan          ``distconv bench scan``: ways back through time of a recurrent layer
     sparse        ``distconv bench sparse``: a sparse convolution on a surface against dense convolution of its volume
 """

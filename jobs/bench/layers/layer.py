@@ -99,7 +99,7 @@ class LayerStack:
         self.optimizer.step()
 
     def held_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer state on this rank."""
+        """Return the bytes of weights, gradients and optimizer state on this rank."""
         held = 0
         for parameter in self.model.parameters():
             kept = [parameter, parameter.grad, *self.optimizer.state[parameter].values()]

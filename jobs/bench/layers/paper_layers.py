@@ -1,6 +1,6 @@
-"""``distconv bench layer --layer``: FP and BP of a single convolution, with what the performance model says of it.
+"""``distconv bench layer --layer``: FP and BP of a single convolution, with the prediction of the performance model.
 
-BP is without the allreduce of dL/dw, which a training step overlaps with other layers. Warm-up runs, then mean and
+BP excludes the all-reduce of dL/dw, which overlaps with other layers in a training step. Warm-up runs, then mean and
 standard deviation of ten. Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 """
 
@@ -35,7 +35,7 @@ REPETITIONS = 10
 
 
 class Bench:
-    """A layer over a grid, with random input and error signal."""
+    """A layer over a grid, with random input and activation gradient."""
 
     def __init__(self, layer: PaperLayer, batch: int, grid: ProcessGrid, device: torch.device) -> None:
         self.device = device
@@ -47,7 +47,7 @@ class Bench:
         self.error = random_tensor(y.dist, tuple(y.shape), device)
 
     def variants(self) -> dict[str, Variant]:
-        """FP, and BP behind it. Collective over the grid."""
+        """Return variants for FP, and for FP followed by BP. Collective over the grid."""
         outputs: list[torch.Tensor] = []
 
         def forward() -> None:

@@ -189,7 +189,7 @@ def make_step(
 
 
 def _measured_here(options: argparse.Namespace) -> Peak:
-    """A first step under the cap.
+    """Measure a first step in this process, whose memory is limited to --cap.
 
     Raises
     ------
@@ -207,7 +207,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
 
 
 def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | None:
-    """Memory of a variant in a process of its own; None if it dies of the cap."""
+    """Measure the memory of a variant in a process of its own; None if it exceeds --cap."""
     given = {"model": options.model, "width": options.width, "batch": options.batch, "cap": options.cap}
     words = ["pointcloud", "--alone", name, "--resolution", str(resolution)]
     try:
@@ -219,7 +219,7 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
 
 
 def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
-    """Times and memory of all variants at one resolution, which rank 0 prints too. Collective."""
+    """Measure and print time and memory of all variants at one resolution. Collective."""
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
     peaks = run_on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
     fitting = [name for name in names if peaks[name] is not None]
@@ -243,7 +243,7 @@ def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) ->
 
 
 def _preserve_random_state(step: Callable[[], object]) -> Callable[[], object]:
-    """``step`` of one rank alone, whose dropout leaves the random numbers as they are on the others."""
+    """Return ``step`` for one rank by itself: it restores the random state, which other ranks do not advance."""
 
     def run() -> None:
         with torch.random.fork_rng(devices=[]):

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, steps: int, batch: int) -> Any:
-    """Times of all ways for one T and B, printed. Collective."""
+    """Measure and print the times of all algorithms for one T and B. Collective."""
     runs = {
         way: _step(options, grid, device, way, (steps, batch))
         for way in WAYS
@@ -130,7 +130,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
 
 
 def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int, ranks: int) -> float:
-    """Operations of a rank; those of the matrices of a scan are most of it."""
+    """Return the number of operations of a rank; most of them are matrix products of the scan."""
     gates = 1 if options.model == "rnn" else 3
     vector: int = 2 * batch * options.hidden**2
     work = gates + options.hidden if way.scans else 3 * gates

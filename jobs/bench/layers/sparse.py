@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def surface(resolution: int) -> torch.Tensor:
-    """Coordinates (8 R^2, 4), or of all if there are fewer, of the voxels nearest to a gyroid in a cube of R^3."""
+    """Return the coordinates (8 R^2, 4) of the voxels nearest to a gyroid in a cube of R^3, at most all voxels."""
     along = (torch.arange(resolution, dtype=torch.float64) + 0.5) * (2 * torch.pi * PERIODS / resolution)
     (sx, sy, sz), (cx, cy, cz) = (
         torch.meshgrid(f(along), f(along), f(along), indexing="ij") for f in (torch.sin, torch.cos)
@@ -172,7 +172,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
 
 
 def _compare(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
-    """Times and memory of all variants at one resolution, which are printed too."""
+    """Measure and print time and memory of all variants at one resolution."""
     estimate, cap = dense_bytes(resolution, options.channels), options.cap << 30
     names = (SPARSE, BUILT, DENSE) if estimate <= cap else (SPARSE, BUILT)
     used = {

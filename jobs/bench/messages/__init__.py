@@ -2,7 +2,7 @@
 
 ::
 
-    allreduce     ``distconv bench allreduce``: the sum of a network's gradients behind a backward pass
+    allreduce     ``distconv bench allreduce``: the gradient all-reduce of a network during backward
     halo          ``distconv bench halo``: a halo exchange and its adjoint
     raw_transfer  Transfers by MPI alone, as a reference
     redistribute  ``distconv bench redistribute``: a tensor from one distribution to another

@@ -30,7 +30,7 @@ class RawTransfer:
         self._unpacks += [(parts[p.destination][p.dst], local[p.src]) for p in plan.own]
 
     def messages(self) -> None:
-        """The messages alone."""
+        """Exchange the messages only."""
         requests = [self.comm.Irecv(run.numpy(), rank) for rank, run in self._receives]
         requests += [self.comm.Isend(run.numpy(), rank) for rank, run in self._sends]
         MPI.Request.Waitall(requests)
@@ -60,13 +60,13 @@ class RawTransfer:
 
 
 def _runs(peers: Sequence[Peer], buffer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-    """For each peer its part of the buffer."""
+    """Return the part of the buffer of each peer."""
     parts = buffer.split([peer.numel for peer in peers])
     return [(peer.rank, part) for peer, part in zip(peers, parts, strict=True)]
 
 
 def _messages(peers: Sequence[Peer], buffer: torch.Tensor) -> list[tuple[TransferBox, torch.Tensor]]:
-    """For each piece its part of the buffer, in its shape."""
+    """Return the part of the buffer of each block, in the shape of the block."""
     pieces = [piece for peer in peers for piece in peer.boxes]
     parts = buffer.split([math.prod(piece.extents) for piece in pieces])
     return [(piece, part.view(piece.extents)) for piece, part in zip(pieces, parts, strict=True)]

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
-    """Training steps of the model on one rank: forward, mean square, backward, SGD with momentum."""
+    """Return training steps of the model on one rank: forward, mean square, backward, SGD with momentum."""
     model = build_model(
         options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
     ).to(device)

@@ -61,7 +61,7 @@ TRAINED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv bench memory``."""
-    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, own=True)
+    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, user_models=True)
     parser.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
@@ -185,7 +185,7 @@ def _report(
         _print_row(f"state split, rank {rank}", peak)
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
-    print(f"peak of the whole process, libraries included:  {whole:.3f}")
+    print(f"peak of the process, libraries included:  {whole:.3f}")
     axes = {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}
     prediction = predict_memory(options, axes, grid.size, max(peak.before for peak in peaks))
     print(

@@ -24,7 +24,9 @@ CLASSIFIED = ("vgg16", "vgg16_bn")
 CPU = torch.device("cpu")
 
 
-def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch: int, *, own: bool = False) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, model: str, size: int, batch: int, *, user_models: bool = False
+) -> None:
     """Add ``--model``, ``--width``, ``--size``, ``--batch`` and ``--grid``.
 
     Parameters
@@ -36,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
         Default of ``--size``.
     batch : int
         Default of ``--batch``.
-    own : bool
+    user_models : bool
         True also accepts a user's model, as package.module:factory, with ``--input`` and ``--classes``.
     """
-    if own:
+    if user_models:
         parser.add_argument(
             "--model",
             default=model,

@@ -41,7 +41,7 @@ examples:
   mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
 """
 
-STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step during an asynchronous save", "raw file write"
+STEP, DIGESTS, DURING_SAVE, RAW = "step", "digests of weights", "step during an asynchronous save", "raw file write"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +98,11 @@ def run(options: argparse.Namespace) -> int:
         saves = _Saves(world, folder, model, optimizer)
         saving = timed_variants({RAW: saves.write_raw, "save_checkpoint": saves.save})
         written = time_interleaved(world, saving, options.repeats, warm_up=WARM_UP)
-        beside = [saves.save_during(step) for _ in range(options.repeats)]
-    stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
+        overlapped = [saves.save_during(step) for _ in range(options.repeats)]
+    stalls = {
+        DURING_SAVE: [s for steps, _ in overlapped for s in steps],
+        "stall of that save": [stall for _, stall in overlapped],
+    }
     if world.rank == 0:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
         print(report.time_table({**times, **stalls}, STEP, label="ms"))
@@ -134,7 +137,7 @@ def _checking(level: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
-    """A new folder on rank 0's disk, the same for all ranks; it is gone afterwards. Collective.
+    """Create a temporary folder on rank 0's disk, the same for all ranks. Collective.
 
     Raises
     ------

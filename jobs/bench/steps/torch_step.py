@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(channels, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, c, h, w) -> (n, c, h, w)."""
+        """Return the output (N, C, H, W) for the input (N, C, H, W)."""
         n, c, h, w = x.shape
         parts = self.qkv(x.flatten(2).transpose(1, 2)).reshape(n, h * w, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2]).transpose(1, 2).reshape(n, h * w, c)
@@ -47,7 +47,7 @@ class GlobalFilter(nn.Module):
         self.weight = nn.Parameter(torch.randn(channels, size, size // 2 + 1, 2) / size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, c, h, w) -> (n, c, h, w)."""
+        """Return the output (N, C, H, W) for the input (N, C, H, W)."""
         filtered: torch.Tensor = torch.fft.irfft2(
             torch.fft.rfft2(x) * torch.view_as_complex(self.weight), s=x.shape[2:]
         )
@@ -105,7 +105,7 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def main() -> None:
-    """Serve requests until one says 0."""
+    """Take the requested numbers of steps until a request is 0."""
     kind, *numbers = sys.argv[1:]
     *sizes, threads = map(int, numbers)
     torch.set_num_threads(threads)

@@ -51,7 +51,7 @@ class Sketch:
         ----------
         spacing : float
             Length over which the field varies.
-        odd : bool
+        odd_at_walls : bool
             If True, the field is odd about each wall and therefore zero there. As a stream function it has no jets
             along
             the walls.

@@ -31,7 +31,7 @@ IMAGE_BYTES = 1 << 30
 Chosen = list[tuple[FlowRun, int]]
 
 
-def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream]) -> Summary:
+def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, streams_needed: list[RunStream]) -> Summary:
     """Write the data set file from finished runs, and remove the folder of runs.
 
     The file appears under its name only when it is complete.
@@ -44,7 +44,7 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
         The data set.
     parts : RunFolder
         The finished runs.
-    wanted : list of RunStream
+    streams_needed : list of RunStream
         The streams of the data set.
 
     Returns
@@ -58,10 +58,10 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
         If the file of a run is damaged, or the file cannot be written.
     """
     chosen = [
-        alternate_families(parts, [stream for stream in wanted if stream.split == split])
+        alternate_families(parts, [stream for stream in streams_needed if stream.split == split])
         for split in range(len(SPLITS))
     ]
-    summary = summarise(target, recipe, parts, wanted, chosen)
+    summary = summarise(target, recipe, parts, streams_needed, chosen)
     needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
     if needed <= IMAGE_BYTES:
         with h5py.File(target.name, "w", driver="core", backing_store=False) as file:
@@ -75,32 +75,32 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[Ru
     return summary
 
 
-def alternate_families(parts: RunFolder, wanted: list[RunStream]) -> Chosen:
+def alternate_families(parts: RunFolder, streams_needed: list[RunStream]) -> Chosen:
     """Return the samples of a split as (run, number in the run), alternating between the families.
 
     Parameters
     ----------
     parts : RunFolder
         Finished runs.
-    wanted : list of RunStream
+    streams_needed : list of RunStream
         Streams of the split.
 
     Returns
     -------
     Chosen
     """
-    each = [[(run, n) for run, taken in parts.used_runs(stream) for n in taken] for stream in wanted]
+    each = [[(run, n) for run, taken in parts.used_runs(stream) for n in taken] for stream in streams_needed]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
 
 def summarise(
-    target: Path, recipe: MeshRecipe, parts: RunFolder, wanted: list[RunStream], chosen: list[Chosen]
+    target: Path, recipe: MeshRecipe, parts: RunFolder, streams_needed: list[RunStream], chosen: list[Chosen]
 ) -> Summary:
     """Return the summary of the file, with the numbers of rejected snapshots.
 
     Parameters
     ----------
-    target, recipe, parts, wanted
+    target, recipe, parts, streams_needed
         As in :func:`assemble`.
     chosen : list
         The samples of each split, as :func:`alternate_families` returns them.
@@ -110,7 +110,7 @@ def summarise(
     Summary
         Without ``seconds``.
     """
-    runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used_runs(stream)]
+    runs = [parts.outline(run).counters for stream in streams_needed for run, _ in parts.used_runs(stream)]
     facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
     positives = [[sample["positives"] for sample in split] for split in facts]
     rejected = {
@@ -118,7 +118,7 @@ def summarise(
         "too quiet": sum(run["quiet"] for run in runs),
         "cut off by the end of the run": sum(run["unfinished"] for run in runs),
     }
-    accepted = sum(parts.accepted(run) or 0 for stream in wanted for run, _ in parts.used_runs(stream))
+    accepted = sum(parts.accepted(run) or 0 for stream in streams_needed for run, _ in parts.used_runs(stream))
     candidates = sum(rejected.values()) + accepted
     return Summary(
         path=str(target),

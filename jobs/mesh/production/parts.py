@@ -93,8 +93,8 @@ def streams(samples: int, heldout: int) -> list[RunStream]:
     """
     count = len(FAMILIES)
     shares = [
-        RunStream(split, family, wanted // count + (family < wanted % count))
-        for split, wanted in enumerate((samples, heldout))
+        RunStream(split, family, streams_needed // count + (family < streams_needed % count))
+        for split, streams_needed in enumerate((samples, heldout))
         for family in range(count)
     ]
     return [stream for stream in shares if stream.quota > 0]
@@ -172,12 +172,12 @@ class RunFolder:
         """Return the number of samples of a stream that are available."""
         return sum(len(taken) for _, taken in self.used_runs(stream))
 
-    def claim(self, wanted: list[RunStream]) -> FlowRun | None:
+    def claim(self, streams_needed: list[RunStream]) -> FlowRun | None:
         """Claim a run that is needed even if every run in progress yields as many samples as possible.
 
         Parameters
         ----------
-        wanted : list of RunStream
+        streams_needed : list of RunStream
             The streams of the data set.
 
         Returns
@@ -186,17 +186,17 @@ class RunFolder:
             The claimed run; None if no further run is certainly needed.
         """
         for index in range(self.most_runs):
-            for stream in wanted:
+            for stream in streams_needed:
                 if self._most_samples_before(stream, index) < stream.quota and self._take(stream.run(index)):
                     return stream.run(index)
         return None
 
-    def check(self, wanted: list[RunStream]) -> None:
+    def check(self, streams_needed: list[RunStream]) -> None:
         """Check that no stream has used up its runs without reaching its quota.
 
         Parameters
         ----------
-        wanted : list of RunStream
+        streams_needed : list of RunStream
             The streams of the data set.
 
         Raises
@@ -204,7 +204,7 @@ class RunFolder:
         DataError
             If a stream has.
         """
-        for stream in wanted:
+        for stream in streams_needed:
             last = stream.run(self.most_runs - 1)
             if self.accepted(last) is not None and self.available_samples(stream) < stream.quota:
                 raise DataError(

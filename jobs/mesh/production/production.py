@@ -78,7 +78,7 @@ def warm_up(comm: MPI.Comm | None) -> None:
 
 def produce(
     parts: RunFolder,
-    wanted: list[RunStream],
+    streams_needed: list[RunStream],
     *,
     size: int,
     seed: int,
@@ -93,7 +93,7 @@ def produce(
     ----------
     parts : RunFolder
         Folder of finished runs.
-    wanted : list of RunStream
+    streams_needed : list of RunStream
         The streams of the data set.
     size : int
         Number of cells along each side.
@@ -116,13 +116,15 @@ def produce(
     warm_up(comm)
     rank = 0 if comm is None else comm.rank
     failure: str | None = None
-    total = sum(stream.quota for stream in wanted)
+    total = sum(stream.quota for stream in streams_needed)
     with progress_bars.progress_bar(
         rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}"
     ) as bar:
         try:
             callback = on_first_sample if rank == 0 else None
-            perform_runs(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback)
+            perform_runs(
+                parts, streams_needed, size=size, seed=seed, criteria=criteria, bar=bar, on_first_sample=callback
+            )
         except DataError as error:
             failure = str(error)
             parts.stop_file.touch()
@@ -134,7 +136,7 @@ def produce(
 
 def perform_runs(
     parts: RunFolder,
-    wanted: list[RunStream],
+    streams_needed: list[RunStream],
     *,
     size: int,
     seed: int,
@@ -146,7 +148,7 @@ def perform_runs(
 
     Parameters
     ----------
-    parts, wanted, size, seed, criteria, on_first_sample
+    parts, streams_needed, size, seed, criteria, on_first_sample
         As in :func:`produce`.
     bar : tqdm
         Progress bar; its total is the number of samples.
@@ -157,12 +159,12 @@ def perform_runs(
         On this rank.
     """
     while not parts.stop_file.exists():
-        parts.check(wanted)
-        done = sum(parts.available_samples(stream) for stream in wanted)
+        parts.check(streams_needed)
+        done = sum(parts.available_samples(stream) for stream in streams_needed)
         bar.update(done - bar.n)
         if done == bar.total:
             return
-        run = parts.claim(wanted)
+        run = parts.claim(streams_needed)
         if run is None:
             time.sleep(PATIENCE_S)
         else:

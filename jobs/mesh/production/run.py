@@ -7,7 +7,7 @@ A candidate snapshot is taken every tau / 4. A candidate at time t is labelled f
     windows  |------------ of 0 -------------|
                      |------------ of 1 -------------|
 
-The module knows nothing of ranks or files. A run depends on family, size, seed and criteria alone.
+The module is independent of ranks and files. A run depends on family, size, seed and criteria alone.
 """
 
 from __future__ import annotations

@@ -239,13 +239,13 @@ def pipedream_rate(profile: ProfileOf, machine: Machine, gpus: int) -> float:
 
 
 def fitted_machine(machine: Machine) -> Machine:
-    """``machine`` with the link that Table III implies, and an allreduce that nothing hides."""
+    """Return the machine with the link that Table III implies, and an all-reduce without overlap."""
     link = Link(machine.node.latency_s, implied_link(machine))
     return replace(machine, node=link, overlap=Overlap(halo=False, allreduce=False))
 
 
 def implied_link(machine: Machine) -> float:
-    """Bytes per second at which DP of VGG-16 on 4 GPUs loses with 32 samples what Table III says, nothing hidden.
+    """Return the bandwidth at which DP of VGG-16 on 4 GPUs reproduces Table III's loss with 32 samples, in bytes/s.
 
     (T_32 / 32) / (T_64 / 64) = 1 / 0.62 with T_B = compute(B) + allreduce, which is that of all parameters.
     """

@@ -20,7 +20,7 @@ ENOUGH_BYTES = float(1 << 60)
 
 
 def cuts_table(machine: Machine) -> Rows:
-    """Seconds of a mini-batch by the closed form and simulated, with BaPipe's cuts and with those searched for."""
+    """Print seconds of a mini-batch by closed form and by simulation, with BaPipe's and with searched split points."""
     print(f"\nCuts: s of {MICROBATCHES} micro-batches of {SAMPLES} samples, closed form (over simulated);", end="")
     print(f" {machine.name}, {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s")
     print(f"{'model':<10}{'GPUs':>5}  {'schedule':<10}{'BaPipe':<18}{'searched':<18}BaPipe / searched")

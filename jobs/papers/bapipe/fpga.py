@@ -132,7 +132,7 @@ def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: f
 
 
 def convolutions() -> list[FpgaConvolution]:
-    """ResNet-50's convolutions for one sample."""
+    """Return ResNet-50's convolutions for one sample."""
     graph = trace(MODELS["resnet50"](), (1, *IMAGE))
     return [_convolution(op) for op in graph.operations if op.decides]
 
@@ -217,7 +217,7 @@ def _stages(
 
 
 def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
-    """Sums between positions."""
+    """Return the sums between positions."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.interp([0.0, *positions, float(len(values))], np.arange(len(sums)), sums)
     return [float(b - a) for a, b in pairwise(at)]

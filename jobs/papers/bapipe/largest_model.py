@@ -37,7 +37,7 @@ SYSTEMS = {"DP": PARALLEL, "GPipe": "gpipe", "BaPipe": "1f1b-sno"}
 
 
 def table_iv(machine: Machine) -> Rows:
-    """Layers of the largest GNMT that trains with Adam, in all of the memory and in what 32 layers need."""
+    """Print the layers of the largest GNMT that trains with Adam, in all memory and in that of 32 layers."""
     enough = _bytes(TABLE_IV["DP"][1], 1, PARALLEL, machine)
     why = ", what 32 layers need here on one GPU"
     return rows_of(machine, machine.memory_bytes, "") + rows_of(machine, enough, why)
@@ -83,7 +83,7 @@ def _fits(layers: int, system: str, gpus: int, machine: Machine, memory: float) 
 
 
 def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
-    """Bytes on the fullest device with the cuts that need least; 32 samples each, or 2 N micro-batches of 16."""
+    """Return the peak bytes of a device with the best split points; 32 samples each, or 2 N micro-batches of 16."""
     parallel = schedule == PARALLEL or gpus == 1
     profile = gnmt(layers, 32 if parallel else 16, machine)
     setting = ExplorationContext(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
@@ -96,7 +96,7 @@ def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
 
 
 def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
-    """Bytes on the fullest device in PipeDream's partition, which looks at times alone, with its weight versions."""
+    """Return the peak bytes of a device in PipeDream's partition, which depends on times only, with weight versions."""
     profile = gnmt(layers, 32, machine)
     bandwidth = machine.node.bandwidth_bytes_per_s
     chosen, terms = (

@@ -1,7 +1,7 @@
 """The networks of BaPipe's tables as layer profiles of a micro-batch: layer times are the roofline of a machine.
 
 VGG-16 and ResNet-50 are traced at 224 x 224. GNMT-L is worked out by hand, L/2 encoder and L/2 decoder layers of 1024
-units: the first encoder layer is bidirectional, and every decoder layer behind the first also reads the attention's
+units: the first encoder layer is bidirectional, and every decoder layer after the first also reads the attention's
 context. The paper prints neither the length of its sentences (50 tokens here) nor its vocabulary (32,320 here, that of
 the reference implementation).
 
@@ -31,7 +31,7 @@ ProfileOf = Callable[[int], Profile]
 
 
 def vgg16() -> nn.Module:
-    """VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
+    """Return VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
     classifier = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
     classifier += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
     return nn.Sequential(*vgg16_for_cifar().features, *classifier)
@@ -121,7 +121,7 @@ class _Recurrent:
         )
 
     def lstm(self, name: str, reads: list[str], inputs: int, directions: int = 1) -> str:
-        """All tokens times the input weights at once; then a product with the recurrent weights for each token."""
+        """Add a layer: a product of all tokens with the input weights, then one per token with recurrent weights."""
         wide, tokens = 4 * UNITS, self.samples * TOKENS
         once = directions * self._product(tokens, inputs * UNITS, wide)
         weights = directions * wide * (inputs * UNITS + 2)

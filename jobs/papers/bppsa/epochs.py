@@ -145,9 +145,9 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
     ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
     theirs = ratios(*setting.published)
     shown = "".join(f"{value:>12.2f}" for value in seconds.values())
-    beside = "".join(f"{a:>{w}.2f}{b:>7.2f}" for a, b, w in zip(ours, theirs, (8, 10), strict=True))
+    ratio_columns = "".join(f"{a:>{w}.2f}{b:>7.2f}" for a, b, w in zip(ours, theirs, (8, 10), strict=True))
     graphs = f"{seconds['graph'] / seconds['graph, scan']:>8.2f}" if device.type == "cuda" else ""
-    print(f"{setting.name:<16}{shown}{beside}{graphs}", flush=True)
+    print(f"{setting.name:<16}{shown}{ratio_columns}{graphs}", flush=True)
     return {"setting": setting.name, "epoch_s": seconds, "ratio": ours, "published_s": setting.published}
 
 
@@ -225,13 +225,13 @@ def step_of(
 
 
 def _recorded(action: Callable[[], object]) -> Callable[[], object]:
-    """``action`` as a CUDA graph; run before on another stream, as torch asks for."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    """Record an action as a CUDA graph, after warm-up on another stream, as torch requires."""
+    ratio_columns = torch.cuda.Stream()
+    ratio_columns.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(ratio_columns):
         for _ in range(WARM_UP):
             action()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(ratio_columns)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = action(), action

@@ -1,7 +1,7 @@
 """At how many ranks a scan over a recurrence would win, by machine files: the critical path of 3.6 in seconds.
 
 Three rivals: products one after another on one rank, with a call for each; the same compiled, so that only arithmetic
-and memory count (one fixed time for the whole); and the best scan over p ranks, each with its share of the steps.
+and memory count (one fixed time in total); and the best scan over p ranks, each with its share of the steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_RANKS = 4096
 
 
 def speed_of(machine: Machine) -> Speed:
-    """A rank of the machine, with float32 and messages over its network; sparse products at the speed of memory."""
+    """Return the speed of a rank: float32, messages over the network, sparse products at the speed of memory."""
     roofline = machine.computing(1).roofline
     sparse = roofline.bytes_per_s / 16  # for 2 FLOP: two indices and two values
     link = machine.network

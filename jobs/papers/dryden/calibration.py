@@ -61,7 +61,7 @@ LASSEN = (
 
 
 def constants_of(machine: Machine) -> dict[str, float]:
-    """Values that ``machine`` has of what may be fitted."""
+    """Return the machine's values of all constants that can be fitted."""
     roofline = machine.compute[0].roofline
     return {
         "flops": roofline.flops_per_s,

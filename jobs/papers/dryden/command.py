@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace) -> None:
     if options.out is not None:
-        raise DistconvError("--out is for the whole page: leave --tables out")
+        raise DistconvError("--out: writes the full page. Remove --tables.")
     machine = Machine.load("lassen")
-    print("constants of lassen.yaml, which --out fits anew; published / data sheets / these constants", flush=True)
+    print("constants of lassen.yaml, which --out fits again; published / data sheets / these constants", flush=True)
     for table in (table for table in TABLES if table.name in options.tables):
         results = PredictedTimes.of(machine, table.cells, fit=False)
         print("\n".join(tables(results, [table])))
@@ -70,7 +70,7 @@ def _page(path: Path | None) -> None:
         check_writable("--out", path)
     _say("fitting five constants and predicting 89 cells: one to two minutes of about four; --tables I takes seconds")
     results = PredictedTimes.of(Machine.load("lassen"))
-    _say("writing the page; its last section fits other choices anew: the rest of the time")
+    _say("writing the page; its last section fits other choices, which takes the rest of the time")
     text = page(results)
     if path is not None:
         write_file(path, text)

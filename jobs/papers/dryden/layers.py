@@ -73,7 +73,7 @@ def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, fl
 
 
 def section(machine: Machine) -> Iterator[str]:
-    """The page's lines: printed and predicted speed-ups of each layer by GPUs and grid."""
+    """Yield the lines of the page: published and predicted speed-ups of each layer by GPUs and grid."""
     yield from ("## VI-A: single layers, N=1", "", INTRODUCTION)
     yield "| layer | extents | of | GPUs | printed | nearly square: FP, BP, both (error) | slabs: the same |"
     yield "|---|---|---|---|---|---|---|"

@@ -325,7 +325,7 @@ def _form(name: str, predictions: Predictions, *more: str) -> str:
 
 
 def _exponents(results: PredictedTimes) -> Iterator[str]:
-    """Tables and single layers by the power with which an unfilled device slows; and with dearer messages."""
+    """Yield errors by the exponent with which an unfilled device slows down, and with more expensive messages."""
     printed = [f"{row.name} ({row.ratio.ratio:g})" for row, _ in SINGLE if row.ratio is not None]
     yield from EXPONENTS.splitlines()
     yield from ("", *_grid("exponent", "calibration cells", *(table.name for table in TABLES), "all", *printed))
@@ -343,7 +343,7 @@ def _single(machine: Machine) -> list[str]:
 
 
 def _widths(machine: Machine) -> Iterator[str]:
-    """Table II by the width of the 2K mesh network, which the paper does not print."""
+    """Yield Table II by the width of the 2K mesh network, which the paper does not state."""
     yield from ("", WIDTHS, "")
     yield from _grid("width of mesh2k", "mean error of Table II's speed-ups", "of its times", "predicted / published")
     cells = TABLE_II.cells

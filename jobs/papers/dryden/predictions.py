@@ -135,7 +135,7 @@ class Predictions:
         return cls(machine, {cell: seconds(machine, cell, grids) for cell in cells})
 
     def speedup(self, cell: PublishedTime) -> float:
-        """Over the first column of the cell's row."""
+        """Return the speed-up over the first column of the cell's row."""
         (base,) = (t for c, t in self.times.items() if c.is_base and (c.table, c.samples) == (cell.table, cell.samples))
         return base / self.times[cell]
 
@@ -145,7 +145,7 @@ class Predictions:
 
 
 def held_out(table: str | None = None) -> list[PublishedTime]:
-    """Speed-ups that nothing is fitted to: of one table, or of all."""
+    """Return the speed-ups that no constant is fitted to, of one table or of all."""
     return [c for c in CELLS if not c.is_base and not calibrates(c) and table in (None, c.table)]
 
 
@@ -168,7 +168,7 @@ def mean_error(error: Callable[[PublishedTime], float], cells: Iterable[Publishe
 
 
 def amdahl_error(serial: float) -> Callable[[PublishedTime], float]:
-    """Error of the speed-up that Amdahl's law gives with a serial share."""
+    """Return the error of the speed-up by Amdahl's law with a serial fraction."""
     return lambda cell: amdahl(serial, cell.group, cell.base_group) / cell.speedup - 1
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    accuracy  How well the sparse VGG16-BN and its dense twin tell clouds apart after the same short training
+    accuracy  Accuracy of the sparse VGG16-BN and its dense equivalent after the same short training
     command   Prints pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs
     setting   SparsePipe's heterogeneous setting
 """

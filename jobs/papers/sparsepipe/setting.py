@@ -85,7 +85,7 @@ class ProfileSource:
     on: Callable[[str], Profile]
 
     def with_larger_messages(self, factor: float) -> ProfileSource:
-        """The same with messages of ``factor`` times as many bytes between layers."""
+        """Return the source with messages between layers that are ``factor`` times as large."""
         if factor == 1.0:
             return self
 
@@ -97,7 +97,7 @@ class ProfileSource:
         return ProfileSource(f"{self.name}, messages {factor:g} times as large", on)
 
     def devices(self, counts: dict[str, int]) -> list[Device]:
-        """So many of ``GPUS``, with their times and without a memory limit."""
+        """Return devices of ``GPUS`` with their times, without a memory limit."""
         return [Device(name, count, [layer.time_s for layer in self.on(name).layers]) for name, count in counts.items()]
 
 
@@ -108,7 +108,7 @@ def by_roofline(sparse: bool) -> ProfileSource:
 
 
 def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[ProfileSource]:
-    """The sparse network with the layers of a measured profile, all of them as long as Table II says, on a Titan XP.
+    """Return the sparse network of a measured profile, scaled to the total time in Table II on a Titan XP.
 
     Its ``batch`` is made the paper's in proportion, which is too much for the parameters of linear layers.
     One source scales times to other GPUs by their operations per second, the other by their bandwidth, both of Table I:

@@ -173,7 +173,7 @@ def make(runs: Sequence[TrainingRun], results: FinishedRuns, samples: ImageSampl
     for run in {run.variant: run for run in missing}.values():
         split(
             build(run, samples), TrainingVariant.parse(run.variant).placement
-        )  # refuses what does not exist: now, not later
+        )  # raises for a missing name now, not after the first runs
     print(f"{len(missing)} of {len(runs)} runs are to be made")
     test = held_out(samples)
     seconds: list[float] = []

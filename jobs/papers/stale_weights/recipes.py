@@ -28,9 +28,9 @@ class VariantError(DistconvError, ValueError):
 class TrainingVariant:
     """One way to train: with registers after the layers of ``placement``, or not pipelined where there are none.
 
-    A ``hybrid`` goes on without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash`` a backward pass
-    has the weights of its forward pass, as in PipeDream (6.7), else the newest ones. ``rate`` is the learning rate in
-    all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
+    A ``hybrid`` continues without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash`` a backward
+    pass has the weights of its forward pass, as in PipeDream (6.7), else the newest ones. ``rate`` is the learning rate
+    in all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
 
     >>> TrainingVariant.parse("hybrid:7,13@0.01")
     TrainingVariant(placement=(7, 13), hybrid=True, stash=False, rate=0.01)
@@ -43,7 +43,7 @@ class TrainingVariant:
 
     @classmethod
     def parse(cls, text: str) -> TrainingVariant:
-        """``nonpipelined``, ``7,13``, ``hybrid:7,13``, ``stash:7,13``; ``@RATE`` where it is not that of the recipe.
+        """Parse a variant: ``nonpipelined``, ``7,13``, ``hybrid:7,13`` or ``stash:7,13``, perhaps with ``@RATE``.
 
         Raises
         ------

@@ -86,7 +86,7 @@ class VariantRow:
         ]
 
     def curve(self) -> list[tuple[int, float]]:
-        """Iteration and mean accuracy over the seeds that got so far."""
+        """Return iterations and mean accuracies over the seeds that reached them."""
         points: dict[int, list[float]] = {}
         for result in self.results.values():
             for iteration, accuracy, _ in result["curve"]:

@@ -202,7 +202,7 @@ def held_out(samples: ImageSamples) -> list[Pair]:
         If there are none.
     """
     if "test" not in samples.groups:
-        raise DataError(f"{samples.groups['train'].source.path} has no test images; put them beside it")
+        raise DataError(f"{samples.groups['train'].source.path} : no test images. Add them to the data set.")
     return [_pair(batch) for batch in samples.loader("test", ProcessGrid(samples.comm), TEST_BATCH).epoch(0)]
 
 

@@ -128,8 +128,8 @@ class VoxelLoader(EpochLoader):
         **order: bool,
     ) -> None:
         self._source, self._clouds, self._prepare_input = samples, samples.groups[group], placed
-        of = (samples.name, f"clouds of {group!r}")
-        super().__init__(len(self._clouds.labels), batch, of, seed=recipe.seed, **order)
+        names = (samples.name, f"clouds of {group!r}")
+        super().__init__(len(self._clouds.labels), batch, names, seed=recipe.seed, **order)
         self.recipe, self.dtype, self.device = recipe, dtype, device
         self.points = min(recipe.points, self._clouds.points)
         if not round(recipe.keep * self.points):

@@ -100,21 +100,21 @@ class Pipelining:
         return {"vertical_sync": True} if self.vertical_sync else {}
 
 
-def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._MutuallyExclusiveGroup) -> None:
+def add_pipeline_arguments(parser: argparse.ArgumentParser, container: argparse._MutuallyExclusiveGroup) -> None:
     """Add ``--pipeline``, ``--pipeline-plan`` and their refinements.
 
     Parameters
     ----------
     parser : argparse.ArgumentParser
-    place : argparse._MutuallyExclusiveGroup
+    container : argparse._MutuallyExclusiveGroup
         Group of ``--grid`` and ``--plan``.
     """
-    place.add_argument(
+    container.add_argument(
         "--pipeline",
         metavar="SCHEDULE",
         help=f"train as a pipeline with this schedule: {', '.join(_runnable())} (docs/pipelines.md)",
     )
-    place.add_argument(
+    container.add_argument(
         "--pipeline-plan",
         metavar="PLAN.json",
         help="train as a pipeline that distconv explore has chosen and written to this file",
@@ -170,17 +170,17 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     )
 
 
-def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
+def add_devices_argument(container: argparse._ActionsContainer, what: str) -> None:
     """Add ``--devices``.
 
     Parameters
     ----------
-    place : argparse.ArgumentParser
+    container : argparse.ArgumentParser
         Parser or group of options.
     what : str
         Beginning of its help.
     """
-    place.add_argument(
+    container.add_argument(
         "--devices",
         type=device_kinds,
         metavar="OLD:2,NEW:2",

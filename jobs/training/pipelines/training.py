@@ -123,15 +123,16 @@ class PipelineTrainer(training.Training):
     @property
     def distribution(self) -> str:
         """Schedule and stages, in words."""
-        of = self.pipelining
-        split = "after layers" if of.ppv is not None else "before"
+        pipelining = self.pipelining
+        split = "after layers" if pipelining.ppv is not None else "before"
         said = [
-            f"{of.schedule} of {of.stages} stages" + (f" split {split} {_listed(self.cuts)}" if self.cuts else ""),
-            f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
-            f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
+            f"{pipelining.schedule} of {pipelining.stages} stages"
+            + (f" split {split} {_listed(self.cuts)}" if self.cuts else ""),
+            f"{pipelining.microbatches} micro-batches" if pipelining.microbatches > 1 else "",
+            f"replicas {_listed(pipelining.replicas)}" if max(pipelining.replicas) > 1 else "",
             f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
-            f"on {_listed(of.kinds)}" if of.kinds else "",
-            f"no longer pipelined after step {of.switch_after}" if of.switch_after is not None else "",
+            f"on {_listed(pipelining.kinds)}" if pipelining.kinds else "",
+            f"no longer pipelined after step {pipelining.switch_after}" if pipelining.switch_after is not None else "",
         ]
         return ", ".join(filter(None, said))
 

@@ -135,7 +135,7 @@ def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]
 
 def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
     """Return the families of each job on one of the rank counts, the ``first`` or another."""
-    # Beside the table the operators run once, as it has what they do not vary. DTensor is for comparison only.
+    # The operators run once, in addition to the table, which varies more. DTensor is for comparison only.
     once = [*([OPERATORS] if set(families) & set(TABLE) else []), DTENSOR]
     own = [family for family in families if family != DTENSOR and (first or family not in once)]
     return [job for job in (own, [DTENSOR] if DTENSOR in families and first else []) if job]

@@ -63,7 +63,7 @@ class DTensorRun(runner.CaseRun):
         self._mesh = DeviceMesh("cpu", list(range(comm.size)))
 
     def layouts(self, case: runner.Case) -> Sequence[CaseLayout]:
-        """One: every tensor along its last dimension."""
+        """Return the one layout: every tensor is split along its last dimension."""
         return [CaseLayout("last", (("w", self.comm.size),))]
 
     def backend(self, case: runner.Case, layout: CaseLayout, grid: ProcessGrid) -> backends.ReferenceBackend:
@@ -99,7 +99,7 @@ class DTensorRun(runner.CaseRun):
 
 
 def classify_refusals(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
-    """Return the verdict on a sample that some ranks refuse."""
+    """Return the verdict on a sample that some ranks reject."""
     if not any(refused):
         return None
     kinds = {each and each.kind for each in refused}

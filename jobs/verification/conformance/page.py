@@ -166,21 +166,21 @@ def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
 
 
 def _sorted(lines: Sequence[Line]) -> list[Line]:
-    """Lines of one row together, rows in the order of the table."""
+    """Group the lines of each row, in the order of the table."""
     order = {key: number for number, key in enumerate(dict.fromkeys((line.operator, line.option) for line in lines))}
     return sorted(lines, key=lambda line: order[line.operator, line.option])
 
 
-def _cell(alike: Sequence[Line]) -> str:
+def _cell(same: Sequence[Line]) -> str:
     """Return the worst verdict of one row on one kind of layout, over all rank counts."""
-    if not alike:
+    if not same:
         return ""
-    worst = min((line.verdict for line in alike), key=_WORST.index)
-    having = [line for line in alike if line.verdict is worst]
+    worst = min((line.verdict for line in same), key=_WORST.index)
+    having = [line for line in same if line.verdict is worst]
     sign = _SIGNS[worst]
     if worst in (Verdict.REDISTRIBUTES, Verdict.REPLICATES):
         sign = f"{sign} {size(max(line.moved_bytes for line in having))}"
-    return sign if len(having) == len(alike) else f"{sign} ({', '.join(str(line.ranks) for line in having)})"
+    return sign if len(having) == len(same) else f"{sign} ({', '.join(str(line.ranks) for line in having)})"
 
 
 def _messages(lines: Sequence[Line]) -> str:
@@ -192,9 +192,9 @@ def _messages(lines: Sequence[Line]) -> str:
     if not by_text:
         return ""
     told = [
-        f"- {len(alike)} x {_SIGNS[alike[0].verdict]}, first `{alike[0].operator}` {alike[0].option} over "
-        f"{alike[0].grid}: {text}"
-        for text, alike in by_text.items()
+        f"- {len(same)} x {_SIGNS[same[0].verdict]}, first `{same[0].operator}` {same[0].option} over "
+        f"{same[0].grid}: {text}"
+        for text, same in by_text.items()
     ]
     return "\n" + "\n".join(told) + "\n"
 

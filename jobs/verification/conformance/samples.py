@@ -82,7 +82,7 @@ class Sample(Case):
         return frozenset(axis for value in self.tensors() for axis in self._dims(value) if axis)
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
-        """By kind; or along the first dimension, the last, and both, of all tensors or the first alone."""
+        """Return the layouts of the kinds, or along the first dimension, the last, and both of them."""
         if self.kinds is not None:
             return super().layouts(ranks)
         grids: dict[str, Extents] = {"first": {"n": ranks}, "last": {"w": ranks}}
@@ -123,7 +123,7 @@ class Sample(Case):
         return [value for value in tree_leaves((self.args, self.kwargs)) if can_be_split(value)]
 
     def size(self) -> int:
-        """Elements of the first tensor that can be split; 0 if there is none."""
+        """Return the number of elements of the first tensor that can be split; 0 without one."""
         return next((value.numel() for value in self.tensors()), 0)
 
     def _dims(self, value: torch.Tensor) -> list[str | None]:
@@ -180,7 +180,7 @@ def _all(name: str, most: int | None) -> Iterator[Sample]:
 
 
 def largest(name: str) -> Iterator[Sample]:
-    """The first and the last of the largest samples of one operator, in all spellings; the first ones of a module."""
+    """Return the first and last of the largest samples of an operator, in all variants; of a module the first ones."""
     for info in _databases()[name]:
         if hasattr(info, "module_cls"):
             of_module = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
@@ -275,7 +275,7 @@ def _stays(sample: Any) -> bool:
 
 
 def _spelled(operator: Any, option: str, sample: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
-    """One sample of ``operator``, called by every one of ``functions``."""
+    """Yield a sample of ``operator``, called by each of ``functions``."""
     calls = [partial(_finished, sample.output_process_fn_grad if finish else _same, f) for f in functions if f]
     function = calls[0] if len(calls) == 1 else partial(_every, calls)
     return Sample(_name(operator), option, function, (sample.input, *sample.args), sample.kwargs)

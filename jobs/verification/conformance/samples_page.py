@@ -110,8 +110,8 @@ def _refused(lines: Sequence[Line]) -> str:
         if line.verdict not in EXACT:
             by_text.setdefault((line.verdict.value, general(line)), []).append(line)
     told = [
-        f"- {len(alike)} x {verdict}, {', '.join(f'`{name}`' for name in sorted({line.operator for line in alike}))}: "
+        f"- {len(same)} x {verdict}, {', '.join(f'`{name}`' for name in sorted({line.operator for line in same}))}: "
         f"{text}"
-        for (verdict, text), alike in by_text.items()
+        for (verdict, text), same in by_text.items()
     ]
     return "\n## What is not exact\n\n" + "\n".join(told) + "\n" if told else ""

@@ -35,7 +35,7 @@ _CHANGES: dict[str, Callable[[int, int], int]] = {
 
 
 def _parsed(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
-    """Grid axis (None where whole) and extent of one dimension."""
+    """Parse a dimension: its grid axis (None if it is not split) and its size."""
     match = _DIMENSION.match(dimension)
     if match is None:
         raise ValueError(f"conformance table: {dimension!r} is no dimension")
@@ -65,7 +65,7 @@ class Input:
         return tuple(dimension[0].lower() if dimension[0].isupper() else None for dimension in self.dims.split())
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Its global shape."""
+        """Return the global shape."""
         return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
 
     def put(
@@ -233,7 +233,7 @@ def _random(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
 
 
 def _with(special: float) -> Callable[..., torch.Tensor]:
-    """Normal numbers, every eleventh of which is ``special``."""
+    """Return normal random numbers, every eleventh of which is ``special``."""
 
     def make(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
         values = _random(shape, sizes, generator).reshape(-1)
@@ -244,7 +244,7 @@ def _with(special: float) -> Callable[..., torch.Tensor]:
 
 
 def _sites(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers at a fifth of the positions behind channels (N, C, ...), zeros elsewhere."""
+    """Return normal random numbers at a fifth of the positions (N, C, ...), zeros elsewhere."""
     values = _random(shape, sizes, generator)
     return values * (torch.rand(shape[0], 1, *shape[2:], generator=generator) < 0.2)
 

@@ -26,7 +26,7 @@ class DrawnProgram:
     spatial: int = 2
     """Spatial dimensions; grids are drawn to split these."""
     as_torch_takes_it: bool = False
-    """True if there is nothing to compare where torch refuses it."""
+    """True if a program that torch rejects is not compared."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Extents of what has letters for them."""
     condition: float = 1.0
@@ -43,7 +43,7 @@ class Draw:
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def pick(self, *options: T) -> T:
-        """One of ``options``."""
+        """Return one of the options."""
         return self._random.choice(options)
 
     def weighted(self, options: Sequence[T], weights: Sequence[float]) -> T:
@@ -111,7 +111,7 @@ class Draw:
         return self._random.random() < probability
 
     def extents(self, count: int) -> tuple[int, ...]:
-        """Sizes of ``count`` spatial dimensions: 1 to 20, smaller in 3-D."""
+        """Return the sizes of ``count`` spatial dimensions: 1 to 20, smaller in 3-D."""
         return self.numbers(count, 1, 20 if count < 3 else 9)
 
     def tensor(self, *shape: int, ties: bool = False) -> torch.Tensor:

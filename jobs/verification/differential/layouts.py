@@ -66,7 +66,7 @@ class Drawn(DistributedBackend):
         return x
 
     def _strided(self, value: torch.Tensor) -> torch.Tensor:
-        """``value`` in memory of its own, not always contiguous."""
+        """Return a copy of ``value``, not always contiguous."""
         kind = self._choices.choices(["rows", "turned", "spread"], [8, 1, 1])[0]
         if kind == "turned" and value.dim() > 1:
             return value.transpose(0, -1).contiguous().transpose(0, -1)
@@ -75,7 +75,7 @@ class Drawn(DistributedBackend):
         return value.clone()
 
     def _in_memory(self, block: torch.Tensor) -> torch.Tensor:
-        """``block``, sometimes with channels last."""
+        """Return ``block``, sometimes with channels last in memory."""
         if block.dim() not in (4, 5) or self._choices.random() > 0.1:
             return block
         return block.contiguous(memory_format=torch.channels_last if block.dim() == 4 else torch.channels_last_3d)
@@ -101,7 +101,7 @@ class Drawn(DistributedBackend):
         return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
 
     def gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """Gradient that backward left for an input or a parameter; from its root where one rank gave the input."""
+        """Return the gradient of an input or a parameter; from its root if one rank provided the input."""
         for x, given, root in self._leaves:
             if x is leaf:
                 grad = None if given is None else given.grad

@@ -284,7 +284,7 @@ def hook(backend: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -
 
 
 def hook_layer(layer: nn.Module) -> None:
-    """Full backward hooks that change what comes in, and nothing where no input wants a gradient."""
+    """Register full backward hooks that change the incoming gradients of inputs that require one."""
 
     def changed(_: nn.Module, out: Any) -> Any:
         return (out[0].clamp(-0.01, 0.01) + out[0] ** 2,)

@@ -62,5 +62,5 @@ OPERATORS: dict[Callable[[Draw], DrawnProgram], float] = {
 
 
 def draw(source: Draw) -> DrawnProgram:
-    """One operator with its input."""
+    """Draw an operator with its input."""
     return source.weighted(list(OPERATORS), list(OPERATORS.values()))(source)

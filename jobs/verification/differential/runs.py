@@ -37,7 +37,7 @@ class DrawnCase(runner.Case):
         return self.program.infinite
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
-        """One."""
+        """Return the one layout of the case."""
         choices = self.choices(f"layout/{ranks}")
         extents = draw_extents(ranks, self.program.spatial, choices)
         first_only = choices.random() < _FIRST_ONLY
@@ -114,7 +114,7 @@ class DifferentialRun(runner.CaseRun):
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """Counts in a line."""
+    """Return a line with the counts."""
     total = Counter(line.verdict for line in lines)
     otherwise = f"{total[Verdict.OTHER_WORDS]} in other words, " if total[Verdict.OTHER_WORDS] else ""
     exact, wrong = (sum(total[each] for each in verdicts) for verdicts in (EXACT, BAD))
@@ -125,7 +125,7 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Counts per operator, and why programs were turned away that torch runs, or refuses in other words."""
+    """Return a table of counts per operator, and the reasons of errors that differ from torch's."""
     told = [f"{'':24}{'exact':>8}{'refused':>9}{'unsupported':>13}{'WRONG':>7}"]
     columns = (EXACT, {Verdict.REFUSED, Verdict.OTHER_WORDS}, {Verdict.RAISES}, BAD)
     for name in sorted({line.operator for line in lines}):

@@ -26,14 +26,14 @@ def _reached(kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, .
 
 
 def _grown(draw: Draw, sizes: tuple[int, ...], padding: tuple[int, ...], reach: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes that windows of this reach fit into, save for a few that torch must refuse."""
+    """Return sizes that windows of this reach fit into, except for a few that torch must reject."""
     if draw.chance(0.1):
         return sizes
     return tuple(max(size, r - 2 * p) for size, p, r in zip(sizes, padding, reach, strict=True))
 
 
 def convolution(draw: Draw) -> DrawnProgram:
-    """nn.Conv with its padding modes, groups, and string paddings."""
+    """Draw an nn.Conv with padding modes, groups, and string paddings."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel = draw.numbers(count, 1, 7 if count < 3 else 4)
     dilation = draw.numbers(count, 1, 3) if draw.chance(0.4) else (1,) * count
@@ -65,7 +65,7 @@ def convolution(draw: Draw) -> DrawnProgram:
 
 
 def transposed_convolution(draw: Draw) -> DrawnProgram:
-    """nn.ConvTranspose with output padding."""
+    """Draw an nn.ConvTranspose with output padding."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel = draw.numbers(count, 1, 5 if count < 3 else 3)
     dilation = draw.numbers(count, 1, 3) if draw.chance(0.3) else (1,) * count
@@ -91,7 +91,7 @@ def _windows(draw: Draw, count: int) -> tuple[tuple[int, ...], tuple[int, ...], 
 
 
 def max_pool(draw: Draw) -> DrawnProgram:
-    """Max pooling; values with ties, sometimes indices or a NaN."""
+    """Draw a max pooling; values with ties, sometimes indices or a NaN."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel, stride, padding = _windows(draw, count)
     dilation = draw.numbers(count, 1, 3) if draw.chance(0.3) else (1,) * count
@@ -110,7 +110,7 @@ def max_pool(draw: Draw) -> DrawnProgram:
 
 
 def average_pool(draw: Draw) -> DrawnProgram:
-    """Average pooling with all that changes its divisor."""
+    """Draw an average pooling with all options that change its divisor."""
     count = draw.weighted([1, 2, 3], [2, 4, 2])
     kernel, stride, padding = _windows(draw, count)
     sizes = _grown(draw, draw.extents(count), padding, kernel)
@@ -126,7 +126,7 @@ def average_pool(draw: Draw) -> DrawnProgram:
 
 
 def interpolation(draw: Draw) -> DrawnProgram:
-    """F.interpolate up and down, by size or scale factor."""
+    """Draw an F.interpolate up or down, by size or scale factor."""
     count = draw.number(1, 3)
     linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[count]
     mode = draw.weighted(["nearest", linear, "nearest-exact", "area", "bicubic"], [5, 6, 1, 1, 0.5 * (count == 2)])
@@ -149,7 +149,7 @@ def interpolation(draw: Draw) -> DrawnProgram:
 
 
 def padding(draw: Draw) -> DrawnProgram:
-    """F.pad in its four modes; constant pads may be negative."""
+    """Draw an F.pad in its four modes; constant pads may be negative."""
     count = draw.number(1, 3)
     mode = draw.pick("constant", "reflect", "replicate", "circular")
     sizes = draw.extents(count)

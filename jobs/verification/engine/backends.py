@@ -25,7 +25,7 @@ class OthersRaise(Exception):
 
 
 def seed() -> None:
-    """Seed torch, so that it draws the same numbers in all worlds from here on."""
+    """Seed torch, so that it draws the same numbers on all backends."""
     torch.default_generator.manual_seed(_SEED)
 
 
@@ -96,11 +96,11 @@ class ReferenceBackend:
         return module
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` as a plain one, in the graph."""
+        """Return a plain tensor with the same values, in the autograd graph."""
         return tensor
 
     def gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """Gradient that backward left for an input or a parameter."""
+        """Return the gradient of an input or a parameter."""
         return leaf.grad
 
     def direction(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ class ReferenceBackend:
         return whole
 
     def together(self, failed: bool = False) -> None:
-        """Go on only if nothing failed anywhere: backward would wait for those that failed. Collective.
+        """Raise on all ranks if any rank failed: backward would wait for the failed ranks. Collective.
 
         Raises
         ------
@@ -219,11 +219,11 @@ class DistributedBackend(ReferenceBackend):
         return parallelize(module, self.grid) if parallel else module
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` whole on every rank, in the graph. Collective."""
+        """Return the full tensor on every rank, in the autograd graph. Collective."""
         return gather(tensor)
 
     def together(self, failed: bool = False) -> None:
-        """Go on only if nothing failed anywhere. Collective.
+        """Raise on all ranks if any rank failed. Collective.
 
         Raises
         ------

@@ -43,29 +43,28 @@ def describe_lines(lines: Sequence[Line]) -> list[str]:
     """Return lines that describe a few cases of one operator: one per kind of result, with the layouts that have it."""
     options = dict.fromkeys(line.option for line in lines)
     name = f"{lines[0].operator} {lines[0].option if len(options) == 1 else f'x {len(lines)}'}".strip()
-    alike = {verdict: [line for line in lines if line.verdict is verdict] for verdict in Verdict}
+    same_verdict = {verdict: [line for line in lines if line.verdict is verdict] for verdict in Verdict}
     return [
         f"{verdict.value:<14} {name}: {_where(lines_of, len(lines_of) == len(lines), len(options) == 1)}"
-        for verdict, lines_of in alike.items()
+        for verdict, lines_of in same_verdict.items()
         if lines_of
     ]
 
 
-def _where(alike: Sequence[Line], everywhere: bool, one_option: bool) -> str:
-    verdict, first = alike[0].verdict, alike[0]
+def _where(same_verdict: Sequence[Line], everywhere: bool, one_option: bool) -> str:
+    verdict, first = same_verdict[0].verdict, same_verdict[0]
     if verdict in EXACT:
-        halo, moved = max(line.halo_bytes for line in alike), max(line.moved_bytes for line in alike)
+        halo, moved = max(line.halo_bytes for line in same_verdict), max(line.moved_bytes for line in same_verdict)
         if not one_option:
-            return f"{len(alike)}" + (f" ({size(moved)})" if moved else "")
+            return f"{len(same_verdict)}" + (f" ({size(moved)})" if moved else "")
         if verdict is not Verdict.EXACT:
-            return ", ".join(f"{line.layout} ({size(line.moved_bytes)})" for line in alike)
-        names = f"all {len(alike)} layouts" if everywhere else ", ".join(line.layout for line in alike)
+            return ", ".join(f"{line.layout} ({size(line.moved_bytes)})" for line in same_verdict)
+        names = f"all {len(same_verdict)} layouts" if everywhere else ", ".join(line.layout for line in same_verdict)
         return names + (f" (halo up to {size(halo)})" if halo else "")
-    if one_option and verdict is Verdict.WRONG and len({line.outcome_text for line in alike}) > 1:
-        return "; ".join(f"{line.layout} ({line.grid}): {line.text}" for line in alike)
-    return (
-        f"{', '.join(line.layout for line in alike) if one_option else f'{first.option}, {first.layout}'}: {first.text}"
-    )
+    if one_option and verdict is Verdict.WRONG and len({line.outcome_text for line in same_verdict}) > 1:
+        return "; ".join(f"{line.layout} ({line.grid}): {line.text}" for line in same_verdict)
+    where = ", ".join(line.layout for line in same_verdict) if one_option else f"{first.option}, {first.layout}"
+    return f"{where}: {first.text}"
 
 
 def size(count: int) -> str:
@@ -78,7 +77,7 @@ def size(count: int) -> str:
 
 
 def totals(lines: Sequence[Line]) -> str:
-    """Counts of operators, cases and results."""
+    """Return a line with the numbers of operators, cases and results."""
     counts = Counter(line.verdict for line in lines)
     operators = len({line.operator for line in lines})
     moved = sum(line.moved_bytes for line in lines)

@@ -19,7 +19,7 @@ from distconv.jobs.verification.engine.runner import Case, CaseRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--ranks``, ``--mpiexec`` and ``--journal``."""
+    """Add ``--ranks``, ``--mpiexec`` and ``--journal``."""
     parser.add_argument(
         "--ranks",
         type=counts,
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def mpiexec() -> str:
     """Return the mpiexec to start ranks with: the environment's own, or the one in the path."""
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
+    installed = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(installed) if installed.exists() else shutil.which("mpiexec") or "mpiexec"
 
 
 def run(

@@ -60,7 +60,7 @@ class CaseLayout:
 
 
 def _rising(extent: int, parts: int) -> tuple[int, ...]:
-    """Boundaries of blocks that grow, the first of which may be empty."""
+    """Return boundaries of blocks of increasing size, the first of which may be empty."""
     return tuple(extent * i * i // parts**2 for i in range(parts + 1))
 
 
@@ -147,7 +147,7 @@ def _axis(case: Splittable, word: str) -> str | None:
 
 
 def _factors(ranks: int) -> list[int] | None:
-    """Two extents above one, if there are any."""
+    """Return two grid sizes above one, if there are any."""
     first = next((n for n in (2, 3, 5, 7) if ranks % n == 0 and ranks > n), None)
     return None if first is None else [first, ranks // first]
 

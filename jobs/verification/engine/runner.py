@@ -39,7 +39,7 @@ class Case(Splittable):
     condition: float = 1.0
     """How many times more round-off counts in this case than usual."""
     as_torch_takes_it: bool = False
-    """True if there is nothing to say where torch itself refuses it."""
+    """True if a case that torch rejects is not reported."""
 
     @property
     def infinite(self) -> bool:

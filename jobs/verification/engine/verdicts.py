@@ -74,7 +74,7 @@ class RankOutcome(NamedTuple):
 
 
 def refusal(error: Exception) -> Refusal:
-    """``error`` as it is compared between ranks."""
+    """Return an error as it is compared between ranks."""
     return Refusal(type(error).__name__, str(error), isinstance(error, DistconvError))
 
 
@@ -147,7 +147,7 @@ def _same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
 
 
 def _scale(whole: torch.Tensor) -> float:
-    """Largest value of a tensor that has a finite one."""
+    """Return the largest finite absolute value of a tensor."""
     return max(float(whole[whole.isfinite()].abs().max()), _SMALL)
 
 
@@ -208,7 +208,7 @@ def _judge_results(reference: Refusal | None, differences: Sequence[str], infini
 
 
 def suggests_fix(text: str) -> bool:
-    """Return True if a message says what to do instead: one of its clauses, behind the first, is an imperative.
+    """Return True if a message says what to do instead: one of its clauses after the first is an imperative.
 
     >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")
     (True, False)

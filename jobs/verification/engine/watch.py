@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch the cases that begin inside."""
+        """Watch the cases that begin inside the context."""
         done = threading.Event()
         self.begin(self.case)
         threading.Thread(target=self._watch, args=(done,), daemon=True).start()

@@ -58,7 +58,9 @@ def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm)
     first = graph.by_layer["c1"][0]
     key = f"{local_call(first, AxisParts.from_axes({'c': 2}, 2, 2)).key} forward"
     for more, there in ([], False), ([{"c": 2}], True):
-        found = profile.add_layer_times(machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, more=more)
+        found = profile.add_layer_times(
+            machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, extra_candidates=more
+        )
         assert (key in found.computing(2).table) is there
         assert key not in found.computing(1).table
 

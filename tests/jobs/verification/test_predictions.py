@@ -42,7 +42,7 @@ STEPS = {"n=1": 8.0, "n=2": 4.0, "h=2": 5.0, "w=2": 6.0, "c=2": 7.0, "planned": 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("chosen", "names", "beside"),
+    ("chosen", "names", "ratio_to_best"),
     [
         ({"*": {"n": 2}}, ["n=1", "n=2, planned", "h=2", "w=2", "c=2"], 1.0),
         ({"*": {"h": 2}}, ["n=1", "n=2", "h=2, planned", "w=2", "c=2"], 1.25),
@@ -50,7 +50,7 @@ STEPS = {"n=1": 8.0, "n=2": 4.0, "h=2": 5.0, "w=2": 6.0, "c=2": 7.0, "planned": 
     ],
 )
 def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
-    comm: Any, monkeypatch: pytest.MonkeyPatch, chosen: Any, names: list[str], beside: float
+    comm: Any, monkeypatch: pytest.MonkeyPatch, chosen: Any, names: list[str], ratio_to_best: float
 ) -> None:
     counts: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     found = predictions._compared("lenet5", 7, None, comm)
     assert [row.name for row in found.rows] == names
     assert [row.measured for row in found.rows] == [STEPS[name.removesuffix(", planned")] for name in names]
-    assert (found.best, found.beside) == ("n=2", beside)
+    assert (found.best, found.ratio_to_best) == ("n=2", ratio_to_best)
     assert counts == {name: 7 for name in STEPS if name in names or f"{name}, planned" in names} | (
         {"n=2": 14} if "planned" in names else {}
     )

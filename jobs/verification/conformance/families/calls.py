@@ -57,7 +57,7 @@ _AUTOCAST: dict[str, tuple[Callable[..., torch.Tensor], tuple[Input, ...]]] = {
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:
-    """Two masks, one after the other, with another random number between them."""
+    """Apply two masks in sequence, with another random number between them."""
     return F.dropout(F.dropout(x, 0.3) + torch.rand(()), 0.3)
 
 

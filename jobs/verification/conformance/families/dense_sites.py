@@ -91,7 +91,7 @@ def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> to
 
 
 def _box(layer: SparseConv, weight: torch.Tensor) -> torch.Tensor:
-    """Weights of a kernel without holes around all offsets."""
+    """Return the weights of a kernel without holes around all offsets."""
     low, high = _reach(layer.offsets)
     extents = [h - v + 1 for v, h in zip(low, high, strict=True)]
     box = weight.new_zeros(*extents, *weight.shape[:2])
@@ -113,7 +113,7 @@ def _dense_convolution(x: torch.Tensor, weight: torch.Tensor, stride: int, dilat
 
 
 def _coarse(active: torch.Tensor, stride: int) -> torch.Tensor:
-    """Cells that hold an active site."""
+    """Return the cells that hold an active site."""
     ends = [(0, -n % stride) for n in active.shape[1:]]
     whole = F.pad(active, list(itertools.chain(*ends[::-1])))
     parts = [part for n in whole.shape[1:] for part in (n // stride, stride)]

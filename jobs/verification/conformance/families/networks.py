@@ -37,7 +37,7 @@ def _no_grad_first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _sequential(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Checkpointed at a batch norm, which runs twice."""
+    """Checkpoint at a batch norm, which runs twice."""
     return checkpoint(module, x, use_reentrant=False) + x  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ def _variation(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Non-local block over the pixels."""
+    """Apply a non-local block over the pixels."""
     q, k, v = (t.flatten(2) for t in (q, k, v))
     weights = torch.softmax(torch.bmm(q.transpose(1, 2), k), -1)
     return torch.bmm(v, weights.transpose(1, 2))

@@ -21,7 +21,7 @@ def _two_steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _evaluated(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """In evaluation after a step of training."""
+    """Evaluate after a training step."""
     with torch.no_grad():
         module(x * 2 + 1)
     return module.eval()(x)  # type: ignore[no-any-return]

@@ -150,7 +150,7 @@ def _seen(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.T
 
 
 def _by_sign(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Python's operators."""
+    """Apply Python's operators."""
     values = (a + b, a - b, a * b, a / b, a**2, 2**a, 2 + a, 2 - a, 2 * a, 2 / b, -a, +a, abs(a))
     flat_a, flat_b = a.detach(), b.detach()
     whole = (flat_a // flat_b, a % b, 7 // flat_b, 7 % flat_b, flat_a // 2, a % 2)

@@ -48,7 +48,7 @@ def _network(sizes: Sizes) -> nn.Module:
 def _trained(
     build: Callable[..., torch.optim.Optimizer], options: dict[str, Any], change: Callable[..., Any] | None = None
 ) -> Callable[..., torch.Tensor]:
-    """Two steps, and what the network gives then."""
+    """Take two steps, and return the outputs of the network."""
 
     def train(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         parameters = list(module.parameters())

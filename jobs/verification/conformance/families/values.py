@@ -18,7 +18,7 @@ _SPECIAL = ("NaN", "infinite", "negative zero")
 
 
 def _block(sizes: Sizes) -> nn.Module:
-    """Smooth, so that round-off stays round-off."""
+    """Return a smooth network, which does not amplify round-off."""
     return nn.Sequential(nn.Conv2d(sizes["c"], 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh())
 
 

@@ -66,7 +66,7 @@ _POOLS: tuple[tuple[str, str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("pad", "circular", ((2, 1, 1, 3), "circular"), {"least": 3}),
     ("unfold", "K3 p1", (3,), {"padding": 1}),
 )
-"""Function, option, arguments behind x, keywords."""
+"""Function, option, arguments after x, keywords."""
 
 _MODULES: dict[str, tuple[Callable[[Sizes], nn.Module], int]] = {
     "nn.Upsample": (lambda sizes: nn.Upsample(scale_factor=2), 1),

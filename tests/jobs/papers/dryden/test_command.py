@@ -22,4 +22,4 @@ def test_a_table_is_printed_with_its_error_and_single_layers_after_it(capsys):
 
 def test_a_page_is_not_part_of_one(capsys, tmp_path):
     assert cli.main(["reproduce", "dryden", "--tables", "I", "--out", str(tmp_path / "page.md")]) != 0
-    assert "--out is for the whole page" in capsys.readouterr().err
+    assert "--out: writes the full page" in capsys.readouterr().err
