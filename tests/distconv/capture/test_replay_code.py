@@ -101,6 +101,6 @@ def test_an_lstm_of_onednn_keeps_what_its_backward_pass_reads():
         output, _ = layer(x)
         return [output.detach(), *torch.autograd.grad((output**2).sum(), list(layer.parameters()))]
 
-    made = program(step, example)
+    made = generate(step, example)
     for found, expected in zip(made.replay([other], [None] * 4)[:5], step(other), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -34,3 +34,28 @@ VALUES: dict[str, Case] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_torch_checks(rank: Rank, name: str) -> None:
     check(rank, *VALUES[name])
+
+
+RANDOM = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout in place": lambda x: F.dropout(x * 1, 0.5, inplace=True),
+    "dropout1d": lambda x: F.dropout1d(x, 0.5),
+    "dropout2d": lambda x: F.dropout2d(x[:, :, None], 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.5, training=True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    "bernoulli": lambda x: torch.bernoulli(x * 0 + 0.5),
+    "rand_like": lambda x: torch.rand_like(x),
+    "normal_": lambda x: x.clone().normal_(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_of_another_state(rank: Rank, name: str) -> None:
+    x = rank.split(normal(2, 3, 9))
+    RANDOM[name](x)
+    torch.rand(rank.pick(0, 1))  # the last rank has drawn one more number
+    check(rank, lambda r: RANDOM[name](x), "random")
