@@ -144,7 +144,7 @@ def is_convolvable_without_copy(box: Sequence[Range], out: Sequence[Range], geom
     geometry : Geometry
         The geometry.
     """
-    return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).around is None
+    return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).pad_widths is None
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Convolution:
         part = self._weight_for(weight, piece)
         dx = self._backward(_view(grad, self.out, touched), piece, fit, part, (True, False, False))[0]
         # The adjoint of pad(): added zeros are dropped, and dropped rows, which contributed nothing, get zeros.
-        return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
+        return dx if fit.pad_widths is None else F.pad(dx, [-n for n in fit.pad_widths])
 
     def parameter_gradients(
         self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor, *, bias: bool
@@ -388,14 +388,14 @@ def volume(box: Sequence[Range]) -> int:
 class _Fit(NamedTuple):
     """Padding and cropping with which the convolution of a piece gives exactly a range of outputs."""
 
-    around: list[int] | None
+    pad_widths: list[int] | None
     """Zeros to add around the piece, as ``F.pad`` takes them; negative to drop rows. None if there are none."""
     padding: list[int]
     """torch's own padding for each dimension, which is the same on both sides and needs no copy."""
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Return the piece as torch convolves it; a copy only if there is something to add or drop."""
-        return values if self.around is None else F.pad(values, self.around)
+        return values if self.pad_widths is None else F.pad(values, self.pad_widths)
 
 
 def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit:

@@ -64,11 +64,11 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
         parts = named.get(name, resolved.get(graph.layer_of(op.x)))
         if parts is None:
             raise PlanError(f"plan: {name!r}, where the input arrives, has no distribution; name it, or use '*'")
-        resolved[name] = _checked(graph, op, parts, ranks)
+        resolved[name] = _check_once(graph, op, parts, ranks)
     return resolved
 
 
-def _checked(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> dict[str, int]:
+def _check_once(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> dict[str, int]:
     key = ("checked", op.index, tuple(parts.items()), ranks)
     if key not in graph.caches:
         _check(op, parts, ranks)

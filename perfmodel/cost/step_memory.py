@@ -175,7 +175,9 @@ class _SavedTensors:
         """Yield terms for the tensors that ``op`` is the first to save."""
         yield Term(CostKind.KEEP, (op.layer,), lambda parts: _received_bytes(op, parts) if op.saved else 0.0)
         for value in op.saved:
-            maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
+            maker = self.makers.get(
+                value.storage, self.graph.input_layer if self._is_network_input(op, value) else op.layer
+            )
             if (value.storage, op.layer) in self.counted:
                 continue
             self.counted.add((value.storage, op.layer))
@@ -190,5 +192,5 @@ class _SavedTensors:
         return block_bytes(value, parts) if has_operator(op.function) else float(value.elements * value.itemsize)
 
     @staticmethod
-    def _given(op: Operation, value: Value) -> bool:
+    def _is_network_input(op: Operation, value: Value) -> bool:
         return any(v.storage == value.storage and v.producer == INPUT for v in op.inputs)

@@ -119,7 +119,7 @@ def _time_steps(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, ite
     with graph, module_calls(model, graph.begin, lambda result: None, _is_layer):
         outputs = model(*_fresh_inputs(inputs))
     graph.mark_returned(outputs)
-    errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
+    errors = [torch.rand_like(tensor) for tensor in _trainable_outputs(model, outputs)]
     del outputs
     clock = _DeviceClock(inputs[0].device)
     for _ in range(warm_up):
@@ -148,10 +148,10 @@ def _is_sparse(value: object) -> bool:
 
 def _step(model: torch.nn.Module, inputs: Sequence[Any], errors: Sequence[torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
-    torch.autograd.backward(_trained(model, model(*inputs)), errors)
+    torch.autograd.backward(_trainable_outputs(model, model(*inputs)), errors)
 
 
-def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
+def _trainable_outputs(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
     tensors = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
     if not tensors:
         raise TimingError(f"{type(model).__name__} has no output that requires a gradient, so it has no backward pass")
@@ -352,7 +352,7 @@ def _time_layers_of_step(
         )
     own(outputs)
     intervals.start_interval(2 * layers - 1)
-    torch.autograd.backward(_trained(model, outputs), errors)
+    torch.autograd.backward(_trainable_outputs(model, outputs), errors)
     intervals.stop_interval()
     return clock.seconds(intervals.found, 2 * layers)
 

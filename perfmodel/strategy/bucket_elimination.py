@@ -88,13 +88,13 @@ class Elimination:
     def __init__(self, sums: TableSums, order: tuple[int, ...], entries: int | None = None):
         self.sums, self.order = sums, order
         self._position = {variable: index for index, variable in enumerate(order)}
-        self._functions = self._stacked()
-        self.buckets = self._filled(entries or BUCKET_ENTRIES)
+        self._functions = self._stack_tables()
+        self.buckets = self._fill_buckets(entries or BUCKET_ENTRIES)
         if entries is None:
             limit = BUCKET_ENTRIES
             while sum(math.prod(bucket.shape) for bucket in self.buckets) > ALL_ENTRIES and limit > 1000:
                 limit //= 4
-                self.buckets = self._filled(limit)
+                self.buckets = self._fill_buckets(limit)
 
     def run(self, weights: Array) -> Relaxation:
         """Return the smallest weighted sum for ``weights`` (one per row, none negative)."""
@@ -117,10 +117,10 @@ class Elimination:
                 bound += float(lows[-1])
         return Relaxation(self, bound, tables, lows)
 
-    def _ordered(self, variables: Iterable[int]) -> tuple[int, ...]:
+    def _sort_variables(self, variables: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(variables, key=self._position.__getitem__))
 
-    def _stacked(self) -> list[tuple[tuple[int, ...], list[int], Array]]:
+    def _stack_tables(self) -> list[tuple[tuple[int, ...], list[int], Array]]:
         """Return for each scope its terms and their tables (terms, entries), the last variable as first axis."""
         terms_of: dict[tuple[int, ...], list[int]] = {}
         for term, scope in enumerate(self.sums.scopes):
@@ -128,13 +128,13 @@ class Elimination:
                 terms_of.setdefault(scope, []).append(term)
         stacked = []
         for scope, terms in terms_of.items():
-            ordered = self._ordered(scope)
+            ordered = self._sort_variables(scope)
             axes = [scope.index(variable) for variable in (ordered[-1], *ordered[:-1])]
             tables = [self.sums.tables[term].transpose(axes).ravel() for term in terms]
             stacked.append((ordered, terms, np.stack(tables)))
         return stacked
 
-    def _filled(self, entries: int) -> list[Bucket]:
+    def _fill_buckets(self, entries: int) -> list[Bucket]:
         """Return the buckets in the order of elimination."""
         waiting: dict[int, list[BucketTable]] = {variable: [] for variable in self.order}
         for index, (scope, _, _) in enumerate(self._functions):
@@ -168,7 +168,7 @@ class Elimination:
         return math.prod(self.sums.sizes[variable] for variable in variables)
 
     def _bucket(self, variable: int, parts: list[BucketTable]) -> Bucket:
-        scope = self._ordered({v for part in parts for v in part.scope} - {variable})
+        scope = self._sort_variables({v for part in parts for v in part.scope} - {variable})
         sizes = self.sums.sizes
         axes = (variable, *scope)
         shaped = (replace(part, shape=tuple(sizes[v] if v in part.scope else 1 for v in axes)) for part in parts)
@@ -220,12 +220,12 @@ class Relaxation:
         beliefs: dict[int, Array] = {}
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
-            beliefs[index] = self.tables[index] - self.lows[index] + self._inherited(bucket, beliefs)
+            beliefs[index] = self.tables[index] - self.lows[index] + self._inherited_bound(bucket, beliefs)
             least = beliefs[index].min(axis=tuple(range(1, 1 + len(bucket.scope))))
             result[bucket.variable] = np.maximum(result[bucket.variable], least)
         return result
 
-    def _inherited(self, bucket: Bucket, beliefs: dict[int, Array]) -> Array:
+    def _inherited_bound(self, bucket: Bucket, beliefs: dict[int, Array]) -> Array:
         """Return a lower bound for each choice of the bucket's scope; shape (scope)."""
         if bucket.parent is None:
             return np.array(self.bound)

@@ -317,19 +317,19 @@ class BranchAndBound:
         """Search, and return the best choice and a lower bound of the cost of all."""
         for width in WIDTHS:
             self._round(width)
-            if self._finished():
+            if self._is_finished():
                 break
         assert self.best is not None
         return self.best, self.bound
 
     def _round(self, width: int) -> None:
         self._improve_weights()
-        while not self._finished() and self._drop_values():
+        while not self._is_finished() and self._drop_values():
             self._improve_weights()
-        if self._finished():
+        if self._is_finished():
             return
         labels = LabelSearch(self._elimination(), self._weights, self._threshold, self.bound)
-        choices, cut = labels.run(width, self._expired)
+        choices, cut = labels.run(width, self._is_expired)
         for row in choices:
             self.improve(self._renumber(row))
             if not np.isfinite(self.cost(self._renumber(row))):
@@ -349,7 +349,7 @@ class BranchAndBound:
 
         def finished(bound: float) -> bool:
             self._raise_bound(bound)
-            return self._finished()
+            return self._is_finished()
 
         self._weights = best_weights(self._elimination(), self._weights, WEIGHT_ROUNDS, finished, found)
 
@@ -376,12 +376,12 @@ class BranchAndBound:
         """Raise the lower bound to ``bound``, which holds for every choice below the threshold."""
         self.bound = max(self.bound, min(bound, self._threshold))
 
-    def _expired(self) -> bool:
+    def _is_expired(self) -> bool:
         return time.perf_counter() > self.deadline
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         closed = self.bound >= self.value * (1 - CLOSED)
-        return closed or self.value <= self.enough or self._expired()
+        return closed or self.value <= self.enough or self._is_expired()
 
 
 def improve_choices(sums: TableSums, choices: Choices) -> Choices:

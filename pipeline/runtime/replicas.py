@@ -59,10 +59,10 @@ def allgather_replicas(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
     list
     """
     with watchdog.waiting(lambda: what):
-        return [pickle.loads(each) for each in comm.allgather(_pickled(mine))]
+        return [pickle.loads(each) for each in comm.allgather(_pickle(mine))]
 
 
-def _pickled(value: object) -> bytes:
+def _pickle(value: object) -> bytes:
     # torch pickles each tensor as an archive, which takes 0.2 ms: too long for the statistics of every batch norm.
     text = io.BytesIO()
     pickler = pickle.Pickler(text, pickle.HIGHEST_PROTOCOL)

@@ -18,9 +18,9 @@ from .replay import Replay
 class _Stage:
     """Actions placed on one stage so far, with its messages."""
 
-    placed: list[Action] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
     sending: Message | None = None
-    arrived: set[Message] = field(default_factory=set)
+    received: set[Message] = field(default_factory=set)
 
 
 def with_transfers(schedule: Schedule) -> Schedule:
@@ -51,7 +51,7 @@ def with_transfers(schedule: Schedule) -> Schedule:
         raise ScheduleError(
             f"{schedule.name}: {placing.remaining[0]} waits for itself, since the orders of its stages form a cycle"
         )
-    return replace(schedule, stages=[stage.placed for stage in placing.stages])
+    return replace(schedule, stages=[stage.actions for stage in placing.stages])
 
 
 class _MessagePlacement(Replay[int]):
@@ -74,7 +74,7 @@ class _MessagePlacement(Replay[int]):
         action = self.next_action(index)
         if action is None or self._awaited_message(index):
             return False
-        stage.placed.append(action)
+        stage.actions.append(action)
         self.at[index] += 1
         if len(self.stages) > 1:
             stage.sending = self.schedule.output_of(action)
@@ -86,14 +86,14 @@ class _MessagePlacement(Replay[int]):
         if stage.sending or action is None:
             return None
         needed = self.schedule.received_input_of(action)
-        return None if needed in stage.arrived else needed
+        return None if needed in stage.received else needed
 
     def deliver(self, sender: _Stage) -> None:
         """Place the send of a stage and the receive of the same message."""
         message = sender.sending
         assert message is not None
         receiver = self.stages[message.part % len(self.stages)]
-        sender.placed.append(self.schedule.send_of(message))
+        sender.actions.append(self.schedule.send_of(message))
         sender.sending = None
-        receiver.placed.append(self.schedule.receive_of(message))
-        receiver.arrived.add(message)
+        receiver.actions.append(self.schedule.receive_of(message))
+        receiver.received.add(message)

@@ -63,7 +63,7 @@ class SteadyStream:
         """
         equivalent = self._equivalent_step(number)
         start, stop = (self._end(stage, replica, last) for last in (equivalent - 1, equivalent))
-        return self._shifted(self._lists[stage, replica][start:stop], number - equivalent)
+        return self._shift_actions(self._lists[stage, replica][start:stop], number - equivalent)
 
     def remaining_actions(self, stage: int, replica: int, steps: int) -> list[Action]:
         """Return the actions that one rank still has to do after ``steps`` steps if no mini-batch follows.
@@ -88,7 +88,7 @@ class SteadyStream:
                 counts[_identity(action)] -= 1
             else:
                 left.append(action)
-        return self._shifted(left, steps - equivalent)
+        return self._shift_actions(left, steps - equivalent)
 
     def completed(self, number: int) -> int:
         """Return the number of mini-batches that have updated every stage by the end of step ``number``."""
@@ -110,7 +110,7 @@ class SteadyStream:
         """Return the first step with the same fill of the pipeline, whose mini-batch has the same replicas."""
         return number if number < self._filled else self._filled + (number - self._filled) % self._period
 
-    def _shifted(self, actions: list[Action], by: int) -> list[Action]:
+    def _shift_actions(self, actions: list[Action], by: int) -> list[Action]:
         return [self._shift(action, by) for action in actions] if by else actions
 
     def _shift(self, action: Action, by: int) -> Action:
