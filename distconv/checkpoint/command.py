@@ -1,4 +1,4 @@
-"""``distconv checkpoint``: list, verify and export the checkpoints of a run."""
+"""List, verify and export the checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("info", "verify", "export"),
-        help="list the checkpoints; read and verify all of them; write the state dict of the newest",
+        help="info lists the checkpoints, verify reads all of them and checks their data, export writes the state dict "
+        "of the newest",
     )
-    parser.add_argument("directory", type=Path, help="a run's --out, its folder of checkpoints, or one checkpoint")
+    parser.add_argument(
+        "directory", type=Path, help="output folder of a run, its folder of checkpoints, or one checkpoint"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE|FOLDER",
-        help="of export: .pt for torch.load, .safetensors, or a folder (a name without an ending) for "
-        "torch.distributed.checkpoint",
+        help="file or folder that export writes: .pt for torch.load, .safetensors, or a name without a suffix for a "
+        "folder of torch.distributed.checkpoint",
     )
     parser.add_argument(
         "--no-average",

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 import h5py
 import mpi4py
@@ -77,7 +76,10 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
         ("transport", _transport(comm)),
         ("allocator", allocator.describe()),
         ("memory of a rank", _memory(comm)),
-        *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
+        *(
+            (variable.name, os.environ.get(variable.name) or f"not set: {variable.default}")
+            for variable in environment.VARIABLES
+        ),
     ]
 
 
@@ -112,7 +114,3 @@ def _transport(comm: MPI.Intracomm) -> str:
     by_mpi += ", sums by way of host memory" if taken.messages and not taken.sums else ""
     missing = device_transport.describe_missing(comm, gpu)
     return f"{by_mpi}; no NCCL: {missing}" if missing else f"NCCL, or {by_mpi}: what is faster"
-
-
-def _in_force(variable: environment.Variable[Any]) -> str:
-    return os.environ.get(variable.name) or f"not set: {variable.default}"

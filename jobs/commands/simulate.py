@@ -27,6 +27,7 @@ examples:
     --trace sno.json
   distconv simulate --schedule interleaved --stages 4 --microbatches 8 --chunks 2
   distconv simulate --schedule pipedream --stages 2 --microbatches 24 --replicas 2,1 --forward 2,1 --backward 4,2
+
 schedules:
 """ + "\n".join(f"  {name:<12} {family.summary}" for name, family in FAMILIES.items())
 

@@ -167,7 +167,8 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
         times = [1e3 * point.time for point in points.values()]
         axis.plot(list(points), times, color=colour, linewidth=1.0, label=f"{name}, predicted")
         for ranks, point in points.items():
-            axis.plot(ranks, 1e3 * point.time, marker, color=colour, markersize=5, fillstyle=_fill(point, memory))
+            fill = "full" if point.memory <= memory else "none"
+            axis.plot(ranks, 1e3 * point.time, marker, color=colour, markersize=5, fillstyle=fill)
     counts = list(curves["planned"])
     _draw_ideal(axis, curves["planned"])
     axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms per step")
@@ -213,10 +214,6 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     axis.set(ylabel="GB")
     axis.set_title("tensors on the rank with the peak memory", fontsize=9)
     axis.legend(fontsize=7)
-
-
-def _fill(point: ScalingPoint, memory: float) -> str:
-    return "full" if point.memory <= memory else "none"
 
 
 def _draw_ideal(axis: Any, planned: Mapping[int, ScalingPoint]) -> None:

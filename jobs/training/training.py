@@ -54,10 +54,6 @@ def match_grid(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _average_of(model: torch.nn.Module, decay: float | None) -> AveragedModel | None:
-    return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-
-
 class Training(Recoverable):
     """A model in training over the ranks of ``comm``; subclasses define how ranks divide the work."""
 
@@ -92,7 +88,9 @@ class Training(Recoverable):
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
-        self.average = _average_of(model, settings.ema)
+        self.average: AveragedModel | None = None
+        if settings.ema is not None:
+            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))
         self._schedule: RateSchedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Step number, counted from 1, and loss of the steps of this process whose losses are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import re
@@ -125,6 +126,15 @@ def closed() -> Iterator[int]:
     os.close(reader)
     yield writer
     os.close(writer)
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=" ".join(words)) for words in cli.COMMANDS])
+def test_help_begins_with_a_sentence_describes_each_option_and_has_examples(words: tuple[str, ...]) -> None:
+    parser = cli.make_parser(" ".join(("distconv", *words)), importlib.import_module(cli.COMMANDS[words].module))
+    assert re.match(r"[A-Z][a-z]+,? [^\n]+\.(\n|$)", parser.description or "")
+    assert "examples:\n" in (parser.epilog or "")
+    helps = {action.dest: action.help for action in parser._actions if action.help != argparse.SUPPRESS}
+    assert not [name for name, text in helps.items() if not text or re.match(r"(of|its|default)\b", text)]
 
 
 @pytest.mark.fault(88)

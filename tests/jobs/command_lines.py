@@ -44,7 +44,7 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
 
 
-def listed(command: str) -> Iterator[str]:
+def describe_options(command: str) -> Iterator[str]:
     """Each option with what it reads, its default, and its help."""
     parser = make_parser(command)
     for action in actions_of(parser):

@@ -109,10 +109,11 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, container: argparse.
     container : argparse._MutuallyExclusiveGroup
         Group of ``--grid`` and ``--plan``.
     """
+    runnable = ", ".join(name for name, family in FAMILIES.items() if not family.concurrent)
     container.add_argument(
         "--pipeline",
         metavar="SCHEDULE",
-        help=f"train as a pipeline with this schedule: {', '.join(_runnable())} (docs/pipelines.md)",
+        help=f"train as a pipeline with this schedule: {runnable} (docs/pipelines.md)",
     )
     container.add_argument(
         "--pipeline-plan",
@@ -338,7 +339,3 @@ def _stages(options: argparse.Namespace, ranks: int, chunks: int) -> int:
             f"multiple of {replicas[0]}, or give the replicas of each stage."
         )
     return ranks // replicas[0]
-
-
-def _runnable() -> list[str]:
-    return [name for name, family in FAMILIES.items() if not family.concurrent]

@@ -6,11 +6,11 @@ Cases come from three sources: the table and torch's samples (``conformance``), 
 
 ::
 
+    backends  The backends that compute a case: one process, and the ranks
     journal   Results of cases: a line for each layout, as string and JSON, totals, and a journal
     launch    Runs cases on the ranks of this job, or in jobs that a command starts, one after the other
     layouts   Layouts of a case: one for each kind of grid
     runner    Computes cases in one process and over the ranks of a job, and returns their verdicts
     verdicts  Verdicts on a case on one layout: their kinds, comparison of results, decision over all ranks
     watch     A time limit on each case of a run: a case that hangs is named and ends the job
-    backends  The backends in which a case is computed: one process, and the ranks
 """

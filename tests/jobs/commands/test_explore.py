@@ -28,13 +28,13 @@ SHAPES = {"resnet20": (3, 8, 8), "vgg16_bn": (3, 32, 32), "unet": (3, 16, 16), B
 CLASSES = 3
 
 
-def explored(path: Path, name: str, ranks: int, *more: str) -> list[str]:
+def explore_arguments(path: Path, name: str, ranks: int, *more: str) -> list[str]:
     extents = ",".join(map(str, SHAPES[name]))
     network = ["--model", name, "--width", "2", "--classes", str(CLASSES), "--input", extents, "--batch", str(BATCH)]
     return ["explore", *network, "--ranks", str(ranks), "--machine", "localhost", "--out", str(path), *more]
 
 
-def built(name: str) -> torch.nn.Module:
+def reference_network(name: str) -> torch.nn.Module:
     model = build_model(name, MPI.COMM_SELF, seed=0, in_channels=3, classes=CLASSES, width=2)
     return model.double()
 
@@ -60,13 +60,13 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
     torch.manual_seed(0)
     data, example = mini_batches(name, 5), torch.empty(2, *SHAPES[name], dtype=torch.float64)
-    alone = split(built(name), list(found.cuts), example)
+    alone = split(reference_network(name), list(found.cuts), example)
     serial = SerialPipeline(alone, F.cross_entropy, sgd, found.schedule, found.microbatches)
     for batch in data:
         serial.step(*batch)
     serial.drain()
     torch.manual_seed(0)
-    stages = split(built(name), list(found.cuts), example)
+    stages = split(reference_network(name), list(found.cuts), example)
     pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd, kind=kind)
     for batch in data:
         pipe.step(*batch)
@@ -75,7 +75,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     losses = [loss for _, loss in pipe.losses]
     assert losses == pytest.approx([loss for _, loss in serial.losses], rel=1e-10)
     if name != "vgg16_bn" and found.schedule not in IN_FLIGHT:
-        plain = train_plainly([built(name)], data, found.microbatches, F.cross_entropy, sgd)
+        plain = train_plainly([reference_network(name)], data, found.microbatches, F.cross_entropy, sgd)
         assert losses == pytest.approx(plain, rel=1e-10)
     for stage, expected in zip(stages, alone, strict=True):
         for (key, value), mine in zip(expected.state_dict().items(), stage.state_dict().values(), strict=True):
@@ -101,7 +101,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
 )
 def test_what_is_chosen_trains_as_one_process_does(comm: Any, shared_tmp_path: Path, name: str, schedules: str) -> None:
     path = shared_tmp_path / "pipeline.json"
-    assert cli.main(explored(path, name, comm.size, "--schedules", schedules)) == 0
+    assert cli.main(explore_arguments(path, name, comm.size, "--schedules", schedules)) == 0
     comm.Barrier()
     found = PipelinePlan.load(path, comm)
     assert found.ranks == comm.size and found.model == name and found.batch == BATCH
@@ -179,7 +179,7 @@ def test_of_turns_the_fastest_profiles_and_the_medians_of_overheads_count() -> N
 
 def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, picture = tmp_path / "pipeline.json", tmp_path / "pipeline.png"
-    assert cli.main(explored(out, "resnet20", 2, "--plot", str(picture))) == 0
+    assert cli.main(explore_arguments(out, "resnet20", 2, "--plot", str(picture))) == 0
     said = capsys.readouterr().out
     assert "resnet20, samples of 3 x 8 x 8, 38 possible split points" in said
     assert said.index("best: ") < said.index("\ndp ") and "\n1f1b-so " in said and "combinations" in said
@@ -192,10 +192,10 @@ def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.long
 def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pipeline.json"
-    free = cli.main(explored(out, "unet", 4, "--schedules", "gpipe"))
+    free = cli.main(explore_arguments(out, "unet", 4, "--schedules", "gpipe"))
     assert free == 0 and PipelinePlan.load(out, MPI.COMM_SELF).cuts
     capsys.readouterr()
-    assert cli.main(explored(out, "unet", 4, "--schedules", "gpipe", "--memory", "1kB")) == 2
+    assert cli.main(explore_arguments(out, "unet", 4, "--schedules", "gpipe", "--memory", "1kB")) == 2
     assert "no choice fits into 1000 bytes" in capsys.readouterr().err
 
 
@@ -211,7 +211,7 @@ def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.Cap
 def test_what_cannot_be_explored_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], text: str
 ) -> None:
-    assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, *more)) == 2
+    assert cli.main(explore_arguments(tmp_path / "out.json", "resnet20", 2, *more)) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_explored_is_refused(
 
 
 def over_kinds(path: Path, name: str, kinds: str, *more: str) -> list[str]:
-    command = explored(path, name, 1, "--devices", kinds, *more)
+    command = explore_arguments(path, name, 1, "--devices", kinds, *more)
     at = command.index("--ranks")
     return command[:at] + command[at + 2 :]
 
@@ -228,7 +228,7 @@ def over_kinds(path: Path, name: str, kinds: str, *more: str) -> list[str]:
 def kinds_profiles(folder: Path, name: str) -> Path:
     """Layer profiles of two kinds, one of them three times as slow."""
     folder.mkdir(exist_ok=True)
-    graph = trace(built(name), (BATCH, *SHAPES[name]))
+    graph = trace(reference_network(name), (BATCH, *SHAPES[name]))
     fast = predicted_profile(graph, Machine.load("localhost"))
     fast.save(folder / "new.json")
     slower = [replace(a, forward_s=3 * a.forward_s, backward_s=3 * a.backward_s) for a in fast.layers]
@@ -287,5 +287,5 @@ def test_kinds_that_cannot_be_cut_for_are_refused(
 
 
 def test_options_for_kinds_alone_are_refused_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, "--method", "exact")) == 2
+    assert cli.main(explore_arguments(tmp_path / "out.json", "resnet20", 2, "--method", "exact")) == 2
     assert "--method: only an option of --devices" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def handed_on(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], object]) -> Any:
+def arguments_of_first_call(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], object]) -> Any:
     """Positional and named arguments of the first call of ``module.name``, at which the work stops."""
     calls: list[Any] = []
 
@@ -68,7 +68,7 @@ PLAN = pairs(
 def test_a_plan_is_for_all_that_the_options_say(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = "--model unet --input 18,16,12 --machine ./tiny.yaml --batch 4 --ranks 2".split()
     options = parsed("plan", *needed, *line.words)
-    call = handed_on(monkeypatch, plan, "select", lambda: plan._plan(options))
+    call = arguments_of_first_call(monkeypatch, plan, "select", lambda: plan._plan(options))
     expected = {
         "method": "exact",
         "optimizer_slots": 1,
@@ -100,7 +100,7 @@ def test_a_figure_of_a_plan_is_titled_and_drawn_with_plans_for_fewer_ranks(monke
 
     monkeypatch.setattr(plan, "select_strategies", strategies)
     options = parsed("plan", *words.split(), "--plot", "plan.png")
-    call = handed_on(monkeypatch, plan.picture, "draw", lambda: plan._plan(options))
+    call = arguments_of_first_call(monkeypatch, plan.picture, "draw", lambda: plan._plan(options))
     path, strategy, scaling = call.given
     assert asked == [("tiny", [1, 2], 7e7, "exact", 3e6)]
     assert (path, strategy.plan.ranks, sorted(scaling.curves["planned"])) == (Path("plan.png"), 4, [1, 2, 4])
@@ -122,7 +122,7 @@ EXPLORE = pairs(
 def test_an_exploration_is_of_all_that_the_options_say(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = "--model lenet5 --input 1,28,28 --machine ./tiny.yaml --batch 8 --ranks 2".split()
     options = parsed("explore", *needed, *line.words)
-    call = handed_on(monkeypatch, explore, "explore", lambda: explore.run(options))
+    call = arguments_of_first_call(monkeypatch, explore, "explore", lambda: explore.run(options))
     expected = {
         "memory": None,
         "schedules": ["dp", "gpipe", "1f1b-sno", "1f1b-so"],
@@ -148,7 +148,9 @@ def test_kinds_of_devices_are_cut_for_as_the_options_say(
     monkeypatch.setattr(Machine, "of_kind", lambda self, kind: described)
     needed = "--model lenet5 --input 1,28,28 --machine ./tiny.yaml --batch 8 --devices old:1,new:2".split()
     options = parsed("explore", *needed, *more)
-    call = handed_on(monkeypatch, explore.mixed_devices.DeviceMix, "choose_stages", lambda: explore.run(options))
+    call = arguments_of_first_call(
+        monkeypatch, explore.mixed_devices.DeviceMix, "choose_stages", lambda: explore.run(options)
+    )
     mixed, *given = call.given
     assert given == [method]
     assert [(each.name, each.count, each.memory) for each in mixed.devices] == [
@@ -178,7 +180,7 @@ def test_a_simulation_has_the_costs_and_the_schedule_of_the_options(line: Line, 
     options = parsed("simulate", *"--schedule pipedream --stages 3 --microbatches 8".split(), *line.words)
     made: list[Any] = []
     monkeypatch.setattr(simulate, "schedule", lambda *given, **named: made.append((given, named)) or "schedule")
-    call = handed_on(monkeypatch, simulate, "simulate", lambda: simulate.run(options))
+    call = arguments_of_first_call(monkeypatch, simulate, "simulate", lambda: simulate.run(options))
     costs = {"forward": 1.0, "backward": 2.0, "weight": None, "transfer": 0.0, "update": 0.0, "activation": 1.0}
     names = ("forward", "backward", "weight", "transfer", "update", "activation", "replicas")
     expected = costs | {"replicas": None} | {name: v for name, v in line.expected.items() if name in names}
@@ -196,7 +198,9 @@ def test_a_machine_is_measured_for_one_rank_and_those_of_the_run_unless_told(mon
     monkeypatch.setattr(profile, "measure_machine", lambda name, *_: name)
     for words, ranks, name in (([], [1, 1], None), (["--ranks", "2,6", "--name", "mine"], [2, 6], "mine")):
         options = parsed("profile", *network, *words)
-        call = handed_on(monkeypatch, profile, "add_layer_times", lambda options=options: profile.run(options))
+        call = arguments_of_first_call(
+            monkeypatch, profile, "add_layer_times", lambda options=options: profile.run(options)
+        )
         machine, graph, counts = call.given[:3]
         assert (counts, graph.batch) == (ranks, 4)
         assert machine == (name or options.name)
@@ -216,7 +220,7 @@ def test_a_machine_is_measured_for_one_rank_and_those_of_the_run_unless_told(mon
 )
 def test_layers_are_timed_as_the_options_say(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     options = parsed("profile", "--layers", "--model", "resnet20", *line.words)
-    call = handed_on(monkeypatch, profile, "time_layers", lambda: profile.run(options))
+    call = arguments_of_first_call(monkeypatch, profile, "time_layers", lambda: profile.run(options))
     expected = {"warm_up": 50, "iterations": 100, "batch": 32, "classes": 10, "input": (3, 32, 32), "width": 16}
     expected |= dict(line.expected)
     model, (x,), warm_up, iterations = call.given
@@ -262,7 +266,7 @@ def test_grids_of_a_sparse_network_are_for_the_voxels_of_the_options(line: Line,
     monkeypatch.setattr(plan_pointcloud, "SparseTensor", lambda *_, batch_size: batch_size)
     monkeypatch.setattr(plan_pointcloud, "build_network", lambda settings, samples: settings)
     monkeypatch.setattr(plan_pointcloud, "record", lambda network, x: (network, x))
-    call = handed_on(monkeypatch, plan_pointcloud, "select_grid", lambda: plan_pointcloud.run(options))
+    call = arguments_of_first_call(monkeypatch, plan_pointcloud, "select_grid", lambda: plan_pointcloud.run(options))
     (settings, size), machine, ranks, memory = call.given
     (_, chosen, recipe), *_ = recipes
     assert (machine.name, ranks, memory, call.named) == ("tiny", 3, expected["memory"], {"optimizer_slots": 2})
@@ -314,7 +318,7 @@ def test_a_grid_is_given_to_training_with_all_that_it_was_chosen_for() -> None:
 )
 def test_mesh_samples_are_made_as_the_options_say(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     options = parsed("data mesh", "--out", "new/mesh.h5", *line.words)
-    call = handed_on(monkeypatch, make_mesh.dataset, "generate", lambda: make_mesh.run(options))
+    call = arguments_of_first_call(monkeypatch, make_mesh.dataset, "generate", lambda: make_mesh.run(options))
     tau = parsed("data mesh").tau
     expected = {"size": 128, "samples": 48, "heldout": None, "seed": 0, "tau": tau, "threshold": 0.4}
     call.named.pop("comm")
@@ -338,7 +342,7 @@ def test_clouds_are_made_as_the_options_say(line: Line, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         make_pointcloud, "Shapes", lambda count, points, *, seed, group=0: made.append((group, count, points, seed))
     )
-    call = handed_on(monkeypatch, make_pointcloud, "write_clouds", lambda: make_pointcloud.run(options))
+    call = arguments_of_first_call(monkeypatch, make_pointcloud, "write_clouds", lambda: make_pointcloud.run(options))
     points = parsed("data pointcloud").points
     expected = {"samples": 1000, "seed": 0, "points": points} | dict(line.expected)
     heldout = expected.get("heldout", expected["samples"] // 5)
@@ -360,5 +364,5 @@ def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "select_device", lambda name, comm: name)
     options = parsed("profile", "--layers", "--model", "lenet5", "--device", "cpu")
-    call = handed_on(monkeypatch, profile, "_timed", lambda: profile.run(options))
+    call = arguments_of_first_call(monkeypatch, profile, "_timed", lambda: profile.run(options))
     assert call.given[1] == torch.device("cpu")

@@ -30,14 +30,14 @@ def equal_layers(seconds: float, outputs: float = 0.0) -> Profile:
     return Profile([Layer(name, seconds / 3, 2 * seconds / 3, outputs, 0) for name in NAMES])
 
 
-def over(kinds: dict[str, int], seconds: dict[str, float]) -> DeviceMix:
+def device_mix(kinds: dict[str, int], seconds: dict[str, float]) -> DeviceMix:
     return combine_profiles(
         kinds, machine(), {kind: equal_layers(seconds[kind], 1e6) for kind in kinds}, list(NAMES), None
     )
 
 
 def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
-    setting = over({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
+    setting = device_mix({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
     found = setting.choose_stages("sparsepipe")
     assert [len(stage) for stage in found.stages] == [2, 4] and found.assignment == ({"old": 1}, {"new": 1})
     assert setting.seconds(found) == pytest.approx(4.0)
@@ -47,7 +47,7 @@ def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
 
 
 def test_a_plan_has_the_kind_of_each_rank_stage_by_stage() -> None:
-    setting = over({"new": 2, "old": 2}, {"old": 4.0, "new": 1.0})
+    setting = device_mix({"new": 2, "old": 2}, {"old": 4.0, "new": 1.0})
     found = setting.choose_stages("exact")
     plan = to_pipeline_plan(found, "net", 8)
     assert plan.ranks == 4 and plan.schedule == "pipedream" and plan.microbatches == 1
@@ -64,7 +64,7 @@ def test_a_plan_has_the_kind_of_each_rank_stage_by_stage() -> None:
 
 def test_the_cut_is_printed_with_its_devices_and_how_much_longer_other_cuts_take() -> None:
     # By hand as above: 2 and 4 layers take 4 s, and all six on both, taken for equal, 6 s.
-    setting = over({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
+    setting = device_mix({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
     equal, exact = setting.choose_stages("pipedream"), setting.choose_stages("exact")
     begins = ", ".join(stage[0] for stage in equal.stages[1:]) or "no cut"
     assert list(report_lines(setting, "sparsepipe", setting.choose_stages("sparsepipe"))) == [

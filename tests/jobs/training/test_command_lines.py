@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs.approved import assert_approved
-from tests.jobs.command_lines import listed, on_any_machine
+from tests.jobs.command_lines import describe_options, on_any_machine
 
 COMMANDS = ("train classify", "train pointcloud", "train mesh")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_the_approved_ones(command: str) -> None:
-    assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(listed(command))))
+    assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(describe_options(command))))

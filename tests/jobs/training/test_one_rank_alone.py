@@ -24,7 +24,7 @@ MODEL = "from torch import nn\ndef net(in_channels, classes): return nn.Linear(i
 NUMBERS = itertools.count()
 
 
-def built(other: str | None, factory: str = "", build: Any = build_model) -> Callable[[Rank], object]:
+def build_in_folders(other: str | None, factory: str = "", build: Any = build_model) -> Callable[[Rank], object]:
     """Build a model of a module in the folder of each rank."""
 
     def call(r: Rank) -> object:
@@ -49,16 +49,19 @@ def prepared(change: Callable[[Path], object], **options: Any) -> Callable[[Rank
 
 
 CASES: dict[str, Case] = {
-    "no module": (built(None), r"own_net.*\(on rank"),
-    "a module that fails": (built("1 / 0"), r"division by zero.*\(on rank"),
-    "no factory": (built("x = 1"), r"own_net.*\(on rank"),
-    "a factory that fails": (built("def net(in_channels): return [][in_channels]"), r"index out of range.*\(on rank"),
+    "no module": (build_in_folders(None), r"own_net.*\(on rank"),
+    "a module that fails": (build_in_folders("1 / 0"), r"division by zero.*\(on rank"),
+    "no factory": (build_in_folders("x = 1"), r"own_net.*\(on rank"),
+    "a factory that fails": (
+        build_in_folders("def net(in_channels): return [][in_channels]"),
+        r"index out of range.*\(on rank",
+    ),
     "no module of torch": (
-        built("def net(in_channels): return 3"),
+        build_in_folders("def net(in_channels): return 3"),
         r"int, but must return a torch.nn.Module.*\(on rank",
     ),
-    "an unknown model": (built(MODEL, "no_such_net"), r"no_such_net.*\(on rank"),
-    "a segmentation network": (built(MODEL, "unet", build_classifier), r"unet.*\(on rank"),
+    "an unknown model": (build_in_folders(MODEL, "no_such_net"), r"no_such_net.*\(on rank"),
+    "a segmentation network": (build_in_folders(MODEL, "unet", build_classifier), r"unet.*\(on rank"),
     "device": (lambda r: select_device(r.pick("cpu", "cuda:77"), r.comm), r"--device cuda:77: .*\(on rank"),
     "a file in place of the folder": (prepared(Path.touch), r"out.*\(on rank"),
 }

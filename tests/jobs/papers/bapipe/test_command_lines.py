@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs.approved import assert_approved
-from tests.jobs.command_lines import assert_documented_defaults, commands_in, listed, on_any_machine
+from tests.jobs.command_lines import assert_documented_defaults, commands_in, describe_options, on_any_machine
 
 COMMANDS = commands_in(__file__)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_the_approved_ones(command: str) -> None:
-    assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(listed(command))))
+    assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(describe_options(command))))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
