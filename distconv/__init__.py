@@ -45,7 +45,7 @@ from distconv.process import command_start as _command_start
 from distconv.process import launchers as _launchers
 
 try:
-    _command_start.reexec_with_allocator()  # of the command ``distconv`` alone
+    _command_start.reexec_with_allocator()  # restarts the process, but only of the command ``distconv``
     _launchers.import_mpi()  # first, for a readable error
 except _LaunchError:
     raise
@@ -89,7 +89,7 @@ from distconv.errors import (
     UnsupportedOperation,
 )
 from distconv.grid import ProcessGrid
-from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: F401  (looked for here)
+from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: F401  (opt_einsum uses them)
 from distconv.layers.rules.check import check_rule
 from distconv.layers.rules.rule import rule
 from distconv.layers.rules.window import Window

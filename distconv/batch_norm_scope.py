@@ -34,7 +34,7 @@ from torch.utils import checkpoint
 
 from distconv.communication.transport import allreduce
 
-BATCH_NORM = ("global", "spatial", "local")
+BATCH_NORM_SCOPES = ("global", "spatial", "local")
 """Names of the scopes."""
 
 

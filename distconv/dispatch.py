@@ -2,7 +2,8 @@
 
 ``distconv.layers`` fills the registry; ``DistTensor.__torch_function__`` calls :func:`dispatch_call`. A function
 without an operator goes to the exact fallback, which computes it replicated, or raises. No function ever runs on the
-local blocks by default. A call takes the first path that applies::
+local blocks by default. An operator with its properties is a rule (:class:`OperatorRule`); :class:`NoRule` sends a call
+to the fallback. A call takes the first path that applies::
 
     1  grid of one rank, values only    torch's own function on the block     call_on_single_rank
     2  operator registered              the distributed operator              dispatch_call
@@ -64,7 +65,7 @@ class OperatorRule(NamedTuple):
     kind : OperatorKind
         What the functions do.
     order : StridePolicy
-        How the strides of results are found.
+        How the strides that the results have in a single process are determined.
     tensors : str or None
         Names of the parameters that may be tensors, separated by spaces; ``*`` stands for further positional arguments.
         All other parameters are numbers, such as sizes, dimensions and factors. ``""`` is the first parameter only, and
@@ -95,7 +96,7 @@ METADATA = frozenset(
 ) | frozenset((
     torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
 ))  # fmt: skip
-"""Functions that torch answers from the wrapper itself, without an operator."""
+"""Functions that torch computes from the wrapper itself, without an operator."""
 
 _RULES: dict[object, OperatorRule] = {}
 _FALLBACK: list[Operator] = []
@@ -310,8 +311,9 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 def python_body(function: Callable[..., Any]) -> Operator | None:
     """Return the Python implementation of a torch function, without its check for ``__torch_function__``.
 
-    The check is how the call got here, so the copy's check always returns False. A function that calls another function
-    to check (``torch.meshgrid``) would check again.
+    Because of this check torch dispatched the call to distconv. In the returned copy the check always returns False;
+    otherwise the same call would be dispatched again without end. A function that leaves the check to another function
+    (``torch.meshgrid``) cannot be copied so, and counts as not written in Python.
 
     Parameters
     ----------
@@ -321,7 +323,7 @@ def python_body(function: Callable[..., Any]) -> Operator | None:
     Returns
     -------
     callable or None
-        None if torch does not implement ``function`` in Python.
+        None if torch does not implement ``function`` in Python, or the function does not contain the check.
     """
     if not isinstance(function, FunctionType) or function.__module__ not in _PYTHON_MODULES:
         return None
@@ -332,8 +334,8 @@ def python_body(function: Callable[..., Any]) -> Operator | None:
 def _without_override_checks(function: FunctionType) -> Operator | None:
     if not set(_OVERRIDE_CHECKS).intersection(function.__code__.co_names):
         return None
-    answers = dict.fromkeys(_OVERRIDE_CHECKS, lambda *tensors: False)
-    code, names = function.__code__, {**function.__globals__, **answers}
+    disabled_checks = dict.fromkeys(_OVERRIDE_CHECKS, lambda *tensors: False)
+    code, names = function.__code__, {**function.__globals__, **disabled_checks}
     copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
@@ -516,15 +518,15 @@ def add_layer_name(error: DistconvError) -> None:
         error.args = (with_layer(str(error.args[0])), *error.args[1:])
 
 
-def with_layer(text: str) -> str:
-    """Return ``text`` with the name of the layer that is being called in front.
+def with_layer(message: str) -> str:
+    """Return ``message`` with the name of the layer that is being called in front.
 
     The layer is found on the call stack, so that calls that succeed cost nothing. Its name is the one in
-    ``named_modules()`` of the outermost module. Outside of all modules the text is returned unchanged.
+    ``named_modules()`` of the outermost module. Outside of all modules the message is returned unchanged.
 
     Parameters
     ----------
-    text : str
+    message : str
         Message of an error or a warning.
 
     Returns
@@ -533,7 +535,7 @@ def with_layer(text: str) -> str:
     """
     modules = running_modules()
     if not modules:
-        return text
+        return message
     prefix = f"{layer_name(modules)}: "
     # The error passes through every operator on the stack, so the prefix may be there already.
-    return text if text.startswith(prefix) else prefix + text
+    return message if message.startswith(prefix) else prefix + message

@@ -83,7 +83,7 @@ Box = tuple[Interval, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """A box of one of several tensors.
+    """A box of one of several tensors, as a part of a message (``distconv.communication.packing``).
 
     Parameters
     ----------
@@ -197,8 +197,9 @@ class Distribution(Generic[Grid_co]):
     """The assignment of the dimensions of a tensor to the axes of a process grid.
 
     Distributions are immutable and hashable. A distribution does not depend on the shape of the tensor, unless it has
-    boundaries. Blocks are balanced (:func:`block_range`) except along the axes of ``boundaries`` and ``cyclic``. Grid
-    axes that split no dimension hold replicas. Axes of one part count as ``None`` in comparisons.
+    boundaries. Blocks are balanced (:func:`block_range`) except along the axes of ``boundaries`` and ``cyclic``,
+    which are called irregular. Grid axes that split no dimension hold replicas. Axes of one part count as ``None`` in
+    comparisons.
 
     Parameters
     ----------

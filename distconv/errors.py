@@ -76,7 +76,7 @@ class ReplicationWarning(UserWarning):
 
 
 class CommunicatorError(DistconvError, RuntimeError):
-    """The communicator is null or freed, or MPI was finalized. Raised only on the rank that finds out."""
+    """The communicator is null or freed, or MPI was finalized. Raised only on the rank that detects it."""
 
 
 class CaptureError(DistconvError, RuntimeError):
@@ -106,6 +106,6 @@ class ScanError(DistconvError, ValueError):
 class PipelineError(DistconvError, RuntimeError):
     """A pass of a pipeline failed, or its ranks or stages do not fit each other.
 
-    Raised only on the rank that finds out, with its number. Other ranks wait for messages of this rank, so the job has
-    to end.
+    Raised only on the rank that detects it, with the number of that rank. Other ranks wait for messages of this
+    rank, so the job has to end.
     """

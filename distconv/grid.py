@@ -36,7 +36,7 @@ class HasGrid(Protocol):
 OnGrid = TypeVar("OnGrid", bound=HasGrid)
 
 CACHE_LIMIT = 4096
-"""Results of one function that a grid caches. When the cache is full, it is emptied."""
+"""Maximum number of results of one function that a grid caches. When the cache is full, it is emptied."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,6 +91,7 @@ class ProcessGrid(Arrangement):
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
         startup.start(comm)
+        # Runs a small backward pass, which must not happen inside a user's backward pass (see its docstring).
         exclusive.fresh_reference_counts()
         # Compared before the axes are checked, which may raise on one rank alone: the others would wait for it below.
         check_same_on_all_ranks(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
@@ -98,9 +99,10 @@ class ProcessGrid(Arrangement):
         if self.size != comm.size:
             raise GridError(
                 f"process grid {self.describe()} has {self.size} parts but the communicator has {comm.size} ranks; "
-                f"start {self.size} ranks or choose extents whose product is {comm.size}"
+                f"start {self.size} ranks or choose numbers of parts whose product is {comm.size}"
             )
         self._derived = CommunicatorRegistry.get(comm)
+        """Registry of all communicators that were derived from ``comm``, also by other grids."""
         # Collective: the only point at which communicators of dropped grids can be freed, since garbage collection runs
         # at different times on each rank.
         self._derived.free_unused(comm)
@@ -114,7 +116,7 @@ class ProcessGrid(Arrangement):
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
         self.scatter_count = 0
-        """Number of tensors that have been scattered over this grid."""
+        """Number of tensors that were scattered over this grid, the same on all ranks: it selects those to compare."""
 
     def comm(self, axes: Iterable[str] | str) -> MPI.Intracomm:
         """Return the communicator of the ranks that differ from this rank only along some axes.

@@ -275,9 +275,9 @@ def _compute_outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _O
         results = torch.empty_like(results, memory_format=_memory_format(operands[:1]))
     elif order is StridePolicy.OF_LAYER:
         # cuDNN returns contiguous results of float64 convolutions.
-        alone = on_gpu and torch.float64 in (x.dtype for x in operands)
+        is_float64 = on_gpu and torch.float64 in (x.dtype for x in operands)
         results = torch.empty_like(
-            results, memory_format=torch.contiguous_format if alone else _memory_format(operands[:2])
+            results, memory_format=torch.contiguous_format if is_float64 else _memory_format(operands[:2])
         )
     elif order is StridePolicy.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
         results = results if on_gpu else torch.empty(results.shape, device="meta")

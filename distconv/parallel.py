@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from distconv import recording
-from distconv.batch_norm_scope import BATCH_NORM, set_batch_norm_scope
+from distconv.batch_norm_scope import BATCH_NORM_SCOPES, set_batch_norm_scope
 from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import check_same_on_all_ranks
 from distconv.communication.digest import find_differing, to_bytes
@@ -100,14 +100,14 @@ def parallelize(
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
-    over = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
+    scope = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
-    described = "; ".join(f"{name} {_describe_parameter(tensor)}" for name, tensor in state.items())
+    description = "; ".join(f"{name} {_describe_parameter(tensor)}" for name, tensor in state.items())
     # Compared before the checks below, which raise on the ranks that fail them: the models may differ between ranks.
-    check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
-    if over not in BATCH_NORM:
-        raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
+    check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {scope}: {description}")
+    if scope not in BATCH_NORM_SCOPES:
+        raise UnsupportedOperation(f"parallelize: batch_norm={scope!r} must be one of {', '.join(BATCH_NORM_SCOPES)}")
     _check_initialized(model)
     _check_wrappers(model)
     if isinstance(target, ProcessGrid):
@@ -124,15 +124,15 @@ def parallelize(
     # After the comparison of the full parameters, which would not see differences between blocks of different ranks.
     shard_parameters(layers)
     _worlds[model] = world
-    set_batch_norm_scope(model, over)
+    set_batch_norm_scope(model, scope)
     if world.size > 1 and not any(isinstance(hook, _SamePassCheck) for hook in model._forward_pre_hooks.values()):
-        same = _SamePassCheck()
+        pass_check = _SamePassCheck()
         # prepend: ranks compare their passes before other hooks of the model send messages.
-        model.register_forward_pre_hook(same, with_kwargs=True, prepend=True)
+        model.register_forward_pre_hook(pass_check, with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
         if agreement.level == "all":
-            model.register_state_dict_pre_hook(same.state_dict)  # type: ignore[no-untyped-call]
-            model.register_load_state_dict_pre_hook(same.load_state_dict)  # type: ignore[no-untyped-call]
+            model.register_state_dict_pre_hook(pass_check.state_dict)  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(pass_check.load_state_dict)  # type: ignore[no-untyped-call]
     _remove_redistribution_hooks(model)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
@@ -145,6 +145,7 @@ def parallelize(
 
 
 _worlds: WeakKeyDictionary[torch.nn.Module, MPI.Intracomm] = WeakKeyDictionary()
+"""The ranks of each parallelized model. A deep copy of a model is not in it."""
 
 
 def training_comm(model: torch.nn.Module) -> MPI.Intracomm:
@@ -262,7 +263,7 @@ class _SamePassCheck:
 
 
 class _PlainTraining:
-    """Forward hook of a parallelized model: warns once if it is trained and nothing in the call is distributed.
+    """Forward hook of a parallelized model: warns once if the model is trained on plain tensors only.
 
     It also prevents pickling of the model. On a grid that splits channels a rank has only blocks of weights, so a
     script that pickles its model must fail on every grid.

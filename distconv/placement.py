@@ -21,13 +21,13 @@ from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 _COMPARED_FIRST, COMPARED_EVERY = 4, 7
-"""Values are compared of the first tensors that are scattered over a grid, and of every seventh after that.
+"""Values are compared for the first four tensors that are scattered over a grid, and for every seventh after that.
 
 The period is odd, so that images and labels, which usually alternate, are both compared.
 """
 
 _SAMPLED = 1 << 16
-"""Values of a tensor that are compared."""
+"""Maximum number of values of a tensor that are compared."""
 
 _SUGGESTED_FIX = (
     "pass the same full tensor on every rank (use the same seed on all ranks, also for the sampler), or pass it on one "
@@ -147,7 +147,7 @@ def _count_and_select(grid: ProcessGrid) -> bool:
 def _digest_of_values(tensor: torch.Tensor) -> str:
     try:
         return f", values {digest(_sample(tensor)):014x}"
-    except RuntimeError as error:  # on the meta device, sparse, ...
+    except RuntimeError as error:  # sparse, nested, ...
         return f", values that cannot be read ({error})"
 
 
@@ -174,10 +174,10 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
     with watchdog.waiting(lambda: f"scatter from rank {root}"):
-        described = grid.world.bcast(mine, root=root)
-    if described is None:
+        description = grid.world.bcast(mine, root=root)
+    if description is None:
         raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
-    shape, dtype, requires_grad, device = described
+    shape, dtype, requires_grad, device = description
     _check_memory("scatter", device)
     dist = _distribution(target, dims, len(shape))
     rows = shape or (1,)

@@ -27,7 +27,7 @@ from mpi4py import MPI
 from torch.nn.modules.conv import _ConvNd
 
 from distconv.arrangement import AXES
-from distconv.batch_norm_scope import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.communication.agreement import check_same_on_all_ranks, try_for_same_result
 from distconv.communication.derived import CommunicatorRegistry
 from distconv.errors import PlanError
@@ -94,8 +94,8 @@ class Plan:
             raise PlanError(f"a plan needs at least one layer name pattern, not {layers!r}")
         if ranks is not None and not _is_positive_int(ranks):
             raise PlanError(f"plan: ranks={ranks!r} must be a positive whole number")
-        if batch_norm not in BATCH_NORM:
-            raise PlanError(f"plan: batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")
+        if batch_norm not in BATCH_NORM_SCOPES:
+            raise PlanError(f"plan: batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM_SCOPES)}")
         for pattern, parts in layers.items():
             if not isinstance(pattern, str) or not isinstance(parts, Mapping):
                 raise PlanError(f"plan: {pattern!r}: {parts!r} must be a pattern with its parts, like {{'h': 4}}")
@@ -361,7 +361,7 @@ def check_parts(name: str, parts: Mapping[str, int]) -> None:
     Raises
     ------
     PlanError
-        If they are not; the error contains ``name``.
+        If an axis is unknown or a number is invalid; the error contains ``name``.
     """
     for axis, number in parts.items():
         if axis not in AXES:
@@ -380,7 +380,7 @@ def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
     parts : mapping of str to int
         Number of parts by letter of the axis.
     ranks : int
-        Number of ranks of the whole grid.
+        Number of ranks of the grid.
 
     Raises
     ------
@@ -397,7 +397,8 @@ def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
 def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) -> None:
     """Check that a convolution is not split along a spatial axis that its input does not have.
 
-    Linear layers are not checked: they compute replicated along such axes, as they must at N = 1.
+    Linear layers are not checked: along an axis that the input of a linear layer does not have, ranks compute the same.
+    A plan that splits all layers by ``h`` depends on this if the mini-batch has one sample.
 
     Parameters
     ----------
@@ -411,7 +412,7 @@ def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) 
     Raises
     ------
     PlanError
-        If it is.
+        If the layer is split along such an axis.
     """
     axes = ("n", "c", *_SPATIAL[dimensions], "r")
     wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]

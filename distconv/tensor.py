@@ -66,7 +66,7 @@ class DistTensor(torch.Tensor):
     """
 
     defers_to: ClassVar[set[type]] = set()
-    """Tensor classes that handle calls with DistTensors themselves."""
+    """Tensor classes that handle calls with DistTensors themselves: ``__torch_function__`` returns NotImplemented."""
 
     dist: Distribution
     _local: torch.Tensor
@@ -111,6 +111,7 @@ class DistTensor(torch.Tensor):
                 return NotImplemented
             if torch._C._are_functorch_transforms_active():
                 raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_REACHED_BELOW_DISPATCH}")
+            # A recomputation stops at a step, so all ranks must count the same steps: before and after every operator.
             if recomputation.active:
                 recomputation.count_step()
             if agreement.level == "all":
@@ -212,8 +213,8 @@ class DistTensor(torch.Tensor):
         value = f"{self._local.item()}, " if single else ""
         box = () if self.dist.cyclic else self.box()
         mine = ", ".join(f"{i.start}:{i.stop}" for i in box) or f"{tuple(self._local.shape)}"
-        described = f"shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}"
-        return f"DistTensor({value}{described})" if single else f"DistTensor({described}, of which here [{mine}])"
+        description = f"shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}"
+        return f"DistTensor({value}{description})" if single else f"DistTensor({description}, of which here [{mine}])"
 
     def __len__(self) -> int:
         if not self.shape:
@@ -223,23 +224,23 @@ class DistTensor(torch.Tensor):
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
             raise RuntimeError("deepcopy of a DistTensor that is not a leaf of autograd's graph: detach() it first")
-        twin = self._copy_attributes_to(DistTensor(self.local.detach().clone(), self.dist, self.shape))
+        result = self._copy_attributes_to(DistTensor(self.local.detach().clone(), self.dist, self.shape))
         if self.grad is not None and not isinstance(self, torch.nn.Parameter):
-            twin.grad = copy.deepcopy(self.grad)
-        return twin
+            result.grad = copy.deepcopy(self.grad)
+        return result
 
     def __copy__(self) -> DistTensor:
         # As copy.copy of a torch tensor: another leaf on the same memory.
         return self._copy_attributes_to(self.detach())  # type: ignore[arg-type]
 
-    def _copy_attributes_to(self, twin: DistTensor) -> DistTensor:
-        """Return ``twin``, a new leaf, with the attributes of this tensor, such as how its gradient is reduced."""
-        local = twin.local.requires_grad_(self.requires_grad)
+    def _copy_attributes_to(self, leaf: DistTensor) -> DistTensor:
+        """Return ``leaf``, a new leaf, with the attributes of this tensor, such as how its gradient is reduced."""
+        local = leaf.local.requires_grad_(self.requires_grad)
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
         # These attributes belong to the tensor's own memory.
-        own = (*vars(twin), "_memory", "_view")
-        vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
-        return twin
+        own = (*vars(leaf), "_memory", "_view")
+        vars(leaf).update({key: value for key, value in vars(self).items() if key not in own})
+        return leaf
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedOperation(
@@ -337,14 +338,14 @@ class DistTensor(torch.Tensor):
                 _DATA.__set__(self, new)
         self.local.data = new.local
 
-    def set_(self, source: Any = None, *place: Any) -> DistTensor:
+    def set_(self, source: Any = None, *memory_layout: Any) -> DistTensor:
         """Make this tensor use the memory of ``source``, a tensor of the same shape, and return this tensor.
 
         Parameters
         ----------
         source : object
             DistTensor of the same shape, whose distribution this tensor keeps.
-        *place : object
+        *memory_layout : object
             Offset, size and strides as in torch; they are not supported.
 
         Returns
@@ -356,7 +357,7 @@ class DistTensor(torch.Tensor):
         UnsupportedOperation
             If ``source`` is missing, or an offset into its storage is given.
         """
-        if place or source is None:
+        if memory_layout or source is None:
             raise UnsupportedOperation(
                 "set_ of a DistTensor requires a tensor of its shape, because its memory is distributed over ranks"
             )
@@ -541,7 +542,10 @@ def to_distribution(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
 LAYOUTS = BlockConverter(
     lambda block, layout: DistTensor(block, *layout), lambda tensor, layout: to_distribution(tensor, layout[0]).local
 )
-"""Conversions for hooks on autograd nodes: a block to a DistTensor, and a gradient to its block."""
+"""Conversions for hooks on autograd nodes: a block to a DistTensor, and a gradient to its block.
+
+A layout is the pair of a DistTensor's distribution and global shape.
+"""
 
 
 def _check_same_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:

@@ -9,7 +9,7 @@ dilation, kernel and padding::
     inputs that these outputs need        Geometry.needed       of the outputs
     zeros and rows around the piece       _fit                  needed minus box: torch's padding, or F.pad
 
-:mod:`distconv.layers.nn.convolution` exchanges the ghosts and calls this module, which knows nothing of ranks.
+:mod:`distconv.layers.nn.convolution` exchanges the ghosts and calls this module, which contains no communication.
 
 Letters for local tensors: x (N, C, [D, [H,]] W), w (F, C / groups, [kD, [kH,]] kW), b (F,), y (N, F, ...).
 
@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 
 Range = tuple[int, int]
-"""Half-open range of global indices of a dimension."""
+"""Half-open range of global indices of a dimension. An :class:`~distconv.distribution.Interval` is one."""
 
 OVERLAP_THRESHOLD = 1 << 26
-"""Multiplications up to which messages are not overlapped with computation on a CPU.
+"""Number of multiplications up to which messages are not overlapped with computation on a CPU.
 
 An additional call of torch costs more than a copy of the input there. Nothing is lost by waiting first, since messages
 make no progress on a CPU while torch computes.
@@ -156,7 +156,7 @@ class Convolution:
     out: tuple[Range, ...]
     """The spatial box of the block of y, in global indices of outputs."""
     channels: Range
-    """Global indices of the input channels that the weight has. With several groups each piece has all of them."""
+    """Global indices of the input channels of the weight. With several groups each piece must have all of them."""
 
     def forward(self, piece: Piece, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the contribution of a piece to y, plus the bias (eq. 1).

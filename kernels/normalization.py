@@ -19,12 +19,14 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 """Mean and biased variance."""
 
 
-def refine_moments(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, dtype: torch.dtype) -> Moments:
+def refine_moments(
+    moments_about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, dtype: torch.dtype
+) -> Moments:
     """Return the moments of values of ``dtype`` from sums in float64.
 
     Parameters
     ----------
-    about : callable
+    moments_about : callable
         Returns the moments from sums of distances from a given origin. If the origin is far from the mean, the
         difference of squares loses digits: at a distance of 10^4 standard deviations the variance has 8 digits left.
     origin : Tensor
@@ -36,10 +38,10 @@ def refine_moments(about: Callable[[torch.Tensor], Moments], origin: torch.Tenso
     Returns
     -------
     tuple of Tensor
-        Mean and biased variance, as ``about`` returns them.
+        Mean and biased variance, as ``moments_about`` returns them.
     """
-    mean, var = about(origin)
-    return about(mean) if dtype == torch.float64 else (mean, var)
+    mean, var = moments_about(origin)
+    return moments_about(mean) if dtype == torch.float64 else (mean, var)
 
 
 def copy_if_misread(t: torch.Tensor) -> torch.Tensor:
@@ -213,6 +215,7 @@ class BatchNormGradient:
         """
         if not self._x.numel():
             return torch.empty_like(self._x, dtype=self._dtype)
+        # dL/dx is the gradient of the normalization by constant moments, minus a linear function of x.
         slope, level = self.sums / count
         if self._x.is_cuda:
             one = torch.ones(1, dtype=torch.int32, device=self._x.device)

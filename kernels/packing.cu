@@ -6,11 +6,11 @@
      INDEX      an unsigned type that holds twice the number of threads
      DIMS       dimensions of the tensors
 
-   The table has a row for each cell, a box none of whose elements is in another cell, and one for each place where a
-   cell's elements lie in the buffer (several, where boxes overlap):
+   The table has a row for each cell, a box none of whose elements is in another cell, and one for each position of
+   its elements in the buffer (several, where boxes overlap):
 
-     cell:   first thread | tensor | offset in it | first place | places | extents[DIMS] | strides[DIMS]
-     place:  offset in the buffer | strides[DIMS]
+     cell:      first thread | tensor | offset in it | first position | positions | extents[DIMS] | strides[DIMS]
+     position:  offset in the buffer | strides[DIMS]
 
    Offsets and strides count elements. */
 
@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define CELL (5 + 2 * DIMS)
-#define PLACE (1 + DIMS)
+#define POSITION (1 + DIMS)
 
 enum { PACK, UNPACK, ADD };
 
@@ -61,7 +61,7 @@ __device__ static float from_float16(unsigned short bits)
 {
     unsigned sign = (unsigned)(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
     real wide;
-    if (magnitude >= 0x7c00) /* infinite, or none */
+    if (magnitude >= 0x7c00) /* infinity or NaN */
         wide.bits = 0x7f800000 | (magnitude & 0x3ff) << 13;
     else if (magnitude < 0x400) /* multiples of 2^-24 */
         wide.value = (float)magnitude * 5.9604644775390625e-8f;
@@ -80,7 +80,7 @@ __device__ static unsigned short to_float16(float value)
     magnitude = wide.bits & 0x7fffffff;
     if (magnitude > 0x7f800000)
         return 0x7e00;
-    if (magnitude >= 0x477ff000) /* 65520, from where on it is infinite */
+    if (magnitude >= 0x477ff000) /* 65520: larger values round to infinity */
         return (unsigned short)(sign | 0x7c00);
     if (magnitude < 0x38800000) { /* the last bit of 0.5 + x is 2^-24: the addition rounds */
         wide.bits = magnitude;
@@ -110,12 +110,12 @@ __device__ static const long long *cell_of(const long long *table, int cells, IN
 __global__ void move(const __grid_constant__ memory tensors, ELEMENT *buffer, const long long *table, int cells,
                      long long elements, int action)
 {
-    const long long *places = table + (long long)cells * CELL;
+    const long long *positions = table + (long long)cells * CELL;
     const INDEX step = (INDEX)gridDim.x * blockDim.x;
     INDEX thread;
     for (thread = (INDEX)blockIdx.x * blockDim.x + threadIdx.x; thread < (INDEX)elements; thread += step) {
         const long long *cell = cell_of(table, cells, thread), *extents = cell + 5, *strides = extents + DIMS;
-        const long long *place = places + cell[3] * PLACE, *end = place + cell[4] * PLACE;
+        const long long *position = positions + cell[3] * POSITION, *end = position + cell[4] * POSITION;
         ELEMENT *element = tensors.at[cell[1]] + cell[2];
         INDEX rest = thread - (INDEX)cell[0], index[DIMS];
         int dim;
@@ -124,10 +124,10 @@ __global__ void move(const __grid_constant__ memory tensors, ELEMENT *buffer, co
             rest /= (INDEX)extents[dim];
             element += (long long)index[dim] * strides[dim];
         }
-        for (; place < end; place += PLACE) {
-            ELEMENT *packed = buffer + place[0];
+        for (; position < end; position += POSITION) {
+            ELEMENT *packed = buffer + position[0];
             for (dim = 0; dim < DIMS; dim++)
-                packed += (long long)index[dim] * place[1 + dim];
+                packed += (long long)index[dim] * position[1 + dim];
             if (action == PACK)
                 *packed = *element;
             else if (action == UNPACK)

@@ -29,6 +29,8 @@ THREADS = 256
 """Threads of a CUDA block."""
 
 _MAX_BLOCKS = 1 << 16
+"""Maximum number of CUDA blocks of a launch. With more elements each thread moves several."""
+
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "bits128"}
 _SUMS = {
     torch.bool: ("unsigned char", "a | b"),
@@ -41,7 +43,7 @@ _SUMS = {
     torch.complex64: ("complex64", "complex64_sum(a, b)"),
     torch.complex128: ("complex128", "complex128_sum(a, b)"),
 }
-"""The C type of an element, and its sum of a and b."""
+"""By dtype: the C type of an element, and the C expression of the sum of two elements a and b."""
 
 Launch = Callable[[torch.Tensor, int, tuple[Any, ...]], None]
 """Function that launches a compiled kernel, given its table, the number of CUDA blocks, and its arguments."""
@@ -72,7 +74,8 @@ class PackedRegions:
         assert len(strides) <= MOST_TENSORS
         self._dims = max(1, len(strides[0]))
         self._table, self._cells, self._elements = _table(regions, strides)
-        self._on: dict[torch.device, torch.Tensor] = {}
+        self._tables: dict[torch.device, torch.Tensor] = {}
+        """Copies of the table, by device."""
 
     def pack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy the boxes of some tensors to their positions in a buffer, on torch's current stream.
@@ -109,9 +112,9 @@ class PackedRegions:
     def _move(self, action: PackingAction, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
         if not self._elements:
             return  # CUDA rejects a launch of no blocks
-        table = self._on.get(buffer.device)
+        table = self._tables.get(buffer.device)
         if table is None:
-            table = self._on[buffer.device] = torch.as_tensor(self._table, device=buffer.device)
+            table = self._tables[buffer.device] = torch.as_tensor(self._table, device=buffer.device)
         memory = np.zeros(1, dtype=[("at", np.uintp, (MOST_TENSORS,))])
         memory["at"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
         addresses = np.uintp(buffer.data_ptr()), np.uintp(table.data_ptr())
@@ -143,7 +146,7 @@ def is_available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
     try:
         element = PackedRegions([(Region(0, (0,) * dims, once), 0)], [once])
         element.pack([sent.view(dtype).view(once)], message.view(dtype))
-        reason = "" if torch.equal(sent, message) else "it does not move what it should"
+        reason = "" if torch.equal(sent, message) else "the kernel has moved wrong values"
     except Exception as error:  # CuPy's errors have no common base
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if reason:
@@ -255,7 +258,7 @@ def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list
 
 
 def _ends(regions: Sequence[Region]) -> list[list[tuple[int, int]]]:
-    """Return for each dimension the begin and the end of each region."""
+    """Return for each dimension the start and the stop of each region."""
     return [
         [(region.first[dim], region.first[dim] + region.extents[dim]) for region in regions]
         for dim in range(len(regions[0].first))

@@ -1,7 +1,8 @@
 """Sequential backward pass of a recurrence: compiled by numba if it is installed, otherwise with torch.
 
 A step of a recurrent layer takes the state h to h'. With g = dl/dh' and the derivatives of the step's gates, its
-transposed Jacobian is applied without being formed: g * direct + sum over gates of W_gate^T (g * factor_gate).
+transposed Jacobian is applied without being formed: v = g * direct + sum over gates of W_gate^T (g * factor_gate). v is
+the gradient that the step passes to the state before it.
 :mod:`distconv.layers.recurrent` calls this module on local blocks. It contains no communication.
 """
 
@@ -77,15 +78,15 @@ def _run_torch(
     gradients, v = torch.empty_like(sources), carry.clone()
     gates = factors.new_empty(factors.shape[1:])
     rows = gates.flatten(1)
-    past = [None] * len(sources) if direct is None else direct.unbind(0)
-    steps = list(zip(sources.unbind(0), factors.unbind(0), past, gradients.unbind(0), strict=True))
-    for source, factor, kept, g in reversed(steps):
+    bypasses = [None] * len(sources) if direct is None else direct.unbind(0)
+    steps = list(zip(sources.unbind(0), factors.unbind(0), bypasses, gradients.unbind(0), strict=True))
+    for source, factor, bypass, g in reversed(steps):
         torch.add(source, v, out=g)
         torch.mul(g[:, None], factor, out=gates)
-        if kept is None:
+        if bypass is None:
             torch.mm(rows, weight, out=v)
         else:
-            torch.mul(g, kept, out=v).addmm_(rows, weight)
+            torch.mul(g, bypass, out=v).addmm_(rows, weight)
     return gradients, v
 
 
@@ -93,10 +94,10 @@ def _run_numba(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _, batch, hidden = sources.shape
-    past = sources.new_empty(0, batch, hidden) if direct is None else direct
+    bypass = sources.new_empty(0, batch, hidden) if direct is None else direct
     gradients, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
-    given = (v, sources, factors, past, weight.unflatten(0, (-1, hidden)), gradients)
-    _compiled_loop()(*(tensor.detach().contiguous().numpy() for tensor in given))
+    operands = (v, sources, factors, bypass, weight.unflatten(0, (-1, hidden)), gradients)
+    _compiled_loop()(*(tensor.detach().contiguous().numpy() for tensor in operands))
     return gradients, v
 
 

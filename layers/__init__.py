@@ -1,5 +1,8 @@
 """Distributed operators on DistTensor; importing this package fills the operator registry.
 
+Only modules in ``nn``, ``math``, ``tensor`` and ``common`` register operators when they are imported, and this package
+imports only these.
+
 All operators are collective: call them on every rank of the grid, in the same order.
 
 ::
@@ -23,7 +26,7 @@ if __name__ != "distconv.layers":
 import importlib
 import pkgutil
 
-# Each module registers its operators when it is imported.
+# Each module registers its operators when it is imported. A module in another folder would stay unregistered.
 for _folder in ("nn", "math", "tensor", "common"):
     for _found in pkgutil.iter_modules([f"{path}/{_folder}" for path in __path__]):
         importlib.import_module(f"distconv.layers.{_folder}.{_found.name}")

@@ -5,7 +5,7 @@ backward pass first needs a tensor that the block saved, and stops when the last
 without elements saves other tensors, or none. Therefore:
 
 1. Start: before the first node, in the order of the backward pass, that computed a distributed result of the block.
-2. Stop: after the step in which the last tensor was saved on any rank. Steps are counted at the begin and the end of
+2. Stop: after the step in which the last tensor was saved on any rank. Steps are counted before and after
    distributed operators, which are the same on all ranks.
 3. To make torch start and stop there, every rank saves one more tensor, an empty one: the marker (``_Marker``).
 

@@ -80,6 +80,7 @@ _ADD = _aten.add_.Tensor
 _COPY = _aten.copy_.default
 
 WIDE_DTYPES = (torch.float32, torch.float64)
+"""Dtypes in which an all-reduce of two ranks is replaced by an exchange and an addition."""
 
 
 class below_autograd(ExitStack):
@@ -146,11 +147,11 @@ class BufferPlan:
             isinstance(op, OperatorCall) and torch.Tag.inplace_view in op.function.tags
             for op in recording.all_operations()
         )
-        replaced = [left for op in recording.operations for left in self._replace(op)]
-        self.operations = self._remove_unneeded(replaced, outputs)
+        replacements = [new for op in recording.operations for new in self._replace(op)]
+        self.operations = self._remove_unneeded(replacements, outputs)
 
     def representative(self, slot: int) -> int:
-        """Return the representative of all slots of the same tensor."""
+        """Return the slot that stands for all slots of the same tensor: generated code has one variable for them."""
         return self._representatives.get(slot, slot)
 
     # -- one operation ------------------------------------------------------------------------------------------------

@@ -76,10 +76,12 @@ class Captured:
         self._replays: dict[int, CaptureReplay] = {}
         """Replays by number. Numbers are the same on all ranks."""
         self._recording_count = 0
+        """Number of recordings that were made, and so the number of the newest one."""
         self._pool: Any = None
         """Memory pool that all CUDA graphs share, since only one of them runs at a time."""
         distributed = [leaf for leaf in tree_leaves(tuple(example)) if isinstance(leaf, DistTensor)]
         self._world: Any = distributed[0].grid.world if distributed else None
+        """Ranks that agree on each call: those of the first DistTensor, else the largest group that the step uses."""
         self._add_recording(example)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -221,7 +221,7 @@ class CudaGraphReplay:
         copies = [*map(_empty_like, self._overwritten)]
         _copy_tensors(copies, self._overwritten)
         for channel in self._channels:
-            channel.launched([_ReplayWork(torch.cuda.current_stream(channel.device))], "the replay of a step")
+            channel.register_launch([_ReplayWork(torch.cuda.current_stream(channel.device))], "the replay of a step")
         memory = iter(copies)
         return [each if is_held else next(memory) for each, is_held in self._results]
 

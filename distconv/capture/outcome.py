@@ -137,7 +137,7 @@ class StepOutcome:
 
         Parameters
         ----------
-        other, again : Outcome
+        other, again : StepOutcome
             Outcomes of two runs of the eager step.
         """
         for (name, value), (_, expected), (_, second) in zip(self.values, other.values, again.values, strict=True):

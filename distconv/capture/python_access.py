@@ -31,7 +31,7 @@ def report_accesses(recorder: StepRecorder, gradients: SavedGradients) -> Iterat
     ----------
     recorder : StepRecorder
         Receives unsupported accesses, and uses of the random generator.
-    gradients : Gradients
+    gradients : SavedGradients
         Receives each leaf before its ``grad`` is used.
 
     Yields

@@ -65,18 +65,22 @@ class StepRecorder(TorchDispatchMode):
         self.recording = Recording()
         self.paused = False
         self.ran_backward = False
+        """True once an operator of a backward pass was recorded. Otherwise results may require a backward pass."""
         self._gradients = gradients
         self._existing_storages: set[int] = set()
         """Storages that no operation has made."""
         self._held_storages: set[int] = set()
         """The subset of ``_existing_storages`` that the recording refers to."""
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """Each tensor that has a slot, and the slot, by ``id``, which Python may reuse once the reference is dead."""
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Each storage that was numbered, and its number, by address."""
         self._last_slots: dict[int, int] = {}
         """The slot that was added last, by storage."""
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """Memory of each storage that the step has written to, and a copy from before the first write, by storage."""
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        """Each random generator that the step uses, and its state before the step, by ``id``."""
         self._pending: dict[int, tuple[Any, SendReceive | AllReduce]] = {}
         """Each exchange or reduction that has not been waited for, and its record, by ``id`` of the exchange."""
         self._numbers, self._storage_numbers = count(), count(1)

@@ -60,7 +60,7 @@ _ARITHMETIC = frozenset(
 """Operators that convert a Python number to a tensor in each call."""
 
 ReplayFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
-"""Function that replays a recording, slot blocks of arguments and gradients. It returns the outputs."""
+"""Function that replays a recording, given the blocks of the arguments and the gradients. It returns the outputs."""
 
 
 class ReplayCode:
@@ -80,8 +80,8 @@ class ReplayCode:
 
     def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int], count: int) -> None:
         self._recording, self._outputs = recording, outputs
-        placement = BufferPlan(recording, outputs, gradients)
-        self._values, self._same, self._operations = placement.values, placement.representative, placement.operations
+        plan = BufferPlan(recording, outputs, gradients)
+        self._values, self._representative, self._operations = plan.values, plan.representative, plan.operations
         self._constants: dict[str, Any] = {}
         self._constant_names: dict[int, str] = {}
         """Names of the constants, by ``id``."""
@@ -98,7 +98,7 @@ class ReplayCode:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def _name(self, slot: int) -> str:
-        slot = self._same(slot)
+        slot = self._representative(slot)
         if slot in self._values:
             return self._constant(self._values[slot])
         return self._names.setdefault(slot, f"v{slot}")

@@ -106,7 +106,7 @@ def _describe_checkpoint(folder: Path, *, verify: bool) -> Iterator[str]:
     yield (
         f"{folder}: step {manifest['step']}, {len(weights)} tensors of a model and "
         f"{len(manifest['tensors']) - len(weights)} more, {nbytes / 2**20:.1f} MiB in "
-        f"{len(manifest['files'])} files{', whole' if verify else ''}"
+        f"{len(manifest['files'])} files{', intact' if verify else ''}"
     )
     if not verify:
         for key, value in manifest["values"].items():

@@ -28,7 +28,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 28
 """Upper bound on the bytes of a manifest."""
-SUGGESTED_FIX = "delete it to resume earlier, or ask for that (--resume whole, fallback=True)"
+SUGGESTED_FIX = "delete it to resume from an earlier one, or pass fallback=True (jobs: --resume whole) to skip it"
 """Suggested fix for a damaged checkpoint; errors end with it."""
 
 _STEP = re.compile(r"step-(\d{6,})")
@@ -117,12 +117,12 @@ def commits(directory: Path) -> list[Commit]:
     """Return the finished checkpoints below ``directory`` in the order of their commits, the newest last."""
     every = [_read_commit(int(match[1]), folder) for match, folder in _steps(directory)]
     # Old manifests have no serial number, which counts as 0: their order is that of their steps.
-    whole = sorted((each for each in every if each.serial is not None), key=lambda each: (each.serial, each.step))
-    earlier = {digest for each in whole for digest in each.damaged}
+    readable = sorted((each for each in every if each.serial is not None), key=lambda each: (each.serial, each.step))
+    earlier = {digest for each in readable for digest in each.damaged}
     damaged = sorted((each for each in every if each.serial is None), key=lambda each: each.step)
     return [
         *(each for each in damaged if each.digest in earlier),
-        *whole,
+        *readable,
         *(each for each in damaged if each.digest not in earlier),
     ]
 

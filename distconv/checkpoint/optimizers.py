@@ -1,7 +1,7 @@
 """State of an optimizer by the names of its parameters: capture, comparison and restoration.
 
 State is stored by name, not by index, so it does not depend on the order of the parameters. :mod:`.state` calls this
-module, which does not know how files are laid out.
+module, which does not depend on the layout of files.
 """
 
 from __future__ import annotations

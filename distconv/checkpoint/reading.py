@@ -222,7 +222,7 @@ class _CheckpointReader:
     def __init__(
         self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutResolver | None
     ) -> None:
-        self._folder, self._found, self._comm = folder, listing, comm
+        self._folder, self._listing, self._comm = folder, listing, comm
         self._until = time.monotonic() + LAG_S
         shapes = {name: entry["shape"] for name, entry in listing["tensors"].items()}
         layouts = {name: layout_of(name, shape) if layout_of else None for name, shape in shapes.items()}
@@ -233,20 +233,20 @@ class _CheckpointReader:
     def read(self, contents: CheckpointMetadata) -> Checkpoint:
         blocks = {
             name: torch.empty([i.extent for i in self._boxes[name]], dtype=tensor_dtype(entry), device="cpu")
-            for name, entry in self._found["tensors"].items()
+            for name, entry in self._listing["tensors"].items()
         }
         # The blocks of all ranks cover each tensor. So every file is read, and verified, by some rank.
-        for name in self._found["files"]:
+        for name in self._listing["files"]:
             needed = [
                 (tensor, box)
-                for tensor, entry in self._found["tensors"].items()
+                for tensor, entry in self._listing["tensors"].items()
                 for piece in entry["pieces"]
                 if piece["file"] == name and is_needed(box := piece_box(piece), self._boxes[tensor])
             ]
             if needed:
                 self._read_file(name, needed, blocks)
         tensors = {
-            name: DistTensor(block, self._layouts[name], self._found["tensors"][name]["shape"])
+            name: DistTensor(block, self._layouts[name], self._listing["tensors"][name]["shape"])
             if name in self._layouts
             else block
             for name, block in blocks.items()
@@ -264,8 +264,11 @@ class _CheckpointReader:
                 raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
     def _verified(self, name: str) -> BinaryIO:
-        """Return the open file after its checksum was compared."""
-        path, entry = self._folder / name, self._found["files"][name]
+        """Return an open file of the checkpoint after comparing its checksum with the manifest.
+
+        The other ranks wait up to ``LAG_S`` for a file that rank 0 has already found.
+        """
+        path, entry = self._folder / name, self._listing["files"][name]
         while True:
             try:
                 file = open_file(path, entry["bytes"])

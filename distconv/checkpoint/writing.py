@@ -331,23 +331,23 @@ def _check_step(step: Any) -> int:
     return number
 
 
-def _clean_up(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> list[str]:
+def _clean_up(folder: Path, committed_files: set[str], earlier: list[Commit], keep: int) -> list[str]:
     """Delete leftovers of earlier attempts at this step, and old checkpoints; return a warning if that fails."""
     try:
-        _delete(folder, but=of_it)
+        _delete(folder, but=committed_files)
         cache_verified(folder)
         _delete_old(earlier, keep - 1)
     except OSError as error:
-        return [f"checkpoint {folder} is committed, but what is older could not be deleted: {error}"]
+        return [f"checkpoint {folder} is committed, but older checkpoints could not be deleted: {error}"]
     return []
 
 
 def _delete_old(earlier: list[Commit], keep: int) -> None:
     """Delete all checkpoints before the last ``keep`` intact ones, except those with an unreadable manifest."""
-    whole = 0
+    intact = 0
     for each in reversed(earlier if len(earlier) > keep else []):
-        if whole < keep:
-            whole += is_intact(each.folder)
+        if intact < keep:
+            intact += is_intact(each.folder)
         elif each.serial is not None:
             _delete(each.folder)
 

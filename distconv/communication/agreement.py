@@ -37,17 +37,17 @@ level = CHECK.value_or_default()
 """What ``DISTCONV_CHECK`` selects: ``"off"``, ``"plan"`` or ``"all"``."""
 
 ORDER_CHECKED = 200
-"""Operations with messages that are compared on each communicator, unless ``DISTCONV_CHECK=all`` compares all of them.
+"""Number of operations with messages that are compared on each communicator; ``DISTCONV_CHECK=all`` compares all.
 
 They cover the first training steps. A model that calls its layers in a different order on each rank, such as the
 members of a set of strings, does so from the first step.
 """
 
 _EXCERPT_LENGTH = 240
-"""Characters of a value that an error shows. The rest of a long value would hide the place where ranks differ."""
+"""Maximum number of characters of a value that an error shows: those around the first difference."""
 
 _SHOWN_RANKS = 8
-"""Ranks that an error lists before it abbreviates."""
+"""Maximum number of ranks that an error lists."""
 
 _process = os.getpid()
 """The rank's process. A fork of it, such as a worker of a data loader, shares its memory but not its messages."""
@@ -238,8 +238,8 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
 def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
     """Call a function on every rank; if it fails on any of them, raise the same error on all.
 
-    Use it for whatever a single rank may notice, such as a file that its node cannot see. Without it the other ranks
-    would wait for the failed one. Collective: call on every rank.
+    Use it for every check that may fail on a single rank, such as opening a file that its node cannot see. Without it
+    the other ranks would wait for the failed one. Collective: call on every rank.
 
     Parameters
     ----------
@@ -262,6 +262,9 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
 
     Warnings
     --------
+    Only DistconvError, OSError, LookupError, ValueError, RuntimeError and MemoryError are caught. Any other exception,
+    such as a TypeError, is raised on its rank alone, and the other ranks wait for it.
+
     If ``attempt`` communicates, a rank that fails in it leaves the others waiting for its messages. The wait for the
     slowest rank counts against ``DISTCONV_TIMEOUT_S``.
     """
@@ -279,7 +282,7 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
         comm.Allreduce(MPI.IN_PLACE, failed, MPI.MAX)
     if failed[0] >= 0:
         message = comm.bcast(reason, root=int(failed[0]))
-        # A command whose output nobody reads any more (`distconv ... | head`) ends silently: it looks at the cause.
+        # A command whose output nobody reads any more (`distconv ... | head`) checks the cause, and ends silently.
         raise error(message if comm.size == 1 else f"{message} (on rank {failed[0]})") from broken_pipe
     return result  # type: ignore[return-value]
 

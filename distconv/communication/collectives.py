@@ -14,8 +14,8 @@ function                       forward                                     backw
 =============================  ==========================================  =============================
 
 All of them are linear, and each backward pass is the forward pass of the adjoint, so derivatives of any order work.
-Layers call these functions. The module does not know what a layer computes; when the gradient of a parameter is
-all-reduced is decided in :mod:`.gradient_reduction`.
+Layers call these functions; the module does not depend on any layer. :mod:`.gradient_reduction` decides when the
+gradient of a parameter is all-reduced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Applied = torch.autograd.function._SingleLevelFunction
 def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     """Call ``function.apply`` on local blocks.
 
-    Without the check that :mod:`distconv.autograd.user_functions` adds to the Functions of users.
+    The check that :mod:`distconv.autograd.user_functions` adds to the Functions of users is skipped.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class _ReduceScatterRegion(torch.autograd.Function):
         ctx.plan = plan
         total = partial.new_zeros(plan.local_shape)
         with section("share_out"):
-            return plan.start_accumulate([partial], partial, "sum of shares").finish(total)
+            return plan.start_accumulate([partial], partial, "reduce-scatter").finish(total)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:

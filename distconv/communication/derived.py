@@ -5,7 +5,7 @@ on each rank. Therefore nothing is freed when an object is dropped: the ranks co
 next call :meth:`CommunicatorRegistry.free_unused`, and free what all of them have dropped.
 
 The registry is an attribute of the MPI communicator, so all Python objects of one communicator find the same registry.
-Process grids and pipelines use it; it does not know what a communicator is used for.
+Process grids and pipelines use it. It does not depend on them.
 """
 
 from __future__ import annotations
@@ -143,22 +143,22 @@ class CommunicatorRegistry:
             self._shared_duplicate = comm.Dup()
         return self._shared_duplicate
 
-    def split(self, comm: MPI.Intracomm, colour: int, key: int) -> MPI.Intracomm:
+    def split(self, comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
         """Split a communicator and register this rank's part. Collective: call on every rank.
 
         Parameters
         ----------
         comm : MPI.Intracomm
             The communicator.
-        colour, key : int
+        color, key : int
             As in ``MPI.Comm.Split``.
 
         Returns
         -------
         MPI.Intracomm
-            The communicator of the ranks with the same ``colour``.
+            The communicator of the ranks with the same ``color``.
         """
-        return self._register(MPI.Intracomm(comm.Split(colour, key)))
+        return self._register(MPI.Intracomm(comm.Split(color, key)))
 
     def _register(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._entries.append(_Entry(MPI.Intracomm(comm), weakref.ref(comm)))

@@ -1,4 +1,4 @@
-"""Digests of tensors, with which ranks find out that their copies differ.
+"""Digests of tensors, with which ranks detect that their copies differ.
 
 :func:`digest` identifies values, :func:`checksum` is ten times as fast and misses some permutations.
 :func:`find_differing` and :func:`describe_difference` compare many tensors over a communicator.

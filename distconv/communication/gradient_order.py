@@ -5,14 +5,15 @@ rank called the layers. A model may call independent branches in a different ord
 are matched by parameter:
 
 1. Contribution ``k`` to parameter ``i`` in a backward pass has the key ``(i, k)``.
-2. A pass is expected to bring the same keys as the pass that followed the same predecessor the last time, so that steps
-   that alternate between networks are predicted, too. Expected contributions are reduced in that order during the pass,
-   each as soon as it and all those before it have arrived. This overlaps with computation.
+2. The keys of a pass are predicted. The last time that the previous pass occurred, some pass followed it: its keys, in
+   the order in which they were reduced, are expected again. So steps that alternate between networks are predicted,
+   too. Expected contributions are reduced in that order during the pass, each as soon as it and all those before it
+   have arrived. This overlaps with computation.
 3. At the end of a pass ranks compare their keys by a digest. A rank that left out a layer is found here.
 4. If the pass was not as expected and all ranks had the keys in the same order, the rest is reduced in that order,
    otherwise sorted by key. The result is what later passes expect.
 
-A first pass is never expected, so its reductions all start at its end.
+Nothing is expected of a first pass, so its reductions all start at its end.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ ranks.
 """
 
 _REMEMBERED = 64
-"""Number of different passes over a communicator above which all are forgotten: the memory is bounded."""
+"""Maximum number of different passes that are stored for a communicator. Then all are dropped, to bound the memory."""
 
 _LISTED = 4
-"""Parameters that an error lists for each rank."""
+"""Maximum number of parameters that an error lists for each rank."""
 
 
 @dataclass(eq=False)
@@ -64,7 +65,7 @@ class PassHistory:
         self._known: dict[tuple[Key, ...], BackwardPass] = {}
         self._last = BackwardPass()
         self.broken = ""
-        """Why reductions of ranks no longer match, if they do not."""
+        """The reason why reductions of ranks no longer match; "" while they match. Then later passes raise."""
 
     @property
     def expected(self) -> BackwardPass:
@@ -72,7 +73,7 @@ class PassHistory:
         return self._last.following or BackwardPass()
 
     def record(self, keys: Sequence[Key], names: int) -> None:
-        """Note that a pass has followed the last one.
+        """Record that a pass has followed the last one.
 
         Parameters
         ----------
@@ -88,7 +89,7 @@ class PassHistory:
         self._last = following
 
     def confirm(self) -> None:
-        """Note that the expected pass has come."""
+        """Record that the pass had the expected keys."""
         self._last = self.expected
 
 
@@ -154,7 +155,7 @@ class OrderedContributions(Generic[C]):
         Returns
         -------
         list of Contribution
-            Perhaps none, perhaps several, in an order that all ranks share.
+            Any number of contributions, also none, in an order that all ranks share.
         """
         number = contribution.number
         key = (number, self._counts[number])

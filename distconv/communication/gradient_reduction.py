@@ -50,8 +50,11 @@ UNBUCKETED_BYTES = 1 << 20
 """Size from which a contribution is all-reduced by itself: copying it into a bucket takes half as long as its sum."""
 
 _NAME = "_distconv_deferred"
+"""Attribute of a marked parameter: its name in errors."""
 _COMPARED = "_distconv_compared"
+"""Attribute of a parameter: the number of ranks over which its last reduction compared its values."""
 _NUMBER = "_distconv_number"
+"""Attribute of a marked parameter: its position in the order of marking, by which ranks match gradients."""
 _numbers = itertools.count()
 
 
@@ -204,12 +207,12 @@ class _Bucket:
         self.unbucketed.append((leaf, grad, reduction))
 
     def launch(self, first: bool) -> None:
-        """Start the all-reduce of the bucket; ``first``: no other of this pass over ``comm`` was launched before."""
+        """Start the all-reduce of the bucket. ``first``: it is the first bucket of this pass over ``comm``."""
         with section("pack"):
             parts = [grad.reshape(-1) for grad in self.grads]
             payload = _ChecksumPayload(self.comm, first)
             leaves = self.all_leaves
-            # In a replay on a GPU nothing reads the payload, since the host has no part in it.
+            # A replay on a GPU is a CUDA graph: the host cannot read the payload, so nothing is compared.
             compared = agreement.level != "off" and (recording.active is None or not leaves[0].is_cuda)
             if compared:
                 parts.append(recording.call(payload, *leaves))
@@ -294,12 +297,18 @@ class _ChecksumPayload:
 
 
 class _Backward:
-    """The buckets of one backward pass. Only the pass refers to it, so a pass that fails leaves nothing behind."""
+    """The buckets of one backward pass.
+
+    Only autograd's callback at the end of the pass refers to the object, so a pass that fails drops it.
+    """
 
     def __init__(self, task: int = -1) -> None:
         self.task = task
+        """Number of autograd's graph task; -1 outside of a backward pass."""
         self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
+        """Buckets that still take contributions, by communicator, dtype and device."""
         self.launched: list[_Bucket] = []
+        """Buckets whose all-reduce has started, in the same order on all ranks."""
         self._launched_over: set[int] = set()
         """Handles of the communicators over which a bucket was launched."""
         self._ordered: dict[int, OrderedContributions[_Contribution]] = {}
@@ -367,8 +376,11 @@ class _Backward:
 
 
 _running: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
+"""Backward passes that have contributions, by autograd's graph task."""
 _abandoned: list[_Bucket] = []
+"""Buckets of failed backward passes, to whose buffers MPI may still write. They are never freed."""
 _deferred_comparisons: list[WeightComparison] = []
+"""Comparisons of weights on a GPU, which the next pass makes: the host would have to wait for the GPU now."""
 
 
 def enqueue_contribution(leaf: torch.Tensor, grad: torch.Tensor, comm: MPI.Intracomm, *, uniquely_owned: bool) -> None:
@@ -532,7 +544,7 @@ def _finish_running(leaf: torch.Tensor) -> None:
 
 
 _GRAD: Any = torch.Tensor.grad
-"""torch's own attribute ``grad``, which knows nothing of pending contributions."""
+"""torch's own attribute ``grad``. Reading it does not finish pending contributions."""
 
 
 def _update_grad_property() -> None:

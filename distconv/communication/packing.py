@@ -132,28 +132,29 @@ class Packing:
         strides = tuple(tensor.stride() for tensor in tensors)
         layout = self._layouts.get((in_place, strides))
         if layout is None:
-            unpacked = [
+            unbuffered = [
                 in_place and len(regions) == 1 and _is_contiguous(regions[0], tensors) for regions in self._messages
             ]
-            layout = self._layouts[in_place, strides] = _MessageLayout(self._messages, unpacked, strides)
+            layout = self._layouts[in_place, strides] = _MessageLayout(self._messages, unbuffered, strides)
         return layout
 
 
 class _MessageLayout:
     """Positions of the boxes of messages in their buffer, for tensors with given strides.
 
-    ``unpacked``: for each message True if it is the memory of its one box. Otherwise it is in the buffer.
+    ``unbuffered``: for each message True if it is the memory of its one box, so that nothing is copied. Otherwise it is
+    in the buffer.
     """
 
     def __init__(
-        self, messages: Sequence[Sequence[Region]], unpacked: Sequence[bool], strides: Sequence[tuple[int, ...]]
+        self, messages: Sequence[Sequence[Region]], unbuffered: Sequence[bool], strides: Sequence[tuple[int, ...]]
     ) -> None:
         self._strides = strides
         self._messages: list[Region | slice] = []
         self._packed: list[tuple[Region, int]] = []
         self._numel = 0
-        for regions, is_unpacked in zip(messages, unpacked, strict=True):
-            if is_unpacked:
+        for regions, is_unbuffered in zip(messages, unbuffered, strict=True):
+            if is_unbuffered:
                 self._messages.append(regions[0])
                 continue
             start = at = -(-self._numel // _ALIGNED) * _ALIGNED

@@ -57,7 +57,7 @@ class IndexLayout(Hashable, Protocol):
         Returns
         -------
         tuple of Interval
-            Rising and disjoint.
+            In ascending order and disjoint.
         """
 
 
@@ -153,7 +153,7 @@ class Peer(NamedTuple):
 
 
 def _intersect(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment]:
-    """Return the intersections of two rising lists of intervals."""
+    """Return the intersections of two ascending lists of intervals."""
     segments = []
     src_offset = 0
     for s in src:
@@ -250,7 +250,7 @@ class Routes:
         self.own: tuple[TransferBox, ...] = () if ghosts else own
 
     def _intervals(self, layout: IndexLayout, index: int | None) -> tuple[tuple[Interval, ...], ...]:
-        """Return the indices of rank ``index`` of a layout, for each dimension; nothing for None."""
+        """Return the indices of rank ``index`` of a layout, for each dimension; an empty tuple for None."""
         if index is None:
             return ()
         return tuple(
@@ -265,8 +265,8 @@ class Routes:
         if self.ghosts:
             return self._slabs()
         # Several ranges are stored one after another: the "box" has their total size and starts at 0.
-        whole = (r[0] if len(r) == 1 else Interval(0, sum(i.extent for i in r)) for r in self._needed)
-        return (tuple(whole),)
+        box = (r[0] if len(r) == 1 else Interval(0, sum(i.extent for i in r)) for r in self._needed)
+        return (tuple(box),)
 
     def _slabs(self) -> tuple[Box, ...]:
         """Return the needed box minus the owned one, as two slabs for each split dimension.
@@ -355,17 +355,17 @@ class Routes:
         return table
 
     def _peer(self, rank: int, per_dim: list[list[_Segment]], *, receiving: bool) -> Peer:
-        pieces = []
+        boxes = []
         for segments in itertools.product(*per_dim):
             src = tuple(slice(s.src, s.src + s.extent) for s in segments)
             if self.ghosts and receiving and rank != self.rank:
-                part = self._slab_index([s.start for s in segments])
-                offsets = [s.start - b.start for s, b in zip(segments, self.destinations[part], strict=True)]
+                destination = self._slab_index([s.start for s in segments])
+                offsets = [s.start - b.start for s, b in zip(segments, self.destinations[destination], strict=True)]
             else:
-                part, offsets = 0, [s.dst for s in segments]
+                destination, offsets = 0, [s.dst for s in segments]
             dst = tuple(slice(o, o + s.extent) for o, s in zip(offsets, segments, strict=True))
-            pieces.append(TransferBox(src, dst, part, tuple(s.extent for s in segments)))
-        return Peer(rank, tuple(pieces), sum(math.prod(p.extents) for p in pieces))
+            boxes.append(TransferBox(src, dst, destination, tuple(s.extent for s in segments)))
+        return Peer(rank, tuple(boxes), sum(math.prod(box.extents) for box in boxes))
 
     def _slab_index(self, corner: Sequence[int]) -> int:
         inside = (all(i.start <= at < i.stop for i, at in zip(box, corner, strict=True)) for box in self.destinations)
@@ -373,7 +373,7 @@ class Routes:
 
     def _separate_own(self, peers: list[Peer]) -> tuple[tuple[Peer, ...], tuple[TransferBox, ...]]:
         others = tuple(peer for peer in peers if peer.rank != self.rank)
-        own = tuple(piece for peer in peers if peer.rank == self.rank for piece in peer.boxes)
+        own = tuple(box for peer in peers if peer.rank == self.rank for box in peer.boxes)
         return others, own
 
 

@@ -1,4 +1,4 @@
-"""Transfer plans: move a tensor from one layout to another, and add overlapping parts up on the way back.
+"""Transfer plans: move a tensor from one layout to another, or add overlapping boxes up at their owners.
 
 A :class:`TransferPlan` moves a tensor from the layout ``src`` (who owns what) to the layout ``dst`` (who needs what).
 Redistribution, scatter, gather, halo exchange and the messages between pipeline stages differ only in their two
@@ -7,7 +7,9 @@ layouts, and in whether these are over the same ranks. A plan is made once (:mod
     forward   start(local)            pack, send and receive     finish()      unpack: blocks or ghosts
     backward  start_accumulate(...)   the same boxes, backwards  finish(into)  add what arrived to the owned block
 
-This module knows nothing of autograd: :mod:`.collectives` and the layers make pairs of forward and backward of it.
+This module does not use autograd: :mod:`.collectives` and the layers make pairs of a forward and a backward pass from
+a plan. Messages have no tags, so all ranks must call ``start`` and ``start_accumulate`` of their plans in the same
+order. They may call ``finish`` in any order.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ class TransferPlan(Routes):
     def start_accumulate(
         self, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str = "transfer back"
     ) -> Accumulation:
-        """Start to return values to the owners, who add them up. Collective: call on every rank of the plan.
+        """Start to return values to their owners, which add them up. Collective: call on every rank of the plan.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 """Transport: nonblocking messages between tensors, and all-reduces, for tensors on the host or a GPU.
 
-Tensors on the CPU are sent from and received into their own memory. Tensors on a GPU go the way that
+Tensors on the CPU are sent from and received into their own memory. Tensors on a GPU take the path that
 :mod:`.gpu.device_transport` has chosen: through NCCL (:mod:`.gpu.nccl`), or through MPI from device memory or from
 pinned host memory (:mod:`.gpu.staging`). With ``DISTCONV_TRANSPORT=torch``, tensors on the CPU go through gloo.
 
@@ -96,6 +96,7 @@ class Traffic:
 
 
 _counting: list[Traffic] = []
+"""One entry for each :func:`count_traffic` block that is being executed."""
 
 
 @contextmanager
@@ -149,19 +150,20 @@ class Exchange:
         sends = [(peer, materialize(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
+        # Triples of a peer, a tensor, and the memory that MPI uses for it: the tensor itself unless it is staged.
         self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
         tensors = [tensor for _, tensor in (*sends, *receives)]
-        way = device_transport.get_transport(comm, tensors[0]) if tensors else device_transport.HOST
-        self._channel = way.channel
+        transport = device_transport.get_transport(comm, tensors[0]) if tensors else device_transport.HOST
+        self._channel = transport.channel
         if recording.active is not None:
             recording.active.record_exchange(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
-        self._staging = staging = Staging.of(tensors, way.mpi_support.messages)
+        self._staging = staging = Staging.of(tensors, transport.mpi_support.messages)
         if staging is not None:
-            self._receives = [(peer, tensor, staging.incoming(tensor)) for peer, tensor in receives]
-            self._sends = [(peer, tensor, staging.outgoing(tensor)) for peer, tensor in sends]
+            self._receives = [(peer, tensor, staging.prepare_receive(tensor)) for peer, tensor in receives]
+            self._sends = [(peer, tensor, staging.prepare_send(tensor)) for peer, tensor in sends]
             staging.record_copies()
         if not self._posts_receives_late:
             self._post_receives()
@@ -282,21 +284,22 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_communicator(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
+        # In the dtype in which sums are accumulated: half precision is summed in float32, and rounded in wait().
         self._wide = materialize(tensor.to(accumulation_dtype(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
-        way = device_transport.choose_transport(comm, self._wide)
+        transport = device_transport.choose_transport(comm, self._wide)
         # Process groups reduce complex numbers as pairs of real ones, which is right for sums only.
-        self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
+        self._channel = transport.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
             recording.active.record_reduction(self, comm, self._wide, op, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return
         self._buffer = self._wide
-        self._staging = staging = Staging.of([tensor], way.mpi_support.sums)
+        self._staging = staging = Staging.of([tensor], transport.mpi_support.sums)
         if staging is not None:
-            self._buffer = staging.outgoing(self._wide)
+            self._buffer = staging.prepare_send(self._wide)
             staging.record_copies()
             staging.wait_until_written()
         kind = mpi_type(self._buffer.dtype)

@@ -22,7 +22,7 @@ from distconv.communication.digest import describe_difference
 from distconv.errors import MismatchError
 
 UNSPLIT_ELEMENTS = 4096
-"""Weights of at most this many elements enter each digest as a whole."""
+"""Weights of at most this many elements are digested completely in each pass."""
 
 ROUNDS = 10
 """Number of chunks of a larger weight. Each pass takes the next one, so a difference is found after at most so many."""
@@ -143,7 +143,7 @@ def _has_whole_words(values: torch.Tensor) -> bool:
 
 
 def select_chunk(weight: torch.Tensor, round_index: int) -> torch.Tensor:
-    """Return the elements of a weight that a round compares. After :data:`ROUNDS` rounds these were all elements.
+    """Return the elements of a weight that a round compares. Successive :data:`ROUNDS` rounds cover all elements.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Locations of samples that are not files of this machine: URLs of fsspec, as ``s3://bucket/samples.zarr``.
 
-``opening`` and the formats call this module; it knows no format and no MPI. A :class:`Url` holds the string alone, so
-that it can be sent to another process: each process makes its own filesystem objects.
+``opening`` and the formats call this module; it depends on no format and contains no MPI. A :class:`Url` holds the
+string alone, so that it can be sent to another process: each process makes its own filesystem objects.
 """
 
 from __future__ import annotations

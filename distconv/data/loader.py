@@ -26,13 +26,13 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
-_ORDER, _MIRRORS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
-"""Independent streams of random numbers; stream 2 belongs to a job."""
+_ORDER, _FLIPS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
+"""Independent streams of random numbers. ``jobs.images.sources`` uses stream 2 with the same seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One dataset and its conversion to a tensor: mirrored, shifted and scaled per channel, converted."""
+    """One dataset and its conversion to a tensor: transposed or flipped, shifted and scaled per channel, converted."""
 
     dataset: str
     """Name of the dataset."""
@@ -42,17 +42,17 @@ class Field:
     ``"nhw"`` fits label maps, ``"n"`` one number per sample.
     """
     dtype: torch.dtype | None = None
-    """Dtype of the tensor. With None the stored values decide.
+    """Dtype of the tensor; None selects it by the stored values.
 
-    If None, integers become int64, booleans stay booleans, and all other values, and those that are
-    shifted or scaled, become float32. A value that the dtype cannot hold raises: integers are kept exactly,
-    floating-point values may be rounded.
+    Then integers become int64, booleans stay booleans, and all other values, and those that are shifted or scaled,
+    become float32. A value that the dtype cannot hold raises: integers are kept exactly, floating-point values may be
+    rounded.
     """
     shift: NDArray[np.float64] | Sequence[float] | float | None = None
     scale: NDArray[np.float64] | Sequence[float] | float | None = None
     """Values become (value - shift) / scale; one number per channel, or one for all."""
     odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Factor of each channel, by the axis of the flip, such as -1 for a velocity normal to the mirror."""
+    """Factor of each channel, by the axis of a flip: -1 for a sign-flipped channel, such as a velocity along it."""
     exchanged: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed sample. If empty, channels keep their order."""
 
@@ -253,7 +253,7 @@ class Loader(EpochLoader):
         """
         if not self.mirror:
             return ""
-        drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
+        drawn = np.random.default_rng((self.seed, _FLIPS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
 
     def is_transposed(self, epoch: int, sample: int) -> bool:
@@ -287,8 +287,8 @@ class Loader(EpochLoader):
         dict of str to int
         """
         random = np.random.default_rng((self.seed, _CROPS, epoch, sample))
-        whole = self._sample_sizes()
-        return {axis: int(random.integers(0, whole[axis] - extent + 1)) for axis, extent in self.crop.items()}
+        sizes = self._sample_sizes()
+        return {axis: int(random.integers(0, sizes[axis] - extent + 1)) for axis, extent in self.crop.items()}
 
     def _sample_sizes(self) -> dict[str, int]:
         """Return the size of the samples along each axis of any field."""
@@ -322,20 +322,20 @@ class Loader(EpochLoader):
         return sorted({axis for each in self.fields for axis in each.odd})
 
     def _check_crop(self) -> None:
-        whole = self._sample_sizes()
+        sizes = self._sample_sizes()
         for each in self.fields:
             for axis, extent in zip(each.dims[1:], self.file.shape(each.dataset)[1:], strict=True):
-                if axis in self.crop and extent != whole.get(axis, extent):
+                if axis in self.crop and extent != sizes.get(axis, extent):
                     raise DataError(
                         f"{self.file.path}: {each.dataset!r} has {extent} along {axis}, where others have "
-                        f"{whole[axis]}. Only samples of equal extents can be cropped together: resize them."
+                        f"{sizes[axis]}. Only samples of equal sizes can be cropped together: resize them."
                     )
         for axis, extent in self.crop.items():
-            if not 0 < extent <= whole.get(axis, 0):
+            if not 0 < extent <= sizes.get(axis, 0):
                 raise DataError(
-                    f"{self.file.path}: crop {axis}={extent}: samples have {whole.get(axis, 'nothing')} there"
+                    f"{self.file.path}: crop {axis}={extent}: samples have {sizes.get(axis, 'nothing')} there"
                 )
-        height, width = (self.crop.get(axis, whole.get(axis, 0)) for axis in "hw")
+        height, width = (self.crop.get(axis, sizes.get(axis, 0)) for axis in "hw")
         if self.transpose and height != width:
             raise DataError(
                 f"{self.file.path}: samples of {height} x {width} cannot be transposed: crop squares of them"
@@ -343,8 +343,8 @@ class Loader(EpochLoader):
 
     def _extents(self, each: Field) -> tuple[int, ...]:
         """Return the shape of a sample of a field after cropping."""
-        whole = self.file.shape(each.dataset)[1:]
-        return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], whole, strict=True))
+        sizes = self.file.shape(each.dataset)[1:]
+        return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], sizes, strict=True))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, and read the next ones in the background.
@@ -416,7 +416,7 @@ class Loader(EpochLoader):
         """Return the values in ``space`` of one sample, which is cropped, then flipped, then transposed."""
         transposed = each.dims.endswith("hw") and self.is_transposed(epoch, sample)
         there = _region_before_transpose(each, space) if transposed else space
-        values = self._read_mirrored(each, sample, there, epoch)
+        values = self._read_flipped(each, sample, there, epoch)
         if transposed:
             values = values.swapaxes(-1, -2)
             if each.exchanged:
@@ -429,16 +429,16 @@ class Loader(EpochLoader):
             values = values / _per_channel(each, each.scale, space, values)
         return values
 
-    def _read_mirrored(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
+    def _read_flipped(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """Return the values in ``space`` of one sample, which is cropped and then flipped."""
-        mirrored, begins = self.mirrored_axes(epoch, sample), self.crop_offsets(epoch, sample)
-        # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
+        flipped, begins = self.mirrored_axes(epoch, sample), self.crop_offsets(epoch, sample)
+        # Index i of the flipped sample is E - 1 - i of the one in the file: read the flipped box, then reverse it.
         box, steps = [Interval(sample, sample + 1)], []
         for axis, interval, extent in zip(each.dims[1:], space, self._extents(each), strict=True):
-            turned, begin = axis in mirrored, begins.get(axis, 0)
-            there = Interval(extent - interval.stop, extent - interval.start) if turned else interval
+            is_flipped, begin = axis in flipped, begins.get(axis, 0)
+            there = Interval(extent - interval.stop, extent - interval.start) if is_flipped else interval
             box.append(Interval(begin + there.start, begin + there.stop))
-            steps.append(slice(None, None, -1 if turned else None))
+            steps.append(slice(None, None, -1 if is_flipped else None))
         values: NDArray[Any] = np.asarray(self.file.read(each.dataset, tuple(box))[0][tuple(steps)])
         if each.computes:
             if values.dtype.kind not in "biuf":
@@ -448,7 +448,7 @@ class Loader(EpochLoader):
                 )
             exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
             values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
-        for axis in mirrored:
+        for axis in flipped:
             if axis in each.odd:
                 values = values * _per_channel(each, each.odd[axis], space, values)
         return values

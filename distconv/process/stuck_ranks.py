@@ -39,7 +39,7 @@ class RankState:
     """Digest of the ranks that share grids with this one."""
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def location(self) -> tuple[object, ...]:
         """Value that is equal for ranks at the same call."""
         return self.position.call, self.position.lines, bool(self.wait), self.has_left
 
@@ -159,7 +159,7 @@ def format_report(states: dict[int, RankState | None], ending: str) -> str:
     states = dict(sorted(states.items()))
     groups: dict[object, list[int]] = {}
     for rank, state in states.items():
-        groups.setdefault(state and state.place, []).append(rank)
+        groups.setdefault(state and state.location, []).append(rank)
     lines = [
         f"distconv: rank {me} has waited {own.waited_s:.0f} s in {own.wait}; {_describe_other_ranks(groups, states)}"
     ]

@@ -62,7 +62,8 @@ _ASK, _ANSWER, _STACKS = 3, 4, 5
 """Message tags: a question where the receiver is, its answer, and a question that also prints its stacks."""
 
 _UNKNOWN = (
-    "which other ranks have perhaps not called; DISTCONV_CHECK=all tells at once where ranks call different things; "
+    "which other ranks have perhaps not called; DISTCONV_CHECK=all reports at once where ranks call different "
+    "operations; "
 )
 
 timeout_s = TIMEOUT_S.value_or_default()
@@ -76,7 +77,7 @@ waits: dict[int, Wait] = {}
 
 _wait_sources: list[Callable[[], Iterable[Wait]]] = []
 _started = threading.Lock()
-_look_lock = threading.Lock()
+_check_lock = threading.Lock()
 _stopped = threading.Event()
 
 
@@ -125,7 +126,7 @@ def register_wait_source(waits: Callable[[], Iterable[Wait]]) -> None:
 
 def current_waits() -> list[tuple[int, float, Callable[[], str]]]:
     """Return this rank's waits: thread, start by ``time.monotonic``, and a function that describes the wait."""
-    by_gpu = [(threading.main_thread().ident or 0, *wait) for look in _wait_sources for wait in look()]
+    by_gpu = [(threading.main_thread().ident or 0, *wait) for source in _wait_sources for wait in source()]
     # tuple() copies in one step: other threads change the table at the same time.
     return [*((thread, *wait) for thread, wait in tuple(waits.items())), *by_gpu]
 
@@ -138,10 +139,10 @@ def start() -> None:
 
 def stop(*_: Any) -> None:
     """Stop checking, since MPI is about to end; wait for a check that is running."""
-    held = _look_lock.acquire(timeout=_STOP_S)
+    held = _check_lock.acquire(timeout=_STOP_S)
     _stopped.set()
     if held:
-        _look_lock.release()
+        _check_lock.release()
 
 
 def describe_timeout() -> str:
@@ -181,9 +182,9 @@ def _watch() -> None:
     pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
     while True:
         time.sleep(pause)
-        with _look_lock:
+        with _check_lock:
             if not _stopped.is_set():
-                reporter.look()
+                reporter.check_waits()
 
 
 class ExitChannel:
@@ -258,7 +259,7 @@ class StuckRankReporter:
     def _state(self) -> RankState:
         return stuck_ranks.current_state(current_waits(), self._group(), has_left=self.has_left)
 
-    def look(self) -> None:
+    def check_waits(self) -> None:
         """Run the steps in the module's docstring as far as they are due. The watchdog's thread calls it regularly."""
         self._receive()
         self._sent = [request for request in self._sent if not request.Test()]

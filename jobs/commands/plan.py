@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.batch_norm_scope import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.jobs.planning import picture, report
 from distconv.jobs.planning.halo_picture import largest_halo
 from distconv.jobs.planning.options import (
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-norm",
-        choices=BATCH_NORM,
+        choices=BATCH_NORM_SCOPES,
         default=defaults.batch_norm,
         help="ranks that share the statistics of batch norm; stored in the plan, and training follows it "
         "(default: %(default)s)",

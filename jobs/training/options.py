@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
-from distconv.batch_norm_scope import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
@@ -192,7 +192,7 @@ def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -
     )
     parser.add_argument(
         "--batch-norm",
-        choices=BATCH_NORM,
+        choices=BATCH_NORM_SCOPES,
         help="batch-norm statistics: over the mini-batch, over the ranks that share the same samples, or over "
         "each rank's block (default: the plan's, or global)",
     )

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 
 MAX_PAIRS_AT_ONCE = 1 << 26
-"""Largest number of terms that are computed before they are added up: a trade of memory for calls."""
+"""Maximum number of terms that are in memory before they are added up: more need fewer calls, but more memory."""
 
 
 class Pattern:

@@ -19,7 +19,11 @@ class Step:
     """Products of one kind and size."""
 
     phase: str
-    """``"up-sweep"`` or ``"down-sweep"``: products of a level may run at once. ``"linear"``: one after another."""
+    """``"up-sweep"`` and ``"down-sweep"``, also ``"... over ranks"``: products of a level may run at once.
+
+    ``"linear"``: one after another. ``"last"`` and ``"total"``: products with the last element, and of a rank's own
+    elements for the scan over ranks.
+    """
     level: int
     kind: Kind
     """``"mv"`` for matrix times vector, ``"mm"`` for matrix times matrix."""
@@ -31,6 +35,7 @@ class Step:
 
 _recordings: list[list[Step]] = []
 _stage = ("linear", 0)
+"""Phase and level of the products that are computed next (:func:`set_stage`)."""
 
 
 @contextmanager
@@ -79,7 +84,7 @@ def record_products(kind: Kind, flops: int, count: int = 1) -> None:
 
 
 def critical_path(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps on the critical path: all linear ones, and the largest one of each level of a sweep.
+    """Return the steps on the critical path: all linear ones, and the largest one of each level of other phases.
 
     Parameters
     ----------

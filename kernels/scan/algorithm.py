@@ -1,8 +1,8 @@
 r"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
 
 The levels are kept one after another instead of in place: level d + 1 holds the products of pairs of level d, half as
-many, and no operand is overwritten. The numbering is that of the paper's in-place array. Its products into a[n], which
-line 9 overwrites unread, are not computed.
+many, and no operand is overwritten. The numbering is that of the paper's in-place array a. The
+up-sweep of the paper also computes a[n], which line 9 overwrites before it is read; this product is left out here.
 
 ::
 
@@ -27,10 +27,10 @@ from .elements import Affine, Level
 
 
 def sweep_levels(n: int) -> tuple[int, int]:
-    """Return the numbers of levels of the up-sweep and of the down-sweep over Eq. 5 with ``n`` Jacobians.
+    """Return the numbers of levels of the up-sweep and of the down-sweep over a chain of ``n`` Jacobians (Eq. 5).
 
-    With the input and the identity of line 9 they are the figure's L0, L1, ...: VGG-11's 21 layers have L0-L4 upwards
-    and L5-L10 downwards.
+    Figure 3 counts two levels more, the input and the identity of line 9: VGG-11's 21 layers have L0-L4 upwards and
+    L5-L10 downwards.
 
     Examples
     --------

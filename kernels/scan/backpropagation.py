@@ -115,7 +115,7 @@ def explain(
 
     Returns
     -------
-    Prediction
+    ScanPrediction
         Printed, it shows the times in ms.
 
     Raises

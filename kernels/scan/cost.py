@@ -78,7 +78,7 @@ def predict(problem: Problem, speed: Speed) -> ScanPrediction:
 
     Returns
     -------
-    Prediction
+    ScanPrediction
         The times until the slowest rank is finished.
 
     Examples

@@ -34,8 +34,10 @@ class ScanRank:
     """This rank's position in the array of the active ranks, and its messages."""
 
     comm: Any
+    """Communicator of all ranks, also of those that are not active."""
     problem: Problem
     like: torch.Tensor
+    """Empty tensor with the dtype and the device of all messages."""
 
     @property
     def active(self) -> list[int]:
@@ -125,7 +127,9 @@ class ScanRank:
 
 
 _KINDS = [torch.Tensor, SparseJacobian, Identity]
+"""Types of matrices, by their number in the header of a message."""
 _HEADER = 6
+"""Integers of a header: type, 1 if there is a shift, samples, rows, columns and non-zeros."""
 
 
 def _numbers(matrix: Matrix) -> tuple[int, ...]:
@@ -206,13 +210,13 @@ def _exchange(element: Any, scan_rank: ScanRank) -> Any:
     for d in range(levels):
         set_stage("up-sweep over ranks", d)
         for left, right in _exchanging_ranks(d, last):
-            vector = left == (1 << d) - 1  # the first element of a level contains the gradient
+            is_vector = left == (1 << d) - 1  # the first element of a level contains the gradient
             if index == left and isinstance(element, torch.Tensor):
                 scan_rank.send_vector(right, element)
             elif index == left:
                 scan_rank.send_map(right, element)
             elif index == right:
-                kept[d] = received = scan_rank.receive_vector(left, left) if vector else scan_rank.receive_map(left)
+                kept[d] = received = scan_rank.receive_vector(left, left) if is_vector else scan_rank.receive_map(left)
                 if right < last:
                     element = (
                         element(received) if isinstance(received, torch.Tensor) else element.compose_after(received)
@@ -232,7 +236,7 @@ def _exchange(element: Any, scan_rank: ScanRank) -> Any:
 
 
 def _exchanging_ranks(d: int, last: int) -> list[tuple[int, int]]:
-    """Return the pairs (l, r) of lines 5 and 12.
+    """Return the pairs (l, r) of positions that exchange elements at level ``d`` (Algorithm 1, lines 5 and 12).
 
     Examples
     --------

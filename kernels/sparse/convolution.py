@@ -70,7 +70,8 @@ class _Convolution(torch.autograd.Function):
         features, weight = ctx.saved_tensors
         pairs: KernelMap = ctx.pairs
         # If the map is its own mirror image, its groups serve both directions, with the offsets in reverse order.
-        back, turned = (pairs, weight.flip(0)) if pairs.is_mirrored else (pairs.transposed(), weight)
+        # A symmetric map serves as its own transposed one, with the matrices in reverse order.
+        back, turned = (pairs, weight.flip(0)) if pairs.is_symmetric else (pairs.transposed(), weight)
         dx, dw = None, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
         def add_to_weights(k: int, rows: torch.Tensor) -> None:

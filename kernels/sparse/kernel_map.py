@@ -88,7 +88,7 @@ class KernelMap:
         return KernelMap(swapped, self.out_sites, self.in_sites, self.identity)
 
     @cached_property
-    def is_mirrored(self) -> bool:
+    def is_symmetric(self) -> bool:
         """True if the transposed map has the pairs of this one, with the offsets in reverse order."""
         return self.identity is not None and all(
             (here[0] is there[1] and here[1] is there[0]) or k == self.identity

@@ -26,7 +26,6 @@ from distconv.tensor import DistTensor
 _TORCH_ERRORS = (RuntimeError, ValueError, ZeroDivisionError)
 """Exceptions that torch's functions and their meta implementations raise for unsupported operands."""
 
-
 _MAX_PROBED_ELEMENTS = 1 << 16
 """Largest number of elements for which torch's function is called on zeros to find its errors."""
 

@@ -3,7 +3,7 @@
 Many functions of torch reject empty tensors. A rank with an empty block therefore computes on a few zeros and keeps no
 element of the result. So its result has the dtype of the other ranks, it raises the errors that they raise, and its
 autograd graph is the same. The graph must be the same because backward passes, of any order, send their messages in its
-order: a rank that sends none leaves the others waiting. Called by operators with blocks.
+order: a rank that sends none leaves the others waiting. Operators on blocks call this module.
 """
 
 from __future__ import annotations

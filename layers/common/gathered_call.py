@@ -40,7 +40,6 @@ level = FALLBACK.value_or_default()
 limit_bytes = FALLBACK_LIMIT.value_or_default()
 """Bytes that a call may gather on each rank (``DISTCONV_FALLBACK_LIMIT``)."""
 
-
 _ELEMENT_BY_ELEMENT = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
 """Functions that change tensors without increasing autograd's version counter."""
 

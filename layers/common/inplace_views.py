@@ -2,9 +2,8 @@
 
 In torch a view shares memory with its source. Here there are two cases:
 
-- The block of the view shares memory with the block of the source (:func:`record_shared_view`). An in-place change
-shows
-  in both.
+- The block of the view shares memory with the block of the source (:func:`record_shared_view`). An in-place change is
+  visible in both.
 - The view was moved between ranks, so that it is a copy (:func:`record_copied_view`). After an in-place change of the
   view, :func:`record_inplace_change` writes its values back to the source. After an in-place change of the source, the
   view is taken again when its block is used next.
@@ -50,12 +49,12 @@ class _View:
     """Takes the view again from the present values of the source."""
     write_back: Callable[[DistTensor], object]
     """Writes the values of the changed view to the source."""
-    recording: bool
+    grad_enabled: bool
     """True if autograd recorded when the view was taken. Otherwise the view is taken again without a graph."""
     shape: torch.Size
     """Shape of the source when the view was taken."""
     shown_state: tuple[torch.Tensor, int] | None = None
-    """The source's block, and its number of changes, that the view shows. The number is 0 if the view shares memory."""
+    """The source's block and number of changes when the view was last taken. The number is 0 if memory is shared."""
 
     def source_state(self, copied: bool) -> tuple[torch.Tensor, int]:
         """Return the present value for ``shown_state``; ``copied`` is True if the view has its own memory."""
@@ -73,7 +72,7 @@ class _View:
                 f"from {tuple(self.shape)} to {tuple(self.source.shape)}, and then its values. Take the view after "
                 "squeeze_ or unsqueeze_."
             )
-        with torch.set_grad_enabled(self.recording):
+        with torch.set_grad_enabled(self.grad_enabled):
             fresh = self.retake()
         view.local, self.shown_state = fresh._local, shown
 

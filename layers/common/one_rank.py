@@ -20,7 +20,7 @@ from distconv.tensor import DistTensor, Strides
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 """Exceptions that torch raises for unsupported arguments.
 
-A checkpoint ends a second forward by another exception, which must not be caught.
+``torch.utils.checkpoint`` ends a recomputation by an exception of another class, which must not be caught.
 """
 
 

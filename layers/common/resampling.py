@@ -23,8 +23,9 @@ class Resampling:
     """The input positions and weights of the outputs along one dimension.
 
     Output ``o`` is ``(1 - weight[o]) * x[low[o]] + weight[o] * x[high[o]]``. Without weights, output ``o`` is
-    ``x[low[o]]``, and its gradient is added to position ``high[o]``. No ``high[o]`` is below ``low[o]``. Instances
-    compare by identity, so functions that create them must be cached.
+    ``x[low[o]]``, and its gradient is added to position ``high[o]``: torch's nearest-neighbour kernels may use another
+    position backward than forward. No ``high[o]`` is below ``low[o]``. Instances compare by identity and are keys of
+    cached plans, so functions that create them must be cached.
     """
 
     low: tuple[int, ...]

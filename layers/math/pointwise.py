@@ -165,12 +165,11 @@ def _write_out(
     function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: torch.Tensor
 ) -> Any:
     """Write ``result`` to ``out``, as optimizers require."""
-    recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
-    if not isinstance(out, DistTensor) or out.shape != result.shape or recording:
+    is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
+    if not isinstance(out, DistTensor) or out.shape != result.shape or is_recorded:
         raise NoRule(
             f"{name_of(function)}: out= must be a distributed tensor of the result's shape, and autograd must not "
-            "record; "
-            "assign the result instead"
+            "record; assign the result instead"
         )
     return pointwise_in_place(torch.Tensor.copy_, out, result)
 
@@ -204,8 +203,8 @@ def pointwise_in_place(function: Callable[..., Any], target: Any, *args: Any, **
     """
     others = _only_tensors(args) + _only_tensors(kwargs.values())
     if not isinstance(target, DistTensor):
-        recording = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
-        if recording or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):
+        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
+        if is_recorded or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):
             raise NoRule(
                 f"{name_of(function)} would write a DistTensor into a plain tensor; scatter the plain tensor first"
             )
@@ -268,14 +267,14 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
 
 def _register() -> None:
     holders = (torch.Tensor, torch, F, torch.special)
-    for names, rule, more in (
+    for names, operator, more in (
         (_POINTWISE, pointwise, {}),
         (_SPECIAL, pointwise, {"passes": None}),
         (_UNARY, unary, {}),
         (_ALIASES, alias, {"kind": OperatorKind.VIEW}),
     ):
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
-            implements(function, tensors=None, **more)(partial(rule, function))
+            implements(function, tensors=None, **more)(partial(operator, function))
     implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
     in_place_names = [n + "_" for n in _POINTWISE + _SPECIAL if not n.startswith("__")]
     for name in in_place_names + _IN_PLACE:

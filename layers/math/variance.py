@@ -64,21 +64,21 @@ def _standard_deviation(input: DistTensor, dim: Any, correction: float, keepdim:
 
 @accept_numpy_names
 def _var_or_std(
-    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
+    function: Callable[..., Any], operator: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> torch.Tensor:
     """Compute ``torch.var`` or ``torch.std``."""
     result_shape(function, input, *args, **named)
-    return rule(input, *_parse_arguments(*args, **named))
+    return operator(input, *_parse_arguments(*args, **named))
 
 
 @accept_numpy_names
 def _var_or_std_with_mean(
-    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
+    function: Callable[..., Any], operator: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``torch.var_mean`` or ``torch.std_mean``."""
     result_shape(first_result, function, input, *args, **named)
     dim, correction, keepdim = _parse_arguments(*args, **named)
-    return rule(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)
+    return operator(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)
 
 
 for _name, _rule in (("var", _variance), ("std", _standard_deviation)):

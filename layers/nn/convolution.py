@@ -275,7 +275,7 @@ class _ConvolutionPlan:
     def _start_input_gradient(
         self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
     ) -> tuple[torch.Tensor, Accumulation]:
-        """Return this rank's contribution to dL/dx of the owned block, and the reverse halo exchange in flight."""
+        """Start the reverse halo exchange; return this rank's contribution to dL/dx of its block, and the exchange."""
         if not self.overlap:
             (piece,) = pieces
             dx_needed = Piece(self.local.input_gradient(grad, piece, weight), piece.box)  # [b1] and [b3]
@@ -287,7 +287,7 @@ class _ConvolutionPlan:
         return dx if self.used == self.owned else crop(Piece(dx, self.used), self.owned), reverse_exchange
 
     def _start_reverse_exchange(self, dx: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
-        """Return the owned block of dL/dx of all needed input, and the reverse halo exchange of the rest."""
+        """Start the reverse halo exchange of dL/dx of all needed input; return its owned block and the exchange."""
         dx_ghosts = [crop(dx, box) for box in self.ghosts]
         reverse_exchange = self.exchange.start_accumulate(dx_ghosts, grad, "convolution halo accumulation")
         return crop(dx, self.owned), reverse_exchange
@@ -360,7 +360,7 @@ def _plan_convolution(
 
 
 class _Convolve(torch.autograd.Function):
-    """A plan under autograd."""
+    """Convolution by a plan, with the plan's backward pass."""
 
     @staticmethod
     def forward(

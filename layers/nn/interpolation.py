@@ -76,18 +76,18 @@ def interpolate(
 # -- enlargement by integer factors -----------------------------------------------------------------------------------
 
 
-def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _EnlargementWindows) -> DistTensor:
+def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, windows: _EnlargementWindows) -> DistTensor:
     """Interpolate by integer factors. Collective.
 
     torch's kernel enlarges the needed input, and the outputs of the ghosts are cropped.
     """
-    block = gather_needed_input(x, out_shape, rule)
+    block = gather_needed_input(x, out_shape, windows)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
         return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
-    y = F.interpolate(block, scale_factor=[float(f) for f in rule.factors], mode=mode)
-    for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), rule.factors, strict=True)):
-        y = y.narrow(dim + 2, out[0] - rule.needed(dim, out)[0] * factor, out[1] - out[0])
+    y = F.interpolate(block, scale_factor=[float(f) for f in windows.factors], mode=mode)
+    for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), windows.factors, strict=True)):
+        y = y.narrow(dim + 2, out[0] - windows.needed(dim, out)[0] * factor, out[1] - out[0])
     return DistTensor(y, x.dist, out_shape)
 
 

@@ -42,12 +42,12 @@ _AVERAGE: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_po
 _UNPOOL: dict[int, Callable[..., torch.Tensor]] = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 
 
-def accept_unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
+def accept_unbatched(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator that also takes x (C, [D, [H,]] W) without a sample dimension.
 
     Parameters
     ----------
-    rule : callable
+    operator : callable
         The operator for x (N, C, [D, [H,]] W). Its first argument is the number of spatial dimensions.
 
     Returns
@@ -55,11 +55,11 @@ def accept_unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
     callable
     """
 
-    @wraps(rule)
+    @wraps(operator)
     def either(count: int, input: DistTensor, *args: Any, **kwargs: Any) -> Any:
         if input.dim() != count + 1:
-            return rule(count, input, *args, **kwargs)
-        pooled = rule(count, input.unsqueeze(0), *args, **kwargs)
+            return operator(count, input, *args, **kwargs)
+        pooled = operator(count, input.unsqueeze(0), *args, **kwargs)
         return tuple(t.squeeze(0) for t in pooled) if isinstance(pooled, tuple) else pooled.squeeze(0)
 
     return either
@@ -91,7 +91,7 @@ class _Pooling(NamedTuple):
         return pad_to_minimum_shape(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
 
     def crop_outputs(self, y: torch.Tensor) -> torch.Tensor:
-        """Return this rank's outputs; none of those of the padded window."""
+        """Return this rank's outputs: on a rank without outputs, without those of the padded window."""
         return connected_zeros(y, self.local_shape) if 0 in self.local_shape else y
 
     def wrap(self, y: torch.Tensor) -> DistTensor:
@@ -183,8 +183,10 @@ def max_pool_with_indices(
     """
     pooling = _prepare(count, input, *args, **kwargs)
     geometry = pooling.geometry
-    y, at = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
-    return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(_to_global_indices(pooling.crop_outputs(at), pooling))
+    y, indices = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
+    return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(
+        _to_global_indices(pooling.crop_outputs(indices), pooling)
+    )
 
 
 def _to_global_indices(at: torch.Tensor, pooling: _Pooling) -> torch.Tensor:

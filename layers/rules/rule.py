@@ -260,8 +260,7 @@ class _RuleWork(NamedTuple):
         if wrong:
             raise ShapeError(
                 f"{self.name} returns {tuple(y.shape)}, but its windows leave {expected[wrong[0]]} outputs in "
-                "dimension "
-                f"{wrong[0]}. Its input already includes the padding, so it must not pad."
+                f"dimension {wrong[0]}. Its input already includes the padding, so it must not pad."
             )
         shape = torch.Size(self.outputs.get(dim, extent) for dim, extent in enumerate(y.shape))
         local = self.dist.local_shape(shape)

@@ -281,9 +281,9 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     MismatchError
         If coordinates, cuts, or shape and dtype of the features differ between ranks.
     """
-    described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
+    description = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
     cuts = "balanced" if partition is None else partition.cuts
-    check_same_on_all_ranks(grid.world, "sparse scatter", f"{described}, cuts {cuts}")
+    check_same_on_all_ranks(grid.world, "sparse scatter", f"{description}, cuts {cuts}")
     parts = partition or Partition.balanced(grid, x.coords)
     if parts.grid is not grid or parts.dimension != x.dimension:
         raise DistributionError(f"a partition of {parts.dimension} dimensions over {parts.grid!r} does not fit {x!r}")

@@ -27,8 +27,8 @@ UNBOUNDED = 1 << 62
 COLUMNS = {1: ("n", "w"), 2: ("n", "h", "w"), 3: ("n", "d", "h", "w"), 4: ("n", None, "d", "h", "w")}
 """The grid axis that cuts samples and each dimension of space; the first of four dimensions is not cut."""
 
-Box = tuple[tuple[int, int], ...]
-"""Half-open ranges of samples and of each dimension."""
+SiteBox = tuple[tuple[int, int], ...]
+"""Half-open ranges of samples and of each spatial dimension, without a range of channels."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Partition(Generic[Grid_co]):
     def _axes(self) -> tuple[str | None, ...]:
         return COLUMNS[self.dimension]
 
-    def box(self, rank: int) -> Box:
+    def box(self, rank: int) -> SiteBox:
         """Return the box of a rank.
 
         Parameters
@@ -127,12 +127,12 @@ class Partition(Generic[Grid_co]):
                 rank += torch.bucketize(coords[:, column].contiguous(), ends, right=True) * self.grid.stride(axis)
         return rank
 
-    def intersecting_ranks(self, box: Box, rank: int) -> list[int]:
+    def intersecting_ranks(self, box: SiteBox, rank: int) -> list[int]:
         """Return the ranks whose boxes intersect a box. The cost is proportional to their number.
 
         Parameters
         ----------
-        box : Box
+        box : SiteBox
         rank : int
             This rank is excluded from the result.
 
@@ -166,30 +166,30 @@ class Partition(Generic[Grid_co]):
         return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
 
 
-def grow_box(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
+def grow_box(box: SiteBox, low: Sequence[int], high: Sequence[int]) -> SiteBox:
     """Return a box whose ends are moved along each spatial dimension.
 
     Parameters
     ----------
-    box : Box
+    box : SiteBox
     low, high : sequence of int
         Displacements of the lower and of the upper end, for each spatial dimension.
 
     Returns
     -------
-    Box
+    SiteBox
     """
     return (box[0], *((a + x, b + y) for (a, b), x, y in zip(box[1:], low, high, strict=True)))
 
 
-def rows_in_box(coords: torch.Tensor, box: Box) -> torch.Tensor:
+def rows_in_box(coords: torch.Tensor, box: SiteBox) -> torch.Tensor:
     """Return the rows of the sites that lie in a box.
 
     Parameters
     ----------
     coords : Tensor
         (N, 1 + D).
-    box : Box
+    box : SiteBox
 
     Returns
     -------

@@ -46,7 +46,7 @@ def exchange_rows(
     """
     counts = {rank: torch.zeros(1, dtype=torch.int64) for rank in sources}
     sent = [(rank, torch.tensor([len(rows)], dtype=torch.int64)) for rank, rows in outgoing.items()]
-    Exchange(comm, sent, list(counts.items()), f"{what}: how many").wait()
+    Exchange(comm, sent, list(counts.items()), f"{what}: row counts").wait()
     rows = {rank: like.new_empty(int(count), *like.shape[1:]) for rank, count in counts.items()}
     Exchange(comm, [(rank, t.contiguous()) for rank, t in outgoing.items()], list(rows.items()), what).wait()
     return rows
@@ -164,7 +164,7 @@ class _Extend(torch.autograd.Function):
         ghosts = grad[halo.own_rows :].split(list(halo.receives.values()))
         received = {peer: grad.new_empty(len(rows), grad.shape[1]) for peer, rows in halo.sends.items()}
         sends = list(zip(halo.receives, ghosts, strict=True))
-        exchange = Exchange(halo.comm, sends, list(received.items()), "halo of sites, back")
+        exchange = Exchange(halo.comm, sends, list(received.items()), "reverse halo of sites")
         dx = grad[: halo.own_rows].clone()
         exchange.wait()
         for peer, rows in halo.sends.items():

@@ -91,7 +91,7 @@ for _name in ("scatter", "scatter_add", "scatter_reduce"):
 
 
 def _add_sums(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tensor:
-    """Return ``input`` plus ``sums``, which are gathered if ``input`` is plain and changed in position."""
+    """Return ``input`` plus ``sums``, which are gathered if ``input`` is plain and changed in place."""
     if not inplace:
         return input + sums
     return input.add_(sums if isinstance(input, DistTensor) else sums.gather())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distconv.batch_norm_scope import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.errors import DistconvError
 
 MEMORY_MODELS = ("autograd", "keep-all")
@@ -57,9 +57,9 @@ class Settings:
             raise SettingsError(
                 f"Settings: memory_model={self.memory_model!r} is not valid. Use one of {', '.join(MEMORY_MODELS)}"
             )
-        if self.batch_norm not in BATCH_NORM:
+        if self.batch_norm not in BATCH_NORM_SCOPES:
             raise SettingsError(
-                f"Settings: batch_norm={self.batch_norm!r} is not valid. Use one of {', '.join(BATCH_NORM)}"
+                f"Settings: batch_norm={self.batch_norm!r} is not valid. Use one of {', '.join(BATCH_NORM_SCOPES)}"
             )
         if not (math.isfinite(self.workspace) and self.workspace >= 0):
             raise SettingsError(f"Settings: workspace={self.workspace!r} must be a finite number of bytes, 0 or more")

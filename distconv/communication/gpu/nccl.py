@@ -61,7 +61,7 @@ def is_available() -> bool:
     return dist.is_available() and dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL, "abort")
 
 
-def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
+def _find_overdue_launches() -> Iterator[tuple[float, Callable[[], str]]]:
     """Yield the start and the description of operations that a GPU has not completed in time, for the watchdog.
 
     The watchdog calls it in its own thread, from which calls of CUDA would open a context on GPU 0 and end the capture
@@ -74,7 +74,7 @@ def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
             with rendezvous.use_device(channel.device):
                 over = launch.is_done()
             if not over:
-                yield launch.started_at, partial(_described, launch, channel)
+                yield launch.started_at, partial(_describe_launch, launch, channel)
                 break
 
 
@@ -83,7 +83,7 @@ def open_channels() -> list[Channel]:
     return [channel for each in list(_channels) if (channel := each()) is not None]
 
 
-def _described(launch: Launch, channel: Channel) -> str:
+def _describe_launch(launch: Launch, channel: Channel) -> str:
     return f"{launch.what} (by {channel.name})"
 
 
@@ -117,7 +117,7 @@ class Channel:
         """CUDA graphs that launch operations of this channel: they must be reset before NCCL ends."""
         self._groups, self._server = rendezvous.connect_groups(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
-        watchdog.register_wait_source(_waited_for)
+        watchdog.register_wait_source(_find_overdue_launches)
         _close_all_at_end()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
@@ -145,11 +145,11 @@ class Channel:
                     works += [act([_bytes(tensor)], peer, 0) for peer, tensor in each if tensor.nbytes]
             finally:
                 if grouped:
-                    together = group._end_coalescing()
-                    works = [together] if together is not None else []
+                    work = group._end_coalescing()
+                    works = [work] if work is not None else []
         except RuntimeError as error:
             raise self._lost(error) from None
-        return self.launched(works, what)
+        return self.register_launch(works, what)
 
     def reduce(self, tensor: torch.Tensor, op: MPI.Op, what: str) -> Launch:
         """Launch an all-reduce in place.
@@ -175,10 +175,10 @@ class Channel:
             work = self._group(_SUMS).allreduce([values.detach()], options)
         except RuntimeError as error:
             raise self._lost(error) from None
-        return self.launched([work], what)
+        return self.register_launch([work], what)
 
-    def launched(self, works: Sequence[Any], what: str) -> Launch:
-        """Return a launch of ``works``; report it to the watchdog unless a graph is being captured.
+    def register_launch(self, works: Sequence[Any], what: str) -> Launch:
+        """Return a launch of ``works``, and report it to the watchdog unless a graph is being captured.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Channel:
             If a peer was lost. The channel cannot be used any more.
         """
         try:
-            with watchdog.waiting(partial(_described, launch, self)):
+            with watchdog.waiting(partial(_describe_launch, launch, self)):
                 for work in launch.works:
                     work.wait()
             launch.joined = True

@@ -21,10 +21,12 @@ from distconv.errors import CommunicatorError
 T = TypeVar("T")
 
 CONNECT_S = 120.0
-"""Seconds after which ranks that are not connected are given up."""
+"""Seconds after which the attempt to connect the ranks fails."""
 
 _PAUSE_S = 0.005
+"""Seconds between two checks of whether all ranks are connected."""
 _LEAVE_S = 1.0
+"""Seconds for which a failed attempt's thread is awaited."""
 
 dist: Any = distributed
 """``torch.distributed``, untyped: its stubs lack names that it exports."""

@@ -1,11 +1,11 @@
 """Staging: copies of GPU tensors to and from the memory that MPI uses.
 
-MPI does not know CUDA streams: the host must wait until the GPU has written what MPI sends. If MPI does not accept
+MPI does not use CUDA streams, so the host must wait until the GPU has written what MPI sends. If MPI does not accept
 device memory, tensors go through pinned host memory. Two streams, one for each direction, overlap the copies with
 kernels and with each other. torch caches pinned memory, so it is not allocated in each step.
 
-Order of calls: ``incoming`` and ``outgoing`` for each tensor, ``record_copies``, ``wait_until_written``, MPI,
-``deliver`` for each tensor, ``close``.
+Order of calls: ``prepare_receive`` and ``prepare_send`` for each tensor, ``record_copies``, ``wait_until_written``, the
+calls of MPI, ``deliver`` for each tensor, ``close``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Staging:
 
     def __init__(self, device: torch.device, direct: bool) -> None:
         self._device, self.direct = device, direct
-        self._out, self._in = _copying(device)
+        self._out, self._in = _copy_streams(device)
         # The current stream writes what is sent, and may still read what is received into.
         for stream in (self._out, self._in):
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -51,12 +51,12 @@ class Staging:
         """
         return next((Staging(tensor.device, direct) for tensor in tensors if tensor.is_cuda), None)
 
-    def incoming(self, tensor: torch.Tensor) -> torch.Tensor:
+    def prepare_receive(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory for MPI to receive the values of ``tensor`` into."""
         return tensor if self.direct else torch.empty_like(tensor, device="cpu", pin_memory=True)
 
-    def outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory for MPI to send. Keep ``tensor`` until its values are written there."""
+    def prepare_send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start to copy ``tensor`` to memory that MPI can send; return this memory. Keep ``tensor`` until then."""
         if self.direct:
             return tensor
         with torch.cuda.stream(self._out):
@@ -78,7 +78,7 @@ class Staging:
         tensor : Tensor
             Tensor on the GPU.
         buffer : Tensor
-            Result of :meth:`incoming` for it.
+            Result of :meth:`prepare_receive` for it.
         """
         if buffer is not tensor:
             with torch.cuda.stream(self._in):
@@ -105,6 +105,6 @@ def copy_from_host(values: torch.Tensor, into: torch.Tensor) -> None:
 
 
 @functools.cache
-def _copying(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+def _copy_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Return the streams of copies to the host and from it."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)

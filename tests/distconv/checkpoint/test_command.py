@@ -50,14 +50,14 @@ def test_what_is_damaged_is_named_and_code_1(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved(comm, shared_tmp_path)
-    assert all(line.endswith(", whole") for line in printed(comm, capsys, 0, "verify", str(shared_tmp_path)))
+    assert all(line.endswith(", intact") for line in printed(comm, capsys, 0, "verify", str(shared_tmp_path)))
     path = only_file(shared_tmp_path / "checkpoints" / "step-000001")
     comm.Barrier()
     on_rank_0(comm, lambda: path.write_bytes(path.read_bytes()[:-1] + b"x"))
     lines = printed(comm, capsys, 1, "verify", str(shared_tmp_path))
     if comm.rank == 0:
         assert "step-000001 is damaged" in lines[0]
-        assert lines[1].endswith(", whole")
+        assert lines[1].endswith(", intact")
 
 
 def test_weights_are_exported_for_torch(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

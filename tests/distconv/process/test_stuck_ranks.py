@@ -275,7 +275,7 @@ def runs(line: int) -> RankState:
 def test_ranks_that_are_not_where_most_wait_are_elsewhere(states, text):
     groups: dict[object, list[int]] = {}
     for rank, state in enumerate(states):
-        groups.setdefault(state and state.place, []).append(rank)
+        groups.setdefault(state and state.location, []).append(rank)
     assert _describe_other_ranks(groups, dict(enumerate(states))) == text
 
 

@@ -238,7 +238,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     comm.Barrier()
     capsys.readouterr()
     assert cli.main([*words, "--resume"]) == 2
-    said = "delete it to resume earlier, or ask for that (--resume whole"
+    said = "delete it to resume from an earlier one, or pass fallback=True (jobs: --resume whole"
     assert (said in capsys.readouterr().err) == (comm.rank == 0)
     assert cli.main([*words, "--resume", "whole"]) == 0
     assert ("passed over: checkpoint " in capsys.readouterr().out) == (comm.rank == 0)

@@ -119,8 +119,8 @@ def test_offsets_come_in_groups_of_as_many_pairs_as_are_worked_on_together(monke
 
 def test_only_offsets_that_come_in_mirrored_pairs_make_a_mirrored_map():
     line = torch.tensor([[0, n] for n in range(6)])
-    assert kernel_map(line, line, ((-1,), (0,), (1,))).is_mirrored
+    assert kernel_map(line, line, ((-1,), (0,), (1,))).is_symmetric
     # As many pairs, but others: -1 and 1 in one order, and 2 and 2 in both directions.
-    assert not kernel_map(line, line, ((1,), (0,), (1,))).is_mirrored
-    assert not kernel_map(line, line.clone(), ((-1,), (0,), (1,))).is_mirrored
-    assert not kernel_map(line, line, ((-1,), (1,))).is_mirrored
+    assert not kernel_map(line, line, ((1,), (0,), (1,))).is_symmetric
+    assert not kernel_map(line, line.clone(), ((-1,), (0,), (1,))).is_symmetric
+    assert not kernel_map(line, line, ((-1,), (1,))).is_symmetric

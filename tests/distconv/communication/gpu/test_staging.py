@@ -23,13 +23,13 @@ def test_what_goes_out_does_not_wait_for_what_comes_in_nor_the_other_way(monkeyp
     with late_gpu("late") as gpu:
         x, y = gpu.tensor(torch.ones(3)), gpu.tensor(torch.zeros(3))
         out, into = Staging(late.DEVICE, direct=False), Staging(late.DEVICE, direct=False)
-        out.outgoing(x)
+        out.prepare_send(x)
         out.record_copies()
         into.deliver(y, torch.full((3,), 2.0))
         into.close()
         assert y.cpu().tolist() == [2.0] * 3
         assert not out._written.query()
-        received = into.incoming(y).copy_(torch.full((3,), 3.0))
+        received = into.prepare_receive(y).copy_(torch.full((3,), 3.0))
         into.deliver(y, received)
         out.wait_until_written()
         assert not into._in.query()
