@@ -36,4 +36,4 @@ __all__ = [
     "sweep_levels",
 ]
 
-__getattr__ = former_names(__name__, {"Prediction": "ScanPrediction"})
+__getattr__ = former_names(__name__, {"Prediction": "ScanPrediction", "critical": "critical_path"})
