@@ -147,7 +147,7 @@ class Partition(Generic[Grid_co]):
         ranks = {self._rank(indices) for indices in neighbours}
         return sorted(ranks - {rank})
 
-    def others(self, box: Box, rank: int) -> list[int]:
+    def others(self, box: SiteBox, rank: int) -> list[int]:
         """Return :meth:`intersecting_ranks`, of which this is the former name.
 
         Parameters
