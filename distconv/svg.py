@@ -54,6 +54,8 @@ class Drawing:
         x, y : float
             Upper left corner.
         width, height : float
+            Size in pixels.
+            Width in pixels.
         fill, stroke : str
             Colors.
         dashed : bool
@@ -82,12 +84,15 @@ class Drawing:
         x, y : float
             Position of the baseline.
         words : str
+            The text.
         size : float
             Font size.
         anchor : {"start", "middle", "end"}
             The point of the line that stands at ``x``.
         color : str
+            Color of the letters.
         bold : bool
+            Use bold letters.
         """
         weight = ' font-weight="bold"' if bold else ""
         if not words:
@@ -105,10 +110,13 @@ class Drawing:
         Parameters
         ----------
         x0, y0, x1, y1 : float
+            Ends of the line.
         color : str
+            Color of the line.
         arrow : bool
             Draw an arrow head at the end.
         dashed : bool
+            Draw a dashed line.
         """
         head = ' marker-end="url(#head)"' if arrow else ""
         dashes = ' stroke-dasharray="4 3"' if dashed else ""

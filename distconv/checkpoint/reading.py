@@ -217,7 +217,7 @@ def check_tensors_fit(
 
 
 class _CheckpointReader:
-    """This rank's part of :func:`load`."""
+    """The part of :func:`load` on this rank."""
 
     def __init__(
         self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutResolver | None

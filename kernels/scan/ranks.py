@@ -31,7 +31,7 @@ WHAT = "backpropagation as a scan"
 
 @dataclass(frozen=True)
 class ScanRank:
-    """This rank's position in the array of the active ranks, and its messages."""
+    """The position of this rank in the array of the active ranks, and its messages."""
 
     comm: Any
     """Communicator of all ranks, also of those that are not active."""

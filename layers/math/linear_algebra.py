@@ -285,8 +285,8 @@ for _name in ("quantile", "nanquantile"):
     )(partial(_quantile, getattr(torch, _name)))
 
 
-@implements(torch.linalg.cross, torch.cross, torch.Tensor.cross, tensors="input other")
-def cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+@implements(torch.linalg.cross, tensors="input other")
+def linalg_cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     """Compute ``torch.linalg.cross`` with each rank computing its part of the batch.
 
     Parameters
@@ -303,6 +303,23 @@ def cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.T
     both = [t.expand(shape).movedim(dim, -1) for t in (input, other)]
     product: torch.Tensor = call_batched(torch.linalg.cross, both, [1, 1]).movedim(-1, dim)
     return product
+
+
+@implements(torch.cross, torch.Tensor.cross, tensors="input other")
+def cross(input: torch.Tensor, other: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """Compute ``torch.cross``: as :func:`linalg_cross`, but along the first dimension of size 3 unless ``dim`` is given.
+
+    Parameters
+    ----------
+    input, other, dim
+        As in ``torch.cross``.
+
+    Returns
+    -------
+    Tensor
+    """
+    result_shape(torch.cross, input, other, dim)
+    return linalg_cross(input, other, dim=input.shape.index(3) if dim is None else dim)
 
 
 def _write_back_diagonal(view: DistTensor, input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:

@@ -34,16 +34,18 @@ def test_a_torch_without_the_target_is_refused():
 def test_a_declared_patch_is_applied_at_the_start_and_another_one_at_once():
     place = types.ModuleType("torch.somewhere")
     place.here = place.there = 1
-    before = patches.patches()
+    before, callbacks = patches.patches(), list(patches._start_callbacks)
     try:
         patches.declare(place, "here", 2, "a reason")
         patches.replace(place, "there", 2, "a reason")
         assert (place.here, place.there) == (1, 2)
+        patches.call_at_start(lambda: setattr(place, "called", True))
+        assert not hasattr(place, "called")
         patches.apply.__wrapped__()
-        assert place.here == 2
+        assert place.here == 2 and place.called
         assert patches.patches()[-1].target == "torch.somewhere.there"
     finally:
-        patches._PATCHES[:] = before
+        patches._PATCHES[:], patches._start_callbacks[:] = before, callbacks
 
 
 EARLY = """

@@ -163,3 +163,16 @@ def test_tolerances_of_each_matrix(comm, options, fallback):
     )
     assert torch.equal(dc.gather(found), expected)
     assert len(set(expected.tolist())) > 1
+
+
+@pytest.mark.filterwarnings("ignore:Using torch.cross without specifying the dim arg is deprecated")
+@pytest.mark.parametrize("shape", [(3, 4, 3), (4, 3, 5), (2, 4, 3)])
+def test_a_cross_product_without_dim_is_along_the_first_dimension_of_size_3(comm, shape):
+    for axes in (("h", None, None), (None, "h", None), (None, None, "h")):
+        grid = grid_over(comm, h=comm.size)
+        a, b = normal(*shape), normal(*shape, seed=1)
+        x, y = (dc.scatter(t, dc.Distribution(grid, axes)) for t in (a, b))
+        torch.testing.assert_close(dc.gather(torch.cross(x, y)), torch.cross(a, b), rtol=0, atol=0)
+        torch.testing.assert_close(dc.gather(x.cross(y)), a.cross(b), rtol=0, atol=0)
+    with pytest.raises(dc.ShapeError, match="no dimension of size 3 in input"):
+        torch.cross(x[:2, :2, :2], y[:2, :2, :2])
