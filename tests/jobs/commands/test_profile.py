@@ -129,7 +129,7 @@ def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
         (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "there is no folder"),
         (["--layers", *LENET, "--devices", "old:1"], "--devices needs --out: the folder"),
         (["--layers", *LENET, "--devices", "old:2", "--out", "x"], "2 ranks are counted, but there are 1"),
-        (["--layers", *LENET, "--devices", "old"], "'old' is no kind of device"),
+        (["--layers", *LENET, "--devices", "old"], "'old' is not a kind of device"),
         (["--out", "here.yaml", "--devices", "old:1"], "--devices is for --layers"),
         ([], "--out is missing"),
         (["--out", "here.yaml", "--iterations", "3"], "--warmup and --iterations are for --layers alone"),
