@@ -46,7 +46,7 @@ def parse_kinds(text: str) -> Kinds:
 
     Examples
     --------
-    >>> parse_kinds("titanxp:2,v100:1"), kinds_of("gpu")
+    >>> parse_kinds("titanxp:2,v100:1"), parse_kinds("gpu")
     ({'titanxp': 2, 'v100': 1}, 'gpu')
     """
     if text in (GPU, HOST):

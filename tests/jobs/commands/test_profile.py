@@ -134,7 +134,7 @@ def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
         (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "no such folder"),
         (["--layers", *LENET, "--devices", "old:1"], "--devices: --out is missing"),
         (["--layers", *LENET, "--devices", "old:2", "--out", "x"], "2 ranks are counted, but there are 1"),
-        (["--layers", *LENET, "--devices", "old"], "'old' is no kind of device"),
+        (["--layers", *LENET, "--devices", "old"], "'old' is not a kind of device"),
         (["--out", "here.yaml", "--devices", "old:1"], "--devices: only an option of --layers"),
         ([], "--out: missing"),
         (["--out", "here.yaml", "--iterations", "3"], "--warmup, --iterations: only options of --layers"),
