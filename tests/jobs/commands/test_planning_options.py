@@ -364,5 +364,5 @@ def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "select_device", lambda name, comm: name)
     options = parsed("profile", "--layers", "--model", "lenet5", "--device", "cpu")
-    call = arguments_of_first_call(monkeypatch, profile, "_timed", lambda: profile.run(options))
+    call = arguments_of_first_call(monkeypatch, profile, "_time_network", lambda: profile.run(options))
     assert call.given[1] == torch.device("cpu")

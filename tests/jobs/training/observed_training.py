@@ -104,7 +104,7 @@ def observed(
         patch.setattr(jobs, "_report", lambda *_: None)
         for where in (module, classifier):
             note = lambda trainer, metrics, group: found["evaluated"].append(trainer.epoch)  # noqa: E731
-            patch.setattr(where, "_evaluated", note, raising=False)
+            patch.setattr(where, "_evaluate_and_log", note, raising=False)
         patch.setattr(training_options, "ProcessGrid", lambda comm, **extents: extents)
         patch.setattr(training_options.Plan, "load", lambda path, comm: plan)
         job = replace(module.JOB, trainer=made("grid"), pipeline=module.JOB.pipeline and made("pipeline"))

@@ -37,7 +37,7 @@ class Told(JobOutcome):
 class Known(StandIn):
     """Trains what has a name and a place."""
 
-    where, placement = "a grid", {}
+    distribution, placement = "a grid", {}
 
     def __init__(self, settings: TrainingSettings, samples: Any, place: Any, device: str, *, method: str) -> None:
         super().__init__(place.world)
