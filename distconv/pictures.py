@@ -1,4 +1,4 @@
-"""``show``: a picture of which rank has which part of a tensor, of the ranks of a grid, or of the grids of a plan.
+"""``show``: a picture of the blocks of a tensor on each rank, the ranks of a grid, or the grids of a plan.
 
 The picture is a table for a terminal and an SVG figure for a notebook. Nothing is communicated: which rank owns what
 follows from the distribution.
