@@ -8,10 +8,10 @@
 
 :func:`set_batch_norm_scope` registers hooks on a model that set the scope of each call. With ``spatial`` and ``local``
 each group of ranks normalizes as if its values were a mini-batch of their own. The groups' statistics update the
-running ones as mini-batches do in the inference of Ioffe and Szegedy: E[x] is the mean of the groups' means, and Var[x]
-that of their unbiased variances, weighted by the groups' numbers of values. Running statistics thus stay identical on
-all ranks and equal the groups' own on average. The variance between groups is left out, because no value was normalized
-by it.
+running ones as mini-batches do in the inference of Ioffe and Szegedy. E[x] is the mean of the groups' means, and Var[x]
+is the mean of their unbiased variances. Both are weighted by the groups' numbers of values. Running statistics thus
+stay identical on all ranks and equal the groups' own on average. The variance between groups is left out, because no
+value was normalized by it.
 
 Updates are collected while the model runs, and one all-reduce sums those of all layers at the end of the outermost
 call.

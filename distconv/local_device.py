@@ -50,7 +50,7 @@ def choose_local_rank(given: Sequence[tuple[str, ...]], rank: int) -> int:
     """Return the number of a rank on its node.
 
     The number of the launcher is preferred, because the launcher may have bound cores by it. It is valid if it differs
-    between the ranks of the node. A rank that sees no other one, such as in a container of its own, cannot check that.
+    between the ranks of the node. A rank that is alone on its node, such as in its own container, cannot check that.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``parallelize``: prepare an ordinary module for training on DistTensors with the gradients of a single process.
+"""``parallelize``: prepare a module for training on DistTensors with the gradients of a single process.
 
 The layers do not change: DistTensors route their calls to distributed operators. :func:`parallelize` checks that all
 ranks have the same model, shards parameters, and registers hooks.

@@ -1,4 +1,4 @@
-"""``show``: a picture of which rank has which part of a tensor, of the ranks of a grid, or of the grids of a plan.
+"""``show``: a picture of the blocks of a tensor on each rank, the ranks of a grid, or the grids of a plan.
 
 The picture is a table for a terminal and an SVG figure for a notebook. Nothing is communicated: which rank owns what
 follows from the distribution.
@@ -21,7 +21,7 @@ from distconv.svg import MUTED, Drawing, color_of
 from distconv.tensor import DistTensor
 
 MOST_RANKS = 256
-"""Largest number of ranks of a picture: more cannot be read."""
+"""Maximum number of ranks of a picture: more would not be readable."""
 
 
 class Panel(NamedTuple):
@@ -78,8 +78,9 @@ def show(
 ) -> Picture:
     """Show which rank has which part of a tensor, the ranks of a grid, or the grids of a plan.
 
-    In a notebook the returned picture is displayed as a figure. Elsewhere rank 0 prints it as a table. Not collective:
-    any rank may call it alone.
+    In a notebook the returned picture is displayed as a figure. Elsewhere rank 0 of the grid prints it as a table. A
+    plan, and an object over an Arrangement, have no rank 0: every rank that calls prints. Not collective: any rank may
+    call it alone.
 
     Parameters
     ----------

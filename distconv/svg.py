@@ -1,4 +1,4 @@
-"""Small SVG figures: rectangles, lines, arrows and text, for :mod:`distconv.pictures` and the figures of the docs.
+"""Small SVG figures of rectangles, lines, arrows and text, for :mod:`distconv.pictures` and the docs.
 
 Figures have a light background of their own, so that they can be read on dark pages.
 """

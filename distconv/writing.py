@@ -163,7 +163,7 @@ def count_written_rows(path: Path, comm: MPI.Intracomm) -> int:
         begun = _zarr(path).open_group(path, mode="r").attrs.get(UNFINISHED) if path.suffix == ".zarr" else None
         if begun is None:
             raise DataError(f"{path} already exists. Remove it, or choose another name.")
-        return decode(begun, _Begun, f"{path}: {UNFINISHED}", DataError).rows
+        return decode(begun, _OutputState, f"{path}: {UNFINISHED}", DataError).rows
 
     return try_on_rank_0(comm, read_rows, DataError)
 
@@ -239,13 +239,13 @@ class Output(ABC):
                     f"{self.path}: rows {begin} to {begin + len(tensor)} of {tuple(tensor.shape[1:])} do not fit "
                     f"after {self.rows} rows of {self.shape}"
                 )
-            placed = tensor.redistribute(self._distribution(begin, tensor))
-            box = placed.dist.box(None, placed.shape)
+            aligned = tensor.redistribute(self._distribution(begin, tensor))
+            box = aligned.dist.box(None, aligned.shape)
             box = (Interval(box[0].start + begin, box[0].stop + begin), *box[1:])
             # Of the ranks that hold the same block, the one with coordinate 0 along the other axes writes it.
-            is_writer = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
-            mine = box if is_writer and placed.local.numel() else None
-            block = placed.local.to("cpu", self.dtype).contiguous()
+            is_writer = all(aligned.grid.coords[a] == 0 for a in aligned.grid.shape if a not in aligned.dist.split_axes)
+            mine = box if is_writer and aligned.local.numel() else None
+            block = aligned.local.to("cpu", self.dtype).contiguous()
             try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
         boxes = self.comm.gather(mine, root=0)
         self.rows = begin + len(tensor)
@@ -279,7 +279,10 @@ class _ZarrOutput(Output):
         if self.path.exists():
             group = zarr.open_group(self.path, mode="r+")
             begun = group.attrs.get(UNFINISHED)
-            if begun is None or (found := decode(begun, _Begun, str(self.path), DataError)).whole != self.signature:
+            if (
+                begun is None
+                or (found := decode(begun, _OutputState, str(self.path), DataError)).whole != self.signature
+            ):
                 raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
             return found.rows
         group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.signature}})
@@ -407,14 +410,16 @@ def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
 
 
-class _Begun(File):
+class _OutputState(File):
     """Schema of what is stored about an unfinished output."""
 
     rows: int
+    """Number of written rows."""
     whole: str
+    """The ``signature`` of the complete output."""
 
 
-class _Progress(_Begun):
+class _Progress(_OutputState):
     """Schema of ``progress.json``, with the box of each file."""
 
     pieces: list[tuple[str, list[tuple[int, int]]]]

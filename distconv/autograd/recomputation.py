@@ -30,7 +30,7 @@ from distconv.errors import UnsupportedOperation
 from distconv.process import patches
 
 active: list[_CheckpointedBlock | _Recomputation] = []
-"""Blocks that are being computed, for the first time or again; the innermost one last."""
+"""Blocks that are being computed, for the first time or again; the innermost one last. Empty outside of checkpoints."""
 
 _NOTHING = torch.empty(0)
 
@@ -38,6 +38,8 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 
 
 class _Steps:
+    """Count of the steps of this rank: before and after each distributed operator, and within some (count_substep)."""
+
     count = 0
     paused = False
     """True during torch's own bookkeeping, which differs between the two passes. Otherwise steps are counted."""
@@ -139,9 +141,11 @@ class _Record:
     running: bool = True
     """True during the first computation. Otherwise it has ended."""
     first_step: int = 0
+    """Count of steps at which the first computation began; ``last_saved`` and the markers count from it."""
     last_saved: int = -1
     """The last step in which this rank saved a tensor."""
     marks: list[_Marker] = field(default_factory=list)
+    """Markers in the order in which they were saved, the same number on all ranks."""
 
     def mark(self, save: Callable[[torch.Tensor], Any]) -> None:
         """Save a marker, as all ranks do."""
@@ -165,11 +169,11 @@ class _CheckpointedBlock(checkpoint._checkpoint_hook):
         self.save = save = _without_steps(self.pack_hook)
         self._first_node = 0
 
-        def noted(x: torch.Tensor) -> Any:
+        def save_and_record(x: torch.Tensor) -> Any:
             record.last_saved = _Steps.count - record.first_step
             return save(x)
 
-        self.pack_hook = noted
+        self.pack_hook = save_and_record
 
     def __enter__(self) -> None:
         self.record.first_step, self._first_node = _Steps.count, torch._C._autograd._get_sequence_nr()
@@ -253,7 +257,7 @@ class _Recomputation(checkpoint._recomputation_hook):
 
 
 def _with_versions(save: Callable[..., None]) -> Callable[..., None]:
-    """Return torch's ``save_inputs``, extended: torch does not see when a block of an input is changed in place."""
+    """Return torch's ``save_inputs``, extended: torch does not notice in-place changes of the block of an input."""
 
     def call(frame: Any, *inputs: Any) -> None:
         blocks = (each._local for each in inputs if hasattr(each, "_local"))

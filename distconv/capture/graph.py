@@ -65,7 +65,7 @@ def _host_work_reason(op: Op) -> str:
         )
     if isinstance(op, TryOnAllRanks) or (isinstance(op, FunctionCall) and not op.launches):
         return (
-            "the host takes no part in a replay, but this line reads values or the state of a random generator. Move "
+            "the host does nothing in a replay, but this line reads values or the state of a random generator. Move "
             "it out of the step (in checkpointed blocks, pass preserve_rng_state=False)"
         )
     return ""

@@ -70,24 +70,24 @@ class ExchangeStart:
     ----------
     comm : MPI.Intracomm
         The ranks.
-    to, origins : sequence of int
+    targets, sources : sequence of int
         Peers to send to and to receive from.
     """
 
-    def __init__(self, comm: MPI.Intracomm, to: Sequence[int], origins: Sequence[int]) -> None:
-        self._comm, self._to, self._origins = comm, to, origins
+    def __init__(self, comm: MPI.Intracomm, targets: Sequence[int], sources: Sequence[int]) -> None:
+        self._comm, self._targets, self._sources = comm, targets, sources
 
     def __call__(self, *tensors: torch.Tensor) -> Requests:
         """Start the messages, receives first as :class:`~distconv.communication.transport.Exchange` does."""
-        sends, comm, byte = len(self._to), self._comm, MPI.BYTE
+        sends, comm, byte = len(self._targets), self._comm, MPI.BYTE
         requests = [
             comm.Irecv([part, byte], peer)
-            for peer, tensor in zip(self._origins, tensors[sends:], strict=True)
+            for peer, tensor in zip(self._sources, tensors[sends:], strict=True)
             for part in mpi_buffers(tensor)
         ]
         requests += [
             comm.Isend([part, byte], peer)
-            for peer, tensor in zip(self._to, tensors, strict=False)
+            for peer, tensor in zip(self._targets, tensors, strict=False)
             for part in mpi_buffers(tensor)
         ]
         return requests
@@ -116,16 +116,16 @@ class ChannelStart:
         The channel.
     what : str
         Description for the watchdog.
-    to, origins : sequence of int
+    targets, sources : sequence of int
         Peers to send to and to receive from.
     mpi_op : MPI.Op, optional
         The operation of an all-reduce. Default: messages.
     """
 
     def __init__(
-        self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), mpi_op: Any = None
+        self, channel: Channel, what: str, targets: Sequence[int] = (), sources: Sequence[int] = (), mpi_op: Any = None
     ) -> None:
-        self._channel, self._what, self._to, self._origins = channel, what, to, origins
+        self._channel, self._what, self._targets, self._sources = channel, what, targets, sources
         self._mpi_op = mpi_op
 
     def __call__(self, *tensors: torch.Tensor) -> ChannelLaunch:
@@ -133,8 +133,8 @@ class ChannelStart:
         if self._mpi_op is not None:
             launch = self._channel.reduce(tensors[0], self._mpi_op, self._what)
         else:
-            sends = zip(self._to, tensors, strict=False)
-            receives = zip(self._origins, tensors[len(self._to) :], strict=True)
+            sends = zip(self._targets, tensors, strict=False)
+            receives = zip(self._sources, tensors[len(self._targets) :], strict=True)
             launch = self._channel.exchange([*sends], [*receives], self._what)
         return ChannelLaunch(self._channel, launch, tensors)
 

@@ -1,4 +1,4 @@
-"""Python code that is generated from a recording: one function without branches, in which each operation is a call.
+"""Python code that is generated from a recording: a function in which each operation is a call.
 
 :mod:`.buffer_plan` selects the memory of its tensors. A variable is deleted after its last use, so that memory is freed
 as in the eager step. :mod:`.captured` calls the function, :mod:`.graph` captures it as a CUDA graph.

@@ -291,8 +291,8 @@ def _reduce_grad(
 def with_grad_allreduce(x: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
     """Return a replicated tensor unchanged; in backward its gradient is all-reduced over some axes.
 
-    Use it where a tensor that is identical on the ranks along ``axes``, such as a weight, is used in work that is split
-    over them: each rank then computes a contribution to its gradient. Collective in backward: call on every rank.
+    Use it for a tensor, such as a weight, that is identical on the ranks along ``axes`` while the work is split over
+    these axes. Each rank then computes a contribution to the gradient. Collective in backward: call on every rank.
 
     Parameters
     ----------
@@ -307,6 +307,11 @@ def with_grad_allreduce(x: torch.Tensor, grid: ProcessGrid, axes: Sequence[str |
     -------
     Tensor
         A view of ``x``, or ``x`` itself if there is nothing to sum over.
+
+    Warnings
+    --------
+    If ``axes`` misses an axis that splits the work, the gradient lacks contributions, and the ranks' parameters
+    diverge. If ``axes`` has an axis that does not split the work, the gradient is too large by the number of its parts.
     """
     split = grid.split_axes(axes)
     return apply(_WithGradAllreduce, x, grid, split) if split else x

@@ -1,4 +1,4 @@
-"""Check whether autograd's gradient belongs to the running backward pass alone, so that it may be summed in place.
+"""Check whether only the running backward pass uses a gradient, so that it may be summed in place.
 
 Autograd passes one tensor to several functions, keeps some for later, and lets hooks keep them. A tensor does not show
 any of this, but the reference counts of the tensor, its storage and its base do: they are those of a gradient that was

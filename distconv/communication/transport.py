@@ -185,7 +185,7 @@ class Exchange:
     def post(self) -> None:
         """Pass the messages to MPI, after those of all exchanges that were made earlier.
 
-        Blocks until the GPU has written what is sent and no longer uses what is received into.
+        Blocks until the GPU has written the tensors to send, and no longer uses the tensors to receive into.
         """
         # Peers match messages by their order, so exchanges must be posted in the order in which they were made.
         while self in _unposted:

@@ -133,10 +133,13 @@ class StateSplit:
     def __init__(self, optimizer: Optimizer, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._owners: dict[torch.Tensor, int] = {}
+        """The rank that has the state of each plain parameter; the same on all ranks."""
         self._owned_elements = [0] * comm.size
         """Elements that each rank owns."""
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Other ranks' parameters and their gradients, which are hidden during a step."""
         self._stepped: list[torch.Tensor] = []
+        """Plain parameters with a gradient in this step, which their owners update and send."""
         self.assign_owners(optimizer)
 
     def is_owned(self, parameter: torch.Tensor) -> bool:

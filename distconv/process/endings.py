@@ -38,7 +38,9 @@ _FAIL_S = 1.0
 """Ranks that fail within this time fail together: only rank 0 prints an error that is the same on all."""
 
 _channels: list[watchdog.ExitChannel] = []
+"""The communicators over which this rank coordinates its exit, in the order in which they were made."""
 _exit_callbacks: list[Callable[[], None]] = []
+"""Functions that are called at the end of the interpreter, after the wait for the other ranks."""
 _process = 0
 """Process id of the rank after :func:`install_exit_handlers`, else 0. Forked children differ from it."""
 _user_hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
@@ -138,7 +140,7 @@ def _wait_for_other_exits() -> None:
         watchdog.end_job(f"rank {MPI.COMM_WORLD.rank} failed, and its own sys.excepthook has taken the exception", 1)
     ending = _ExitCollective("leaving")
     if not ending.is_complete(_LEAVE_S):
-        # Without channels the watchdog cannot see whether another rank computes, and would end the job.
+        # Without channels the watchdog cannot find out that another rank still computes, and would end the job.
         wait = watchdog.waiting(lambda: "the end of the other ranks")
         with wait if watchdog.reporter.channels else contextlib.nullcontext():
             while not ending.is_complete(watchdog.PAUSE_S):
@@ -174,9 +176,9 @@ def _handle_thread_exception(failed: threading.ExceptHookArgs) -> None:
 
 
 def _print_failure(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> None:
-    told = "" if _user_hook is not None else _format_traceback(kind, value, trace)
+    text = "" if _user_hook is not None else _format_traceback(kind, value, trace)
     print_to_stderr(
-        f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{told}{out_of_memory.explain_memory_error(value, trace)}".rstrip(
+        f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}{out_of_memory.explain_memory_error(value, trace)}".rstrip(
             "\n"
         )
     )

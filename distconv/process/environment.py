@@ -95,7 +95,7 @@ TIMEOUT_S = Variable(
 MALLOC = Variable[str | None](
     "DISTCONV_MALLOC",
     f"0, 1, {', '.join(caching_allocators.FILES)}",
-    "leave the allocator alone, or keep freed memory: by what is best here, or by the library of that name",
+    "leave the allocator unchanged (0), or keep freed memory: by the best allocator here (1), or by the named one",
     "1 for commands and with several ranks, else 0",
     None,
     {name: name for name in ("0", "1", *caching_allocators.FILES)}.__getitem__,
@@ -106,15 +106,15 @@ TRANSPORT = Variable[str | None](
     "how CUDA tensors cross ranks: through MPI by way of pinned host memory or as device buffers, or through NCCL; "
     "torch: those of the CPU, too, through torch's process groups, CUDA tensors by NCCL and others by gloo",
     "NCCL between the ranks of a grid, if torch has it, each rank has its own GPU and messages are faster than by "
-    "MPI; with MPI device buffers if it says that it takes them and messages between the ranks confirm it; else host",
+    "MPI; with MPI device buffers if it reports support and messages between the ranks confirm that; else host",
     None,
     {name: name for name in ("host", "cuda-aware", "nccl", "torch")}.__getitem__,
 )
 FALLBACK = Variable(
     "DISTCONV_FALLBACK",
     "warn or error",
-    "where a call has no distributed rule: gather its tensors and compute the whole on every rank, with a warning for "
-    "each call site, or raise UnsupportedOperation",
+    "where a call has no distributed rule: gather its tensors and compute the full result on every rank, with a "
+    "warning for each call site, or raise UnsupportedOperation",
     "warn",
     "warn",
     {level: level for level in ("warn", "error")}.__getitem__,
@@ -138,7 +138,7 @@ TRACEBACK = Variable(
 LAUNCH = Variable(
     "DISTCONV_LAUNCH",
     "check or trust",
-    "end the job when the launcher started several processes and MPI has one rank in each, or let each go on alone",
+    "end the job when the launcher started several processes and MPI has one rank in each, or let each continue alone",
     "check",
     "check",
     {choice: choice for choice in ("check", "trust")}.__getitem__,

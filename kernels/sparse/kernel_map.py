@@ -161,7 +161,7 @@ def kernel_map(
     ----------
     inputs, outputs : Tensor
         Coordinates (N, 1 + D) of the sites, all rows distinct. If both are the same tensor object, the map is that of a
-        submanifold, and mirrored offsets share their pairs.
+        submanifold, and opposite offsets share their pairs.
     offsets : Offsets
         The offsets of the kernel.
     unit : int
@@ -181,9 +181,9 @@ def kernel_map(
     rows_of = _lookup(keys, order, math.prod(space.extents))
     pairs: dict[tuple[int, ...], Pairs] = {}
     for offset in offsets:
-        mirror = pairs.get(tuple(-o for o in offset)) if outputs is inputs else None
-        if mirror is not None:
-            pairs[offset] = (mirror[1], mirror[0])
+        opposite = pairs.get(tuple(-o for o in offset)) if outputs is inputs else None
+        if opposite is not None:
+            pairs[offset] = (opposite[1], opposite[0])
         else:
             pairs[offset] = _matches(rows_of(queries + unit * space.step(offset)))
     centre = (0,) * (inputs.shape[1] - 1)
@@ -213,6 +213,6 @@ def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Calla
 
 
 def _matches(rows: torch.Tensor) -> Pairs:
-    """Return the rows that were found, and the queries that they answer."""
+    """Return the rows that were found, and the positions of their queries."""
     present = (rows >= 0).nonzero()[:, 0]
     return rows[present], present

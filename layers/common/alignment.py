@@ -195,7 +195,7 @@ def all_to_all_transpose(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
     Returns
     -------
     DistTensor
-        The same global tensor, distributed as :meth:`Distribution.transposed` says.
+        The same global tensor, distributed by :meth:`Distribution.transposed`.
     """
     return tensor.redistribute(tensor.dist.transposed(dims, tensor.shape))
 

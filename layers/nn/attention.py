@@ -175,5 +175,5 @@ def _forward_with_zero_padding(
 
 
 patches.declare(
-    nn.TransformerEncoder, "forward", _forward_with_zero_padding, "it looks below torch's functions for what is padded"
+    nn.TransformerEncoder, "forward", _forward_with_zero_padding, "it reads the padding mask below torch's functions"
 )

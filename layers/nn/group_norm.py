@@ -320,7 +320,7 @@ class _Groups:
     size: int
     """Parts of a group."""
     number: int
-    """Groups of a row on all ranks; rank-local groups if a group is one part."""
+    """Groups of a row on all ranks; if a group is one part, only those of this rank's block."""
     count: int
     """Elements of a group on all ranks along ``axes``."""
     grid: ProcessGrid
@@ -427,11 +427,11 @@ class _Normalize(torch.autograd.Function):
             wide, local_sums = normalization_gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
             sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
-            through = groups.allreduce_group_sums(sums * factor, "group norm backward") / groups.count  # [b2]
+            means = groups.allreduce_group_sums(sums * factor, "group norm backward") / groups.count  # [b2]
             scale = (var + ctx.eps).rsqrt()
             slope, level = (
-                groups.repeat_for_parts(through[0], flat.dtype),
-                groups.repeat_for_parts(through[1], flat.dtype),
+                groups.repeat_for_parts(means[0], flat.dtype),
+                groups.repeat_for_parts(means[1], flat.dtype),
             )
             line = (mean, slope * scale * scale, level * scale)
             subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))  # [b3]

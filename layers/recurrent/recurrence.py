@@ -178,8 +178,7 @@ class _RecurrenceFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedOperation(
                 "a recurrent layer has no second derivative (create_graph=True) unless torch computes its backward "
-                "pass. "
-                "Use method='autograd'."
+                "pass. Use method='autograd'."
             )
         x, entry, y, *weights = ctx.saved_tensors
         steps = ForwardSteps(ctx.recurrence.cell, CellWeights(*weights), x, entry, y)

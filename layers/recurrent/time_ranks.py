@@ -48,24 +48,24 @@ class TimeRanks:
         peer = self.comm.rank + distance
         return peer if 0 <= peer < self.comm.size else None
 
-    def receive(self, peer: int | None, first: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that a rank sends.
+    def receive(self, peer: int | None, default: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that a rank sends, or a default if there is no such rank.
 
         Parameters
         ----------
         peer : int or None
             The sender, which calls :meth:`send`.
-        first : Tensor
+        default : Tensor
             Has the shape and dtype of the message.
 
         Returns
         -------
         Tensor
-            ``first`` itself if there is no peer.
+            ``default`` itself if there is no peer.
         """
         if peer is None:
-            return first
-        received = torch.empty_like(first, memory_format=torch.contiguous_format)
+            return default
+        received = torch.empty_like(default, memory_format=torch.contiguous_format)
         Exchange(self.comm, [], [(peer, received)], "state of a recurrence").wait()
         return received
 
@@ -109,8 +109,10 @@ class TimeRanks:
         zeros = torch.zeros_like(shift)
         # In backward the last steps come first, so the rank that has them is the first rank of the scan.
         comm = self.comm if self.reverse else self.grid.reversed_comm(self.axis)
-        reached = backpropagate(zeros, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
-        sent = self.send(self.earlier, reached)
+        # The scan gives the gradient before this rank's first step. The earlier rank needs it: for that rank it is the
+        # gradient after its last step.
+        entry_gradient = backpropagate(zeros, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
+        sent = self.send(self.earlier, entry_gradient)
         received = self.receive(self.later, zeros)
         sent.wait()
         return received

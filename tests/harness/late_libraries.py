@@ -125,7 +125,7 @@ class LateCupy:
 @contextlib.contextmanager
 def late_gpu(order: str) -> Iterator[LateGpu]:
     """A late GPU while the block runs; all that it was given is done at the end. Collective, if ranks exchange."""
-    caches = (staging._copying, packing.is_available, packing.compile_kernel)
+    caches = (staging._copy_streams, packing.is_available, packing.compile_kernel)
     gpu = LateGpu(order)
     with pytest.MonkeyPatch.context() as patch:
         gpu.install(patch)

@@ -1,8 +1,8 @@
 """Choice of the transport of GPU tensors: made once for each communicator, by all of its ranks.
 
 ``DISTCONV_TRANSPORT`` forces one. Otherwise it is NCCL if each rank has a GPU of its own and NCCL is faster than MPI in
-a trial; else MPI, from device memory if it accepts that, or through pinned host memory. CPU tensors go through MPI, or
-with ``DISTCONV_TRANSPORT=torch`` through gloo.
+a trial. If not, it is MPI: from device memory if MPI accepts that, or through pinned host memory. CPU tensors go
+through MPI, or with ``DISTCONV_TRANSPORT=torch`` through gloo.
 
 The choice is collective, but messages are not. So :func:`choose_transport` is called where tensors enter a process grid
 and for all-reduces, and :func:`get_transport`, which does not communicate, for messages.

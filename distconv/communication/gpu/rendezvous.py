@@ -1,4 +1,4 @@
-"""Connection of the ranks of torch's process groups: through MPI, and if one rank fails, all of them stop waiting."""
+"""Connection of the ranks of torch's process groups through MPI. If one rank fails, all of them stop waiting."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Staging:
     def __init__(self, device: torch.device, direct: bool) -> None:
         self._device, self.direct = device, direct
         self._out, self._in = _copy_streams(device)
-        # The current stream writes what is sent, and may still read what is received into.
+        # The current stream writes the tensors to send, and may still read the tensors to receive into.
         for stream in (self._out, self._in):
             stream.wait_stream(torch.cuda.current_stream(device))
 

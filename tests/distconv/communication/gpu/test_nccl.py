@@ -256,16 +256,16 @@ def test_the_watchdog_hears_of_the_oldest_work_that_the_gpu_has_had_for_too_long
     monkeypatch.setattr(late_gpu, "IDLE_S", 60.0)
     with by("nccl", "late", comm) as (gpu, own):
         monkeypatch.setattr(nccl, "_overdue", lambda launch: True)
-        assert not list(nccl._waited_for())
+        assert not list(nccl._find_overdue_launches())
         first = Reduction(own, gpu.tensor(torch.ones(3)), "the first sum")
         second = Reduction(own, gpu.tensor(torch.ones(3)), "the second sum")
-        ((_, what),) = nccl._waited_for()
+        ((_, what),) = nccl._find_overdue_launches()
         assert what() == "the first sum (by NCCL)"
         first.wait().cpu()
-        ((_, what),) = nccl._waited_for()
+        ((_, what),) = nccl._find_overdue_launches()
         assert what() == "the second sum (by NCCL)"
         second.wait().cpu()
-        assert not list(nccl._waited_for())
+        assert not list(nccl._find_overdue_launches())
 
 
 @pytest.mark.cpu
@@ -281,7 +281,7 @@ def test_cuda_is_asked_neither_from_the_watchdogs_thread_in_time_nor_while_a_gra
             sums = [Reduction(own, gpu.tensor(torch.ones(3)), "a sum")]
             gpu.capturing = True
             sums += [Reduction(own, gpu.tensor(torch.ones(3)), "a sum") for _ in range(3)]
-            assert not list(nccl._waited_for())
+            assert not list(nccl._find_overdue_launches())
             gpu.capturing = False
             with pytest.raises(AssertionError, match="CUDA was asked"):
                 Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
