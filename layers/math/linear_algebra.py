@@ -307,7 +307,7 @@ def linalg_cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> 
 
 @implements(torch.cross, torch.Tensor.cross, tensors="input other")
 def cross(input: torch.Tensor, other: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Compute ``torch.cross``: as :func:`linalg_cross`, but along the first dimension of size 3 unless ``dim`` is given.
+    """Compute ``torch.cross``: as :func:`linalg_cross`, but along the first dimension of size 3 without ``dim``.
 
     Parameters
     ----------
