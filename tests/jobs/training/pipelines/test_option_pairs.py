@@ -11,7 +11,7 @@ import pytest
 from distconv.jobs.training.pipelines import options
 from distconv.pipeline import PipelinePlan
 from tests.jobs.approved import assert_approved
-from tests.jobs.command_lines import Line, listed, on_any_machine, pairs, parsed
+from tests.jobs.command_lines import Line, describe_options, on_any_machine, pairs, parsed
 from tests.jobs.training.observed_training import observed
 
 PIPELINE = (
@@ -96,4 +96,4 @@ def test_a_plan_says_all_of_its_pipeline(
 
 
 def test_options_are_the_approved_ones() -> None:
-    assert_approved("options/train-classify", on_any_machine("\n".join(listed("train classify"))))
+    assert_approved("options/train-classify", on_any_machine("\n".join(describe_options("train classify"))))
