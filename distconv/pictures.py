@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpi4py import MPI
+
 from distconv.arrangement import Arrangement
 from distconv.distribution import Distribution, Interval
 from distconv.errors import DistributionError
@@ -78,9 +80,8 @@ def show(
 ) -> Picture:
     """Show which rank has which part of a tensor, the ranks of a grid, or the grids of a plan.
 
-    In a notebook the returned picture is displayed as a figure. Elsewhere rank 0 of the grid prints it as a table. A
-    plan, and an object over an Arrangement, have no rank 0: every rank that calls prints. Not collective: any rank may
-    call it alone.
+    In a notebook the returned picture is displayed as a figure. Elsewhere rank 0 of the grid prints it as a table, or
+    rank 0 of the job for an object without a communicator. Not collective: any rank may call it alone.
 
     Parameters
     ----------
@@ -135,9 +136,9 @@ def _is_notebook() -> bool:
 
 
 def _is_first_rank(what: object) -> bool:
-    """Return True on rank 0 of the grid, and on all ranks for an object without a communicator."""
+    """Return True on rank 0 of the grid, or of the job for an object without a communicator."""
     grid = getattr(getattr(what, "dist", what), "grid", what)
-    return not isinstance(grid, ProcessGrid) or grid.rank == 0
+    return grid.rank == 0 if isinstance(grid, ProcessGrid) else MPI.COMM_WORLD.rank == 0
 
 
 def _check_size(ranks: int) -> None:

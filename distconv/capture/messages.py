@@ -178,10 +178,6 @@ def wait_for_requests(requests: Requests, describe: Callable[[], str]) -> None:
         del waits[thread]
 
 
-FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
-"""Errors of one rank that :func:`raise_on_all_ranks` raises on all ranks."""
-
-
 def raise_on_all_ranks(world: MPI.Intracomm, failure: BaseException | None) -> None:
     """Raise an error on all ranks if any of them has failed. Collective: call on every rank.
 

@@ -14,7 +14,6 @@ import torch
 
 from distconv.capture.buffer_plan import MAX_MESSAGE_BYTES, WIDE_DTYPES, BufferPlan
 from distconv.capture.messages import (
-    FAILURES,
     AllReduceStart,
     ChannelStart,
     ExchangeStart,
@@ -36,6 +35,7 @@ from distconv.capture.operations import (
     slots_made,
     slots_read,
 )
+from distconv.communication.agreement import FAILURES
 
 _aten = torch.ops.aten
 _NEED_GRAD_MODE = (_aten.mkldnn_rnn_layer.default,)
@@ -177,8 +177,11 @@ class ReplayCode:
             self._emit("failure = None")
             self._emit("try:")
             self._indent += "    "
+            begin = len(self._lines)
             for each in op.operations:
                 self._write(each)
+            if len(self._lines) == begin:  # what was tried had no effect on tensors
+                self._emit("pass")
             self._indent = self._indent[:-4]
             self._emit(f"except {self._constant(FAILURES)} as error: failure = error")
             self._emit(f"{self._constant(partial(raise_on_all_ranks, op.world))}(failure)")

@@ -235,6 +235,10 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
 # -- attempts that may fail on some ranks -----------------------------------------------------------------------------
 
 
+FAILURES = (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError)
+"""Errors of one rank that are raised on all ranks."""
+
+
 def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
     """Call a function on every rank; if it fails on any of them, raise the same error on all.
 
@@ -262,8 +266,8 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
 
     Warnings
     --------
-    Only DistconvError, OSError, LookupError, ValueError, RuntimeError and MemoryError are caught. Any other exception,
-    such as a TypeError, is raised on its rank alone, and the other ranks wait for it.
+    Only :data:`FAILURES` are caught. Any other exception, such as a TypeError, is raised on its rank alone, and the
+    other ranks wait for it.
 
     If ``attempt`` communicates, a rank that fails in it leaves the others waiting for its messages. The wait for the
     slowest rank counts against ``DISTCONV_TIMEOUT_S``.
@@ -273,7 +277,7 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
     reason, broken_pipe = "", None
     try:
         result = attempt()
-    except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
+    except FAILURES as failure:
         reason = f"{failure}" or type(failure).__name__
         broken_pipe = failure if isinstance(failure, BrokenPipeError) else None
     # Of several ranks that fail, all report the highest one, so that every rank raises the same message.

@@ -86,8 +86,10 @@ def gathered_call(
     generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
     before = random_states(distributed[0].device, generators)
     result = function(*map_leaves(full, tuple(args)), **map_leaves(full, dict(kwargs)))
-    if random_states(distributed[0].device, generators) != before:
-        check_same_generator_state(distributed[0], *generators)
+    after = random_states(distributed[0].device, generators)
+    for generator, state, now in zip([None, *generators, None], before, after, strict=False):
+        if now != state:  # all ranks have drawn from it: they call the same function
+            check_same_generator_state(distributed[0], generator)
     for argument in gathered.values():
         if argument.has_changed():
             argument.write_back()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv import recording
 from distconv.capture.buffer_plan import below_autograd
 from distconv.capture.replay_code import ReplayCode
 from distconv.capture.run import record_run
@@ -70,6 +72,15 @@ def test_a_failure_of_some_ranks_is_one_of_all(comm):
         comm, RuntimeError, "between 0 and 1", lambda: taken(dc.scatter(values, grid), target), same_text=False
     )
     assert torch.equal(taken(right, target).local, F.binary_cross_entropy(right, target).local)
+
+
+@pytest.mark.ranks(2)
+def test_what_is_tried_on_all_ranks_may_have_no_effect_on_tensors(comm):
+    def step(x):
+        recording.active.try_on_all_ranks(comm, lambda: None)
+        return x + 1
+
+    assert generate(step, torch.ones(2)).replay([torch.zeros(2)], [])[0].tolist() == [1, 1]
 
 
 def test_memory_goes_behind_its_last_use():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -336,3 +337,29 @@ for _ in range(2):
     ended = mpiexec(2, code, timeout=60)
     assert ended.returncode == 0
     assert ended.stderr.count("ReplicationWarning") == 1
+
+
+def noisy(x, *generators):
+    """A function of another package that draws from several generators."""
+    if torch.overrides.has_torch_function((x,)):
+        return torch.overrides.handle_torch_function(noisy, (x,), x, *generators)
+    return x + sum(torch.rand(x.shape, generator=each, dtype=x.dtype) for each in generators)
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("seeds", [(), (1,), (1, 2), (None,)])
+def test_each_generator_that_a_function_draws_from_is_compared(comm, seeds):
+    def made():
+        return [torch.default_generator if seed is None else torch.Generator().manual_seed(seed) for seed in seeds]
+
+    grid, x = grid_over(comm, h=comm.size), normal(*SHAPE)
+    torch.manual_seed(0)
+    expected = noisy(x, *made())
+    torch.manual_seed(0)
+    assert torch.equal(whole(noisy(dc.scatter(x, grid), *made())), expected)
+    for position in range(len(seeds)):
+        generators = made()
+        torch.rand(int(comm.rank == 1), generator=generators[position])  # rank 1 has drawn one more number
+        call = functools.partial(noisy, dc.scatter(x, grid), *generators)
+        raises_everywhere(comm, dc.MismatchError, "random generator", call)
