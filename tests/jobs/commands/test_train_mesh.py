@@ -62,7 +62,7 @@ def test_resume_needs_a_checkpoint_of_the_same_settings(
     assert cli.main(command(path, out, comm, "--resume", "--lr", "0.5")) == 2
     assert cli.main(command(path, out, comm, "--resume")) == 0
     errors = capsys.readouterr().err
-    assert ("there is no finished checkpoint in" in errors) == (comm.rank == 0)
+    assert ("no finished checkpoint in" in errors) == (comm.rank == 0)
     assert ("written with different settings: lr was 0.004 and is 0.5" in errors) == (comm.rank == 0)
 
 

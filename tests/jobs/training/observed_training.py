@@ -74,7 +74,7 @@ def observed(
 
     def made(name: str) -> Callable[..., Told]:
         def make(settings: Any, samples: object, place: Any, device: str, **more: Any) -> Told:
-            found.update(settings=asdict(settings), part=settings.part, device=device, trainer=name, more=more)
+            found.update(settings=asdict(settings), part=settings.part_size, device=device, trainer=name, more=more)
             found["place"] = asdict(place) if isinstance(place, Pipelining) else place
             return Told(found)
 

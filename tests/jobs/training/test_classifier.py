@@ -37,7 +37,7 @@ def test_a_batch_whose_loss_is_infinite_is_named() -> None:
 
 def test_logits_are_checked_before_each_loss_and_in_each_prediction() -> None:
     checked: list[torch.Tensor] = []
-    trainer: Any = SimpleNamespace(check_logits=checked.append, evaluated=lambda inputs: inputs + 1)
+    trainer: Any = SimpleNamespace(check_logits=checked.append, evaluation_model=lambda inputs: inputs + 1)
     logits, labels = torch.zeros(2, 3), torch.tensor([0, 2])
     assert Classifier.loss(trainer, logits, labels).item() == pytest.approx(math.log(3))
     assert Classifier._logits(trainer, logits).tolist() == [[1.0] * 3] * 2
