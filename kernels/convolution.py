@@ -60,6 +60,10 @@ class Geometry:
         ----------
         dim : int
             The spatial dimension.
+
+        Returns
+        -------
+        int
         """
         return (self.kernel[dim] - 1) * self.dilation[dim] + 1
 

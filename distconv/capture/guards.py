@@ -96,6 +96,10 @@ class ArgumentGuard:
             The arguments of a call.
         leaves, spec
             The leaves and the structure of their tree.
+
+        Returns
+        -------
+        str
         """
         if spec != self._spec:
             return "the arguments have another tree structure"
@@ -214,6 +218,10 @@ class OptimizerGuard:
         ----------
         mark_unsupported : callable
             Called with the reason if an optimizer has created state or changed a setting: a replay would not do so.
+
+        Returns
+        -------
+        context manager
         """
         saved: dict[int, tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]] = {}
 

@@ -139,6 +139,10 @@ class StepOutcome:
         ----------
         other, again : StepOutcome
             Outcomes of two runs of the eager step.
+
+        Returns
+        -------
+        str
         """
         for (name, value), (_, expected), (_, second) in zip(self.values, other.values, again.values, strict=True):
             if value is None or expected is None or second is None:

@@ -76,6 +76,10 @@ class Packing:
         ----------
         tensors : sequence of Tensor
             The tensors that the boxes are of. Messages may be received into their memory.
+
+        Returns
+        -------
+        ReceiveBuffers
         """
         return self._layout(tensors, in_place=True).allocate(tensors) if self._messages else ReceiveBuffers([], None)
 
@@ -105,6 +109,10 @@ class Packing:
         ----------
         like : Tensor
             Has the dtype, device and strides.
+
+        Returns
+        -------
+        ReceiveBuffers
         """
         return self._layout([like], in_place=False).allocate([like]) if self._messages else ReceiveBuffers([], None)
 

@@ -113,6 +113,10 @@ class Needs:
         ----------
         shape : sequence of int
             Global shape of the tensor.
+
+        Returns
+        -------
+        Box
         """
         boxes = (self.intervals(d, self.base.coordinate(d), n) for d, n in enumerate(shape))
         return tuple(ranges[0] for ranges in boxes)

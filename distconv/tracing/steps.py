@@ -43,6 +43,10 @@ class StepTrace:
         ----------
         number : int
             Number of the training step, from 0.
+
+        Returns
+        -------
+        context manager
         """
         if number not in self._steps:
             yield

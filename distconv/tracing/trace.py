@@ -62,6 +62,10 @@ class TraceResult:
         ----------
         number : int
             Number of the training step, from 0.
+
+        Returns
+        -------
+        context manager
         """
         self._steps += 1
         with record_function(f"ProfilerStep#{number}"):

@@ -55,6 +55,10 @@ class Scaling:
         machine : Machine
         planned : mapping
             Strategies by number of ranks.
+
+        Returns
+        -------
+        Scaling
         """
         return cls(scaling_curves(planned), last_profiled_count(graph, machine, planned))
 

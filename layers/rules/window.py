@@ -61,6 +61,10 @@ class Window:
         ----------
         extent : int
             Number of input indices.
+
+        Returns
+        -------
+        int
         """
         return (extent + sum(self.around) - self.reach) // self.stride + 1
 

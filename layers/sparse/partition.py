@@ -102,6 +102,10 @@ class Partition(Generic[Grid_co]):
         Parameters
         ----------
         rank : int
+
+        Returns
+        -------
+        SiteBox
         """
         at = self.grid.coords_of(rank)
         ends = [(-UNBOUNDED, *cuts, UNBOUNDED) for cuts in self.cuts]

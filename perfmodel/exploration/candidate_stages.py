@@ -130,6 +130,10 @@ class ExplorationContext:
             Number of pipelines, which divides the number of devices.
         microbatches : int
             Micro-batches of the full mini-batch.
+
+        Returns
+        -------
+        PipelineCandidate or None
         """
         count = sum(device.count for device in self.devices) // replicas
         return (
@@ -351,6 +355,10 @@ class PipelineCandidate:
             The stage.
         first, last : float or array
             Its ends, in layers.
+
+        Returns
+        -------
+        Array
         """
         terms = self.context.layer_sums
         outputs, weights = (
