@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|h5py|mpi4py|MPI|nn|collections|typing|pathlib|os|io|argparse|types)\..*"),
     (
         r"py:.*",
-        r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor|Module|Optimizer|BinaryIO|Arrangement|Box|Panel|TransferBox)",
+        r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor|Module|Optimizer|BinaryIO|Arrangement|Box|Panel|SiteBox|TransferBox)",
     ),
     (r"py:class", r"distconv\.(arrangement\.Arrangement|pictures\.Panel)"),
     # Types in the sections of docstrings are prose, such as "mapping of str to int, optional".

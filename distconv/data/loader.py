@@ -52,7 +52,7 @@ class Field:
     scale: NDArray[np.float64] | Sequence[float] | float | None = None
     """Values become (value - shift) / scale; one number per channel, or one for all."""
     odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Factor of each channel, by the axis of a flip: -1 for a sign-flipped channel, such as a velocity along it."""
+    """Factor of each channel, by the axis of a flip; -1 for a sign-flipped channel, such as a velocity along it."""
     exchanged: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed sample. If empty, channels keep their order."""
 

@@ -21,7 +21,7 @@ from distconv.checkpoint import reading
 from distconv.checkpoint.manifest import MANIFEST
 from distconv.errors import DataError
 from distconv.jobs.training.run import prepare_run
-from tests.distconv.checkpoint.damage import VALUES, only_file, refused, run_on_rank_0, tensors
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors
 from tests.distconv.layouts import raises_everywhere
 from tests.harness import launch
 from tests.jobs.training.stand_in import StandIn
@@ -174,9 +174,9 @@ def test_swapped_files_are_found_and_what_is_not_listed_is_not_read(comm: Any, s
     files = [only_file(folder) for folder in (first, second)]
     contents = [file.read_bytes() for file in files]
     comm.Barrier()
-    run_on_rank_0(comm, lambda: (second / "state-0123456789ab.h5").write_bytes(contents[0]))
+    on_rank_0(comm, lambda: (second / "state-0123456789ab.h5").write_bytes(contents[0]))
     assert list(checkpoint.load(second, comm).tensors) == ["x"]
-    run_on_rank_0(comm, lambda: (files[0].write_bytes(contents[1]), files[1].write_bytes(contents[0])))
+    on_rank_0(comm, lambda: (files[0].write_bytes(contents[1]), files[1].write_bytes(contents[0])))
     for folder in (first, second):
         assert "is damaged" in refused(comm, lambda folder=folder: checkpoint.load(folder, comm))
 
@@ -194,7 +194,7 @@ OLD_TENSORS = {
 @pytest.mark.fault(70)
 @on_ranks
 def test_a_checkpoint_of_the_first_format_is_read(comm: Any, shared_tmp_path: Path) -> None:
-    run_on_rank_0(comm, lambda: shutil.copytree(OLD, shared_tmp_path / "old"))
+    on_rank_0(comm, lambda: shutil.copytree(OLD, shared_tmp_path / "old"))
     newest = checkpoint.newest(shared_tmp_path / "old", comm)
     assert newest is not None
     found = checkpoint.load(newest, comm)

@@ -19,7 +19,7 @@ from distconv import checkpoint
 from distconv.checkpoint.lock import LOCK
 from distconv.errors import CheckpointError
 from distconv.jobs.training.run import CHECKPOINTS, prepare_run
-from tests.distconv.checkpoint.damage import VALUES, refused, run_on_rank_0, tensors
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, tensors
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options
@@ -78,7 +78,7 @@ def test_a_training_in_the_folder_of_another_is_refused_before_it_erases_anythin
     given, trainer = options(shared_tmp_path, resume=kind == "resume", overwrite=kind == "overwrite"), StandIn(comm)
     trainer.checkpoint = 4
     with another_job(comm, given.out / CHECKPOINTS):
-        run_on_rank_0(comm, lambda: (given.out / CHECKPOINTS / "step-000004").mkdir())
+        on_rank_0(comm, lambda: (given.out / CHECKPOINTS / "step-000004").mkdir())
         text = "another job writes its checkpoints to"
         raises_everywhere(comm, CheckpointError, text, lambda: prepare_run(given, trainer))  # type: ignore[arg-type]
         assert (given.out / CHECKPOINTS / "step-000004").exists()
@@ -88,7 +88,7 @@ def test_a_training_in_the_folder_of_another_is_refused_before_it_erases_anythin
 def test_a_folder_that_was_deleted_is_locked_anew(comm: Any, shared_tmp_path: Path) -> None:
     folder = shared_tmp_path / "run"
     checkpoint.save(folder, 1, tensors(), VALUES, comm)
-    run_on_rank_0(comm, lambda: shutil.rmtree(folder))
+    on_rank_0(comm, lambda: shutil.rmtree(folder))
     checkpoint.save(folder, 1, tensors(), VALUES, comm)
     if comm.rank == 0:
         with (folder / LOCK).open() as file, pytest.raises(BlockingIOError):
@@ -118,7 +118,7 @@ def test_what_another_file_is_reached_by_is_no_lock(comm: Any, shared_tmp_path: 
         else:
             place.symlink_to(mine) if kind == "link" else place.hardlink_to(mine)
 
-    run_on_rank_0(comm, lay)
+    on_rank_0(comm, lay)
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm))
     assert f"{place} is a " in text
     assert "not a lock file of distconv. Delete it" in text

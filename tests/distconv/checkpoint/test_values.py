@@ -51,7 +51,7 @@ def test_what_would_not_come_back_is_refused(value: object) -> None:
     "value", [{PAIRS: 1}, {PAIRS: [[1]]}, {PAIRS: [], "a": 1}, {PAIRS: [[{}, 1]]}, [{PAIRS: None}]]
 )
 def test_pairs_that_are_none_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=f"'{PAIRS}' holds"):
+    with pytest.raises(ValueError, match=f"'{PAIRS}' (is not a list of pairs|holds an invalid key)"):
         from_json(value)
 
 
