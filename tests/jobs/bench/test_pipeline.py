@@ -64,7 +64,7 @@ def test_a_resnet_is_cut_after_a_group(comm: Any, capsys: pytest.CaptureFixture[
     [
         ("2,x", "argument --ppv: "),
         ("0", "argument --ppv: "),
-        ("2,4", "--ppv 2,4: 2 cuts make 3 stages for 2 ranks"),
+        ("2,4", "--ppv 2,4: 2 split points make 3 stages, but there are 2 ranks"),
     ],
 )
 def test_cuts_that_do_not_fit_are_refused_in_a_line(

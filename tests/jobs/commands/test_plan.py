@@ -210,7 +210,7 @@ def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--model", "lenet6"], "--model lenet6: there is no such model; there are lenet5, "),
+        (["--model", "lenet6"], "--model lenet6: no such model. Use lenet5, "),
         (["--model", "planned_nets:gone"], "has no 'gone'"),
         (["--model", "planned_nets:number"], "returned int, but must return a torch.nn.Module"),
         (["--model", "planned_nets:Shy"], "Shy does not run on meta tensors"),
@@ -221,10 +221,10 @@ def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str)
         (["--machine", "laptop"], "machine 'laptop': no built-in machine has this name ("),
         (["--machine", "planned_nets.py"], "machine planned_nets.py cannot be read as YAML"),
         (["--memory", "2kB"], "fits into 2e-06 GB per rank; the smallest limit that works is "),
-        (["--out", "gone/plan.json"], "--out gone/plan.json: no such folder (gone); make it first"),
+        (["--out", "gone/plan.json"], "--out gone/plan.json: no such folder (gone). Create it first."),
         (["--out", "."], "--out .: is a folder. Name a file"),
         (["--plot", "plan.doc"], "--plot plan.doc: unknown file format"),
-        (["--optimizer-slots", "-1"], "optimizer_slots=-1: it is 0 or more"),
+        (["--optimizer-slots", "-1"], "optimizer_slots=-1 must be 0 or more"),
     ],
     ids=lambda value: "".join(value[0]) if isinstance(value, list) else "",
 )

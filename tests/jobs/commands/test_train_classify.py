@@ -159,7 +159,7 @@ def test_a_model_of_the_user_is_found_in_the_current_directory(comm: Any, users_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "lenet6"], "--model lenet6: there is no such classifier; there are lenet5, "),
+        (["--model", "lenet6"], "--model lenet6: no such classifier. Use lenet5, "),
         (["--model", "users_nets:fails"], "users_nets:fails: KeyError: 'no such\\nlayer' ("),
         (
             ["--model", "users_nets:cells"],
@@ -171,7 +171,7 @@ def test_a_model_of_the_user_is_found_in_the_current_directory(comm: Any, users_
         ),
         (["--augment", "turn"], "argument --augment: 'turn' is not a list of crop,flip"),
         (["--seed", "-1"], "argument --seed: '-1' is not a non-negative integer"),
-        (["--weight-decay", "-1"], "argument --weight-decay: '-1' is not a number from 0 on"),
+        (["--weight-decay", "-1"], "argument --weight-decay: '-1' is not a non-negative number"),
         (["--plan", "plan.json"], "argument --plan: not allowed with argument --grid"),
         (["--resume"], "--resume: no finished checkpoint in"),
         (["--test-data", "nowhere"], "No such file or directory"),

@@ -128,7 +128,7 @@ def test_without_data_it_trains_on_bitstreams(
         (["--hop-ms", "0"], "argument --hop-ms: '0' is not a positive number"),
         (["--window-ms", "0"], "argument --window-ms: '0' is not a positive number"),
         (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
-        (["--grid", "h=2"], "axis h cuts none of them"),
+        (["--grid", "h=2"], "sequences have no axis h"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
         (["--resume"], "--resume: no finished checkpoint in"),
     ],

@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
         lambda r: open_groups(Path("a"), None, ("image", r.pick("label", "class")), r.comm),
         "image data: ranks disagree",
     ),
-    "nothing there": (opened(plain, lambda folder: None), r"data: there is no such folder.*\(on rank"),
+    "nothing there": (opened(plain, lambda folder: None), r"data: no such file or folder.*\(on rank"),
     "no labels": (
         opened(plain, lambda folder: [plain(folder), *(path.unlink() for path in folder.glob("train-labels*"))]),
         r"no train-labels.*\(on rank",

@@ -52,7 +52,7 @@ def test_what_is_padded_does_not_count(comm):
 @pytest.mark.ranks(2)
 def test_an_axis_that_cuts_nothing_is_refused(comm):
     grid = grid_over(comm, h=2)
-    raises_everywhere(comm, dc.GridError, "axis h cuts none of them", lambda: trained(comm, grid))
+    raises_everywhere(comm, dc.GridError, "sequences have no axis h", lambda: trained(comm, grid))
 
 
 def test_an_answer_is_the_state_behind_the_last_step_of_each_sequence():

@@ -32,13 +32,13 @@ def test_weights_follow_from_the_seed_and_the_factory_gets_what_it_takes(comm: A
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lenet6", "--model lenet6: there is no such classifier; there are lenet5, "),
-        ("unet", "--model unet: there is no such classifier"),
+        ("lenet6", "--model lenet6: no such classifier. Use lenet5, "),
+        ("unet", "--model unet: no such classifier"),
         ("nets.mine:build", "--model nets.mine:build: no module 'nets' in "),
         ("users_nets.x:build", "no module 'users_nets.x' in "),
         ("broken_nets:build", "ModuleNotFoundError: No module named 'nowhere' ("),
         ("users_nets:missing", "users_nets.py has no 'missing'"),
-        ("users_nets:number", "'number' is int; it must be a class or a function"),
+        ("users_nets:number", "'number' is int, but must be a class or a function"),
         ("users_nets:text", "--model users_nets:text: returned str, but must return a torch.nn.Module"),
         ("users_nets:fails", "users_nets:fails: KeyError: 'no such\\nlayer' ("),
         ("users_nets:leaves", "users_nets:leaves: SystemExit: 3 ("),

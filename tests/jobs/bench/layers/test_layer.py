@@ -32,7 +32,7 @@ def test_the_stack_of_layers_is_still_there(comm: Any, capsys: pytest.CaptureFix
             "--rounds: not an option of a single layer (--layer conv1)",
         ),
         (["--device", "cpu"], "--device: only an option of a single layer. Select a layer with --layer"),
-        (["--channels", "10", "--groups", "3"], "--groups 3 does not divide --channels 10"),
+        (["--channels", "10", "--groups", "3"], "--groups 3: does not divide --channels 10"),
         (["--kernel", "2"], "--kernel 2: the kernel size must be odd"),
     ],
 )

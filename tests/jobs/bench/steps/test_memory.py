@@ -73,7 +73,7 @@ def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:
     [
         (["--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
         (["--size", "0"], "argument --size: '0' is not a positive integer"),
-        (["--model", "nothing"], "--model nothing: there is no such model"),
+        (["--model", "nothing"], "--model nothing: no such model"),
         (["--json", "/gone/memory.json"], "argument --json: no such folder (/gone). Create it first"),
         # What the run on one rank dies of.
         (["--size", "8"], "the process that runs one rank failed (exit code "),

@@ -14,9 +14,9 @@ from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.measured_steps import random_tensor
 
 
-def options(*words: str, own: bool = True) -> argparse.Namespace:
+def options(*words: str, user_models: bool = True) -> argparse.Namespace:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    model_options.add_arguments(parser, model="unet", size=16, batch=2, own=own)
+    model_options.add_arguments(parser, model="unet", size=16, batch=2, user_models=user_models)
     return parser.parse_args(words)
 
 
@@ -28,7 +28,7 @@ def test_size_is_of_the_mesh_and_input_is_of_any_sample():
 
 def test_others_benchmarks_take_reference_models_alone():
     with pytest.raises(argparse.ArgumentError, match="invalid choice"):
-        options("--model", "torch.nn:Identity", own=False)
+        options("--model", "torch.nn:Identity", user_models=False)
 
 
 @pytest.mark.parametrize(
