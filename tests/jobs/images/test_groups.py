@@ -53,7 +53,7 @@ def test_hdf5_images_lie_in_groups_in_two_files_or_in_a_folder(comm: Any, shared
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ["images.zar", "images.nc", "npy", "folder"])
+@pytest.mark.parametrize("name", ["images.zarr", "images.nc", "npy", "folder"])
 def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: Path, name: str) -> None:
     def write(folder: Path) -> None:
         for group, count in (("train", 6), ("test", 4)):
@@ -68,9 +68,9 @@ def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: P
                 np.save(folder / name / group / "image.npy", images)
                 np.save(folder / name / group / "label.npy", labels)
             else:
-                zarr = pytest.importorskip("zar")
+                zarr = pytest.importorskip("zarr")
                 path, prefix = (
-                    (folder / name / f"{group}.zar", "") if name == "folder" else (folder / name, f"{group}/")
+                    (folder / name / f"{group}.zarr", "") if name == "folder" else (folder / name, f"{group}/")
                 )
                 zarr.open_group(path, mode="a").create_array(f"{prefix}image", data=images, chunks=(1, 2, 7, 7))
                 zarr.open_group(path, mode="a").create_array(f"{prefix}label", data=labels)

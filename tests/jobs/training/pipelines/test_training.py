@@ -300,7 +300,10 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
             ["--pipeline", "interleaved", "--ppv", "1,2"],
             "--ppv 1,2: splits the model into 3 parts, which are not whole",
         ),
-        (["--pipeline", "interleaved", "--switch-after", "1"], "--switch-after: not supported by interleaved, which has 2 chunks on each rank"),
+        (
+            ["--pipeline", "interleaved", "--switch-after", "1"],
+            "--switch-after: not supported by interleaved, which has 2 chunks on each rank",
+        ),
         (["--pipeline", "stale", "--ppv", "9"], "cut 9: a register must come after one of the layers 1 to 4 of 5"),
         (["--pipeline", "stale", "--ppv", "0"], "argument --ppv: '0' is not a positive integer"),
         (["--pipeline", "stale", "--grid", "n=2"], "argument --grid: not allowed with argument --pipeline"),
