@@ -217,7 +217,7 @@ def test_sums_are_sent_in_one_of_the_passes_alone(comm, monkeypatch):
         reduced.append(sum(traffic.reduced.values()))
         return 1.0
 
-    monkeypatch.setattr(measure_operations, "_timed", timed)
+    monkeypatch.setattr(measure_operations, "_time_runs", timed)
     measure_sum(comm, CPU)
     bytes_of_all = 4 * measure_operations.SUMS * 16 * 16
     assert len(reduced) == 2 * measure_operations.DIFFERENCES
