@@ -3,7 +3,8 @@
 Variables are eliminated one after the other. All tables of a variable are added up over the variables that they share
 (a bucket). The minimum over the variable's values is a table of the remaining variables. In the reverse order, the
 tables give the best choice, and a lower bound for each value of each variable. A bucket that would be too large is
-split: each part chooses its own value of the variable, so the sum is a lower bound.
+split: each part chooses its own value of the variable, so the sum is a lower bound. A function is a sum of weighted
+tables with the same variables. A message is the minimum that one bucket passes on to a later one.
 
 Source: R. Dechter, Bucket elimination, 1999; R. Dechter and I. Rish, Mini-buckets, 2003.
 """
@@ -19,7 +20,11 @@ import numpy as np
 from distconv.perfmodel.cost.cost_tables import Array, Choices, TableSums
 
 BUCKET_ENTRIES = 3_000_000
+"""Most entries of a bucket. Larger buckets are split, which weakens the bound."""
+
 ALL_ENTRIES = 30_000_000
+"""Most entries of all buckets together. The limit for one bucket is lowered until they fit."""
+
 STARTS = 12
 """Number of variables from which an order is tried."""
 
@@ -34,7 +39,7 @@ class BucketTable:
     Attributes
     ----------
     message : bool
-        True for the minimum of bucket ``index``. Otherwise the table is function ``index``.
+        True for the message of bucket ``index``. Otherwise the table is function ``index``.
     index : int
     scope : tuple of int
         Variables of the table.
