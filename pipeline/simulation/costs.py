@@ -10,7 +10,11 @@ from distconv.pipeline.schedules.per_stage import Cost, per_stage
 
 @dataclass(frozen=True)
 class ScheduleCosts:
-    """Seconds of each stage, for all of its chunks together; ``activation`` in any unit of memory."""
+    """Seconds of each stage, for one micro-batch and all chunks of the stage together.
+
+    ``backward`` is B alone: without W if the schedule has W, otherwise the full backward pass. ``transfer`` is the time
+    of the boundary after a stage, and ``activation`` is in any unit of memory.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -31,7 +35,7 @@ class ScheduleCosts:
         update: Cost,
         activation: Cost,
     ) -> ScheduleCosts:
-        """Return the costs of a schedule, where ``backward`` of the result is that of B without W.
+        """Return the costs of a schedule, from the arguments of a simulation.
 
         Parameters
         ----------

@@ -112,7 +112,11 @@ class _PassRun:
 
 @dataclass
 class _Rank:
-    """One replica of one stage. ``running`` is by the index of the track, and last changed at ``changed``."""
+    """One replica of one stage.
+
+    ``running`` has the running pass of each track, by its index, and last changed at time ``changed``. ``epoch`` counts
+    these changes. ``held`` counts the forward passes whose activations are held, one for each micro-batch and chunk.
+    """
 
     stage: int
     replica: int
