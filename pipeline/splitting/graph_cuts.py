@@ -30,7 +30,7 @@ class ModuleCall(NamedTuple):
     name : str
         Full name.
     layer : bool
-        True if a register may follow the module. Otherwise False.
+        True if the module is a convolution or linear layer, so that a register may follow it. Otherwise False.
     begin : int
         Position of the call in the list of steps.
     """
@@ -41,7 +41,10 @@ class ModuleCall(NamedTuple):
 
 
 Locate = Callable[[list[ModuleCall], list[int]], list[int]]
-"""Function that returns the split positions, from all calls and the positions that compute."""
+"""Function that returns the split positions, from all calls and the positions that compute.
+
+Split points are names or numbers of layers. Their positions differ between the recordings of a model.
+"""
 
 
 class ModelSteps(NamedTuple):

@@ -145,7 +145,11 @@ class StageProgramCache:
 
 
 class StageProgram:
-    """Steps of one stage, for given shapes."""
+    """Steps of one stage, for given shapes.
+
+    ``given`` has the inputs for which the steps hold. ``inside`` has the names of the modules whose own forward was
+    recorded in this stage. ``_done`` has the values that each step is the last to use, so that they are freed after it.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)

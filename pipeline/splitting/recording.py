@@ -127,7 +127,18 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _ForwardRecorder(TorchFunctionMode):
-    """Records each call of a torch function, of a module that stages call, and of an autograd Function."""
+    """Records each call of a torch function, of a module that stages call, and of an autograd Function.
+
+    ``_paused`` is True inside a recorded call, whose own calls are not recorded. Nodes of the graph have some of this
+    ``meta``:
+
+    - "like": the :class:`TensorExample` of the result, if it is a tensor.
+    - "memory": number of the result's storage. Values with the same number share memory.
+    - "written": such numbers of the arguments that the call changed in place.
+    - "grad": True if autograd was enabled.
+    - "inside": name of the innermost recorded module that made the call.
+    - "form": on the output, the pytree structure of the model's result.
+    """
 
     def __init__(self, blueprint: FakeModel, x: torch.Tensor) -> None:
         super().__init__()
