@@ -75,6 +75,7 @@ FAMILIES = {
     "interleaved": ScheduleFamily("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
     "zero-bubble": ScheduleFamily("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
 }
+"""Known schedules by name."""
 
 
 def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Schedule:

@@ -98,11 +98,13 @@ class ScheduleCosts:
         return self.transfer[upper % len(self.transfer)]
 
     def streaming_times(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
-        """Return how long a pass makes the result that is passed on meanwhile, and how long the link carries it.
+        """Return the time of the pass that makes a result, and the time in which the link carries this result.
+
+        Both begin together, because the result is passed on while it is computed.
 
         A pass makes its message from its beginning to its end. In a concurrent schedule F and B share the stage, and
-        each has half of the link: in F + B a message crosses it in each direction. So transfers stay hidden up to F,
-        and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I requires.
+        each has half of the link: in F + B a message crosses it in each direction. A transfer is therefore hidden if it
+        takes at most F (1F1B-AS) or at most (F + B) / 2 (FBP-AS), as BaPipe's Table I requires of the bandwidth.
 
         Parameters
         ----------

@@ -48,7 +48,8 @@ class ForwardRecording(NamedTuple):
 class FakeModel:
     """Copy of a model with fake parameters and buffers, whose ``forward`` is recorded.
 
-    Later changes of the model's own tensors (sharding, other values) do not reach it.
+    Later changes of the model's own tensors (sharding, other values) do not reach it. ``names`` and ``modules`` have
+    the names of tensors and of modules by their ids, for the model and for its copy.
 
     Raises
     ------
