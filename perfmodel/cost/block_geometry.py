@@ -268,10 +268,12 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
     shares = count_shared_elements(_blocks_on_node(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
+    # Of equal blocks on a node one is enough, and a rank does not receive what it owns.
     shares = np.where(_is_new_on_node(shape, source), shares, 0)
     near = np.minimum(shares.sum(axis=1), missing)
     far = missing - near
     worst = int(np.argmax(near + FAR * far))
+    # All source blocks that overlap the new block; those that are neither on the node nor the rank's own are far.
     senders = math.prod(
         _count_overlapping_blocks(extent, source.parts_along(axis), int(start), int(stop))
         for extent, axis, (start, stop) in zip(shape, axes, new[:, :, worst], strict=True)

@@ -140,6 +140,7 @@ def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str
     options.sort(key=lambda parts: burdens[_sort_key(parts)])
     least = burdens[_sort_key(options[0])]
     kept = [p for p in options if burdens[_sort_key(p)] <= MAX_IMBALANCE * least or len(options) <= MIN_CANDIDATES]
+    # Pure parallelism stays whatever its cost, because reports compare plans with it.
     pure = [parts for parts in options if _is_pure(parts, ranks)]
     wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MAX_CANDIDATES, len(pure))]
     return [parts for parts in options if parts in wanted]

@@ -114,6 +114,7 @@ class Elimination:
         for bucket in self.buckets:
             table = np.zeros(bucket.shape)
             for part in bucket.parts:
+                # The variable of this bucket is the last one of a message's scope, and the first axis of the bucket.
                 added = np.moveaxis(lows[part.index], -1, 0) if part.message else functions[part.index]
                 table += added.reshape(part.shape)
             tables.append(table)
@@ -235,6 +236,7 @@ class Relaxation:
         if bucket.parent is None:
             return np.array(self.bound)
         parent = self.elimination.buckets[bucket.parent]
+        # As in run(): the parent's variable is its first axis, and the last one of the bucket's scope.
         others = tuple(axis for axis, v in enumerate((parent.variable, *parent.scope)) if v not in bucket.scope)
         return np.moveaxis(beliefs[bucket.parent].min(axis=others), 0, -1)
 

@@ -247,6 +247,7 @@ def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, li
     first = columns = columns_after(sums, last > -1, np.arange(len(sums.rows)), most)
     result = []
     for index, variable in enumerate(order):
+        # Terms whose last variable is decided here. Sums to which the same of these terms belong share an increment.
         here = np.flatnonzero(last == index)
         patterns, pattern_of = np.unique(sums.rows[:, here], axis=0, return_inverse=True)
         pairs = np.stack([columns.column_of, pattern_of.ravel()], axis=1)
