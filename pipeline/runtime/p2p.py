@@ -104,7 +104,11 @@ class _ReceiveStream:
 
 @dataclass(eq=False)
 class _Payload:
-    """Tensors of a message, read one after the other."""
+    """Tensors of a message, read one after the other.
+
+    They lie in the order in which :meth:`P2P.send` writes them: by boundary tensor, and for each by box of its routes.
+    :meth:`next` must be called in the same order.
+    """
 
     memory: torch.Tensor
     end: int = 0

@@ -104,6 +104,12 @@ class Pipeline:
     MismatchError
         If ranks pass different arguments or parameters.
 
+    Warnings
+    --------
+    If a pass raises an error on one rank, the other ranks wait for its messages. Do not catch the error and continue
+    with the pipeline, whose ranks are then in different states. A ``with`` block does not call the collective
+    :meth:`close` after an error.
+
     Notes
     -----
     Random numbers follow from the torch seed of rank 0 (``torch.initial_seed``), the mini-batch, the micro-batch and
