@@ -6,6 +6,14 @@ Performance model: it predicts what a training step costs, and finds the best pl
 plan, and :func:`select` finds the best one. :func:`partition` and :func:`explore` do so for pipelines. Users and the
 command line call these functions. The layers of distconv do not depend on this package.
 
+Four terms occur everywhere. A *deciding layer* is a convolution or linear layer, for which a plan chooses a process
+grid; every other operation inherits the grid of its first input. A *candidate* is one grid that a deciding layer may
+have, written as the number of parts along each axis. A *strategy* is one candidate for each deciding layer. A *profile*
+lists the times and sizes of a network's layers, from which pipelines are partitioned.
+
+FP, BPx, BPw and BPa are the names of Dryden et al. 2019 for forward, backward-data, backward-weights and the gradient
+all-reduce.
+
 ::
 
     cost         Cost of a training step under a plan: time of each operation, and memory

@@ -3,6 +3,15 @@
 Pipeline parallelism: :func:`split` divides a model into stages, :func:`schedule` orders their passes, :class:`Pipeline`
 trains over MPI ranks, and :func:`simulate` predicts the time of a schedule. Users and the command line call them.
 
+A *stage* runs on one rank, or on one process grid of ranks. *Replicas* of a stage hold the same weights and take
+micro-batches round-robin. A *part* is a module between two split points; a stage has one part, or several *chunks* with
+an interleaved schedule. A *pass* is the forward (F) or backward (B) computation of one micro-batch on one chunk. W is
+the part of a backward pass that computes gradients of weights, if it is separate.
+
+A *synchronous* schedule has one update for all micro-batches of a mini-batch. An *asynchronous* one updates each stage
+after every mini-batch, while others are in flight; it does not divide mini-batches, so its micro-batches are
+mini-batches.
+
 ::
 
     reference   Pipelined training without ranks, whose results the runtime reproduces bit for bit

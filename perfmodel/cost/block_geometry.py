@@ -1,8 +1,10 @@
 """Local shapes, halos, groups of ranks and redistributions. Pure arithmetic, without MPI.
 
-A process grid is given by its parts along each axis, with ranks in the order of :class:`distconv.ProcessGrid`. Ranks
-that share a node here therefore share it there. The cost model calls the functions for every candidate, so results are
-cached.
+A process grid is given by its parts along each axis, with ranks in the order of :class:`distconv.ProcessGrid`. Two
+ranks that share a node in this model therefore share it in a run, too, if ranks are numbered node by node. The cost
+model calls the functions for every candidate, so results are cached.
+
+A halo consists of ghosts, the rows that a rank receives from its neighbours.
 
 Source: Dryden et al. 2019, II-C (index sets), III-A (halos), III-C (redistribution).
 """
@@ -73,13 +75,14 @@ class AxisParts(Arrangement):
         return 1 if axis is None else self.shape[axis]
 
     def group(self, axes: Iterable[str]) -> RankGroup:
-        """Return the group of ranks that differ along ``axes`` alone."""
+        """Return the group of ranks that differ from rank 0 along ``axes`` alone, as a model of all such groups."""
         return _build_group(self, tuple(axes))
 
     def far_neighbours(self, axis: str) -> int:
         """Return how many of a rank's two neighbours along ``axis`` are on another node, for the rank with the most."""
         stride, parts = self.stride(axis), self.parts_along(axis)
-        # Blocks of stride * parts ranks hold full lines along the axis. All of them lie within nodes, or some do not.
+        # stride * parts successive ranks contain full lines of neighbours along the axis. No line crosses nodes if this
+        # number divides the ranks of a node. Otherwise some rank has a neighbour on another node.
         if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
             return 0
         return min(2, parts - 1) if stride >= self.per_node else 1
@@ -207,6 +210,8 @@ def _ghost_widths(
 class RedistributionVolume(NamedTuple):
     """Elements and messages that the slowest rank of a redistribution receives, and the elements that it keeps.
 
+    The slowest rank is the one with the largest ``near + FAR * far``.
+
     Attributes
     ----------
     near, far : int
@@ -263,10 +268,12 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
     shares = count_shared_elements(_blocks_on_node(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
+    # Of equal blocks on a node one is enough, and a rank does not receive what it owns.
     shares = np.where(_is_new_on_node(shape, source), shares, 0)
     near = np.minimum(shares.sum(axis=1), missing)
     far = missing - near
     worst = int(np.argmax(near + FAR * far))
+    # All source blocks that overlap the new block; those that are neither on the node nor the rank's own are far.
     senders = math.prod(
         _count_overlapping_blocks(extent, source.parts_along(axis), int(start), int(stop))
         for extent, axis, (start, stop) in zip(shape, axes, new[:, :, worst], strict=True)

@@ -27,13 +27,13 @@ MAX_CANDIDATES = 32
 """Maximum number of candidates per layer. The time of a search grows with its square."""
 
 MAX_IMBALANCE = 4.0
-"""Candidates with more than this multiple of the least burden are dropped, except pure parallelism."""
+"""Candidates whose heuristic cost exceeds this multiple of the least one are dropped, except pure parallelism."""
 
 
 def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int) -> dict[str, dict[str, int]]:
     """Return the parts along each axis of every deciding layer.
 
-    A layer that the plan does not name inherits the grid of its input.
+    A deciding layer that the plan does not name has the grid of the layer that made its input.
 
     Parameters
     ----------
@@ -91,10 +91,11 @@ def _check(op: Operation, parts: Candidate, ranks: int) -> None:
 
 
 def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]:
-    """Return the distributions that each deciding layer may have, those with the smallest estimated burden first.
+    """Return the distributions that each deciding layer may have, those with the smallest heuristic cost first.
 
-    Candidates are balanced as far as the shapes allow. Pure sample and pure spatial parallelism are among them where
-    they exist. Candidates with fewer parts than ``ranks`` leave replicas; they appear only where few others exist.
+    No candidate leaves a rank without work. Pure sample and pure spatial parallelism are among the candidates where
+    they exist. Candidates with fewer parts than ``ranks`` leave replicas. They appear only where fewer than
+    ``MIN_CANDIDATES`` others exist.
 
     Source: Dryden et al. 2019, V-C.
 
@@ -139,6 +140,7 @@ def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str
     options.sort(key=lambda parts: burdens[_sort_key(parts)])
     least = burdens[_sort_key(options[0])]
     kept = [p for p in options if burdens[_sort_key(p)] <= MAX_IMBALANCE * least or len(options) <= MIN_CANDIDATES]
+    # Pure parallelism stays whatever its cost, because reports compare plans with it.
     pure = [parts for parts in options if _is_pure(parts, ranks)]
     wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MAX_CANDIDATES, len(pure))]
     return [parts for parts in options if parts in wanted]

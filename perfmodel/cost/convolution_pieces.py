@@ -19,7 +19,10 @@ from distconv.perfmodel.graph.graph import Operation
 
 @dataclass(frozen=True)
 class ConvolutionRanges:
-    """Global ranges of a convolution on one rank, without padding: channels first, then the spatial dimensions.
+    """Ranges of a convolution on one rank, without padding: channels first, then the spatial dimensions.
+
+    Spatial ranges are global. Channels that are split count from the first one that the rank needs, and the owned ones
+    come first. Only their numbers matter, because the time does not depend on which channels a rank owns.
 
     Attributes
     ----------
@@ -42,7 +45,7 @@ class ConvolutionRanges:
         return "x".join(f"{own[0] - need[0]}+{own[1] - own[0]}+{need[1] - own[1]}" for own, need in pairs)
 
     def ghosts(self) -> Iterator[tuple[Range, ...]]:
-        """Yield the boxes that are received."""
+        """Yield the received boxes, those at edges and corners of the owned box included."""
         intervals = [
             [own, *(r for r in ((need[0], own[0]), (own[1], need[1])) if r[1] > r[0])]
             for own, need in zip(self.own, self.needed, strict=True)

@@ -1,7 +1,8 @@
 """Cost of a strategy as tables, which the planner evaluates and the search minimizes.
 
-There is one variable per deciding layer; its value is the index of a candidate. Time passes in steps, forward and then
-backward::
+There is one variable per deciding layer; its value is the index of a candidate. The model of a training step is a list
+of terms, forward and then backward. In this module, a step without "training" is one entry of such a list. There are
+two kinds of time::
 
     COMPUTE    the compute stream is busy for the term's time: T += term
     ALLREDUCE  queued when compute reaches it, one at a time, overlapped with what follows: E = max(E, T) + term
@@ -10,7 +11,8 @@ A training step takes max(T, E). Unrolled, this is the largest of several sums o
 computation before k is queued plus all all-reduces from k on. Memory is a largest of sums as well: resident terms, plus
 what has been kept up to a point and not released, plus what is needed at that point alone.
 
-The searches of :mod:`distconv.perfmodel.strategy` work on these tables and do not know layers or grids.
+The exact search of :mod:`distconv.perfmodel.strategy` works on these tables and is independent of layers and grids. It
+relies on terms that are never negative.
 
 Source: Dryden et al. 2019, V-B (greedy overlap, one all-reduce at a time), V-C.
 """
@@ -45,7 +47,7 @@ class CostKind(Enum):
 
 
 def makespan(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
-    """Return the time that steps take together.
+    """Return the time of a training step, from its COMPUTE and ALLREDUCE steps.
 
     Source: Dryden et al. 2019, V-B.
 
@@ -72,6 +74,9 @@ def makespan(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any]
 
 def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], Any]) -> Any:
     """Return the most memory at any point of the forward or backward pass.
+
+    The backward pass goes through the same points in reverse, so the steps of the forward pass are enough. A KEEP
+    counts at TRANSIENT steps only: at least one of them must lie between a KEEP and its RELEASE.
 
     Parameters
     ----------
@@ -100,7 +105,7 @@ def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], An
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Seconds or bytes that depend on the distribution of no layer, one or two.
+    """Seconds or bytes of a step, as a function of the grids of no layer, one or two layers.
 
     Attributes
     ----------
@@ -119,7 +124,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class CostTerm:
-    """Term as a table over candidates.
+    """A :class:`Term` as a table over the candidates of its layers.
 
     Attributes
     ----------
@@ -159,7 +164,7 @@ class AssignmentProblem:
     memory: tuple[CostTerm, ...]
 
     def times(self, choices: Choices) -> Array:
-        """Return the seconds per step for ``choices`` (..., variables); the result has shape (...)."""
+        """Return the seconds of a training step for ``choices`` (..., variables); the result has shape (...)."""
         return np.asarray(makespan(((step.kind, step.values(choices)) for step in self.time), np.maximum))
 
     def memories(self, choices: Choices) -> Array:
@@ -181,7 +186,7 @@ class AssignmentProblem:
 
 
 class TableSums:
-    """Sums of tables, the largest of which is minimized subject to the others being at most zero.
+    """Sums of tables. The largest of the first sums is minimized, and the others must be at most zero.
 
     Row ``r`` is ``offsets[r]`` plus all terms ``t`` with ``rows[r, t] = 1``. Tables are finite and not negative.
 
@@ -231,7 +236,7 @@ class TableSums:
         return result
 
     def sum_changes(self, choices: Choices, variable: int) -> Array:
-        """Return what every value of ``variable`` adds to the sums of ``choices`` (variables); shape (values, rows).
+        """Return the change of all sums if ``variable`` takes each of its values and the other choices stay.
 
         Parameters
         ----------

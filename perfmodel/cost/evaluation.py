@@ -31,7 +31,7 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import Plan
 
 Assignment = Mapping[str, Candidate]
-"""Distribution of each deciding layer, by its name."""
+"""Distribution of each deciding layer, by its name; also called a strategy."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Prediction:
 
 
 class StepModel:
-    """Cost of a graph on the ranks of a machine, as terms in the order in which they happen.
+    """Cost of a graph on the ranks of a machine, as terms in the order in which a training step executes them.
 
     Use :meth:`cached`, which caches the model with the graph. Terms depend on grids, not on a plan, so one model serves
     all plans.

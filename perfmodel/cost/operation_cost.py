@@ -3,6 +3,9 @@
 :class:`.StepModel` calls :class:`OperationCosts` for every candidate of a layer. It determines the order of operations
 and the overlap of all-reduces.
 
+A halo leaves strips at the sides of a block: outputs that depend on received rows. The interior is the rest, which a
+convolution can compute while the exchange is in flight.
+
 Source: Dryden et al. 2019, V-A (FP, BPx, BPw, BPa and halo exchanges) and V-B (all-to-all redistribution).
 """
 
@@ -217,7 +220,10 @@ class OperationCosts:
     # -- communication of one operation -------------------------------------------------------------------------------
 
     def _halo(self, op: Operation, call: LocalCall, parts: AxisParts) -> float:
-        """Return the time of a halo exchange: SR for each neighbour (V-A), with packing and unpacking."""
+        """Return the time of a halo exchange: send and receive with each neighbour (V-A), packing and unpacking.
+
+        Neighbours across edges and corners have messages of their own, one for each combination of split dimensions.
+        """
         widths = dict(self._halo_widths(op, parts))
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
@@ -234,7 +240,7 @@ class OperationCosts:
         return total
 
     def _strips(self, op: Operation, call: LocalCall, parts: AxisParts) -> list[list[float]]:
-        """Return the fraction of the block that waits for the halo of each side, for each split dimension."""
+        """Return the fraction of the outputs that wait for the halo of each side, for each split dimension."""
         strips = []
         for dim, widths in self._halo_widths(op, parts):
             rows, out = call.inputs[0][dim], call.outputs[0][dim]
@@ -281,6 +287,8 @@ class OperationCosts:
             axes = [axis for axis in split if axis in SPATIAL or (axis == "c" and op.kind == "group_norm")]
             once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][0] * call.inputs[0][1])
             return once, once if op.y.requires_grad else 0.0
+        # Other functions sum over the split axes that their result lacks, as a mean over space does. The sum of a
+        # deciding layer over channels is part of _channels.
         lost = [axis for axis in split if axis not in axes_of(op.y.shape)]
         if not lost or op.decides:
             return 0.0, 0.0
@@ -309,7 +317,7 @@ class OperationCosts:
         return self._allreduce(parts, axes, size) + summed * self._rank.roofline.gradient_s, update
 
     def optimizer_ranks(self, call: LocalCall, parts: AxisParts) -> int:
-        """Return the number of ranks over which the optimizer's work and state of the same parameters are sharded.
+        """Return the number of ranks that share the optimizer's work and state for the parameters of a call.
 
         Parameters
         ----------

@@ -1,10 +1,12 @@
 """Work of one rank in one operation: local shapes, FLOPs, bytes, and the key of its measured time.
 
 Convolutions and linear layers count FLOPs. All other functions are estimated by the memory that they read and write;
-the trace records what autograd saves. Users add other costs with :func:`register_cost`. The module does not know how
-long the work takes; :mod:`.operation_cost` does.
+the trace records what autograd saves. Users add other costs with :func:`register_cost`. :mod:`.operation_cost` turns
+work into time.
 
-Source: Dryden et al. 2019, V-A (local runtimes C, Cx, Cw of the blocks I^(p)).
+All shapes are those of the rank with the largest blocks, which determines the time of all ranks.
+
+Source: Dryden et al. 2019, V-A (local runtimes C, Cx, Cw of FP, BPx and BPw on the block of rank p).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class LocalCall:
     Attributes
     ----------
     operation : Operation
-        The global operation.
+        The operation with its global shapes.
     inputs, outputs : tuple of tuple of int
         Local shapes, with the channels that the rank needs and the filters that it computes.
     constants : tuple of tuple of int
@@ -276,7 +278,10 @@ def unknown_functions(graph: LayerGraph) -> tuple[str, ...]:
 
 
 def _passes(op: Operation) -> int:
-    """Return how often a function reads its input; 0 if unknown or not described by memory traffic."""
+    """Return how often a function reads its input.
+
+    The result is 0 if the function has no operator, or if memory traffic does not determine its cost.
+    """
     rule = rule_of(op.function)
     return 0 if rule is None else rule.passes or 0
 

@@ -5,8 +5,8 @@ It consists of four parts::
     libraries    the interpreter, torch, MPI, and the packages of the model
     columns      the unfolded input of a convolution where torch does not use oneDNN
     rearranged   copies of a convolution's input and output in oneDNN's blocked layout
-    holes        free memory that an allocator holds: a tenth and 128 MiB, but not more than a step allocates and frees,
-                 all columns included
+    holes        free memory that an allocator holds: a tenth of the memory in use and 128 MiB, but not more than a step
+                 allocates and frees, the columns of all convolutions included
 
 None of the four is fitted to measured steps: the libraries are measured, the others counted. On a GPU, torch's
 allocator and cuDNN replace the last three, which this module does not model.

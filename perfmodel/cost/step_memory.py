@@ -7,8 +7,12 @@ There are two models::
                of each operation
     keep-all   every output and every activation gradient, for the full step: the paper's implementation
 
-Both add the halos that a rank receives, copies in another distribution, and the workspace. A function that has no
+Both add the halos that a rank receives, redistributed copies of inputs, and the workspace. A function that has no
 distributed operator is computed replicated and saves full tensors.
+
+Terms are in the order of the forward pass (see :func:`.peak`). A KEEP without a RELEASE is a tensor that autograd
+saves: it stays from the forward of its operation to the backward, hence at all later points of the forward pass. A KEEP
+with a RELEASE lives between two operations only. Gradients are resident, because they exist when the optimizer runs.
 
 Source: Dryden et al. 2019, V and VI-B1 (which samples fit a GPU). The paper does not give these terms.
 """
@@ -161,7 +165,10 @@ def _working_bytes(op: Operation, parts: AxisParts) -> float:
 
 
 class _SavedTensors:
-    """Assigns each saved tensor to the layer whose distribution it has, and counts it once."""
+    """Assigns each saved tensor to the layers whose distribution it has, and counts it once for each of them.
+
+    A tensor that operations of two layers save exists twice if the layers have different grids, otherwise once.
+    """
 
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph

@@ -5,6 +5,9 @@ all-reduce is hidden, because no device waits for it: it overlaps with the backw
 the last one of its own stage if the machine overlaps. :func:`.explore` makes the objects, :mod:`.cuts` searches among
 split points.
 
+Positions are split points in layers: 2 lies before the third layer, 2.25 a quarter into it, where two stages share the
+layer. Methods accept both, and are faster for integers. A kind of device is an index into ``devices``.
+
 Source: Zhao et al. 2020 (BaPipe), Tables I and II.
 """
 
@@ -144,7 +147,7 @@ class ExplorationContext:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Kind of each device."""
+        """Kind of each device, as an index into ``devices``."""
         return kinds_in_order(self.devices)
 
     @cached_property
@@ -198,7 +201,10 @@ class PipelineCandidate:
 
     @property
     def closed_form(self) -> str:
-        """Schedule whose closed form applies. Without a boundary all of them are the same."""
+        """Schedule whose closed form applies.
+
+        Data parallelism has no boundary, so any closed form gives its time. 1F1B keeps one micro-batch in flight.
+        """
         return "1f1b-as" if self.schedule == PARALLEL else self.schedule
 
     @property
@@ -207,7 +213,7 @@ class PipelineCandidate:
         return len(self.context.profile.layers)
 
     def edges(self, positions: Sequence[float]) -> list[float]:
-        """Return the positions with both ends."""
+        """Return the positions with 0 in front and the number of layers at the end."""
         return [0, *positions, self.size]
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -268,6 +274,7 @@ class PipelineCandidate:
         self, forward: list[float], backward: list[float], transfer: list[float]
     ) -> tuple[list[float], list[float], list[float]]:
         overheads = self.context.overheads
+        # A blocking message adds to the pass that receives it, so the transfer itself is returned as zero.
         received = transfer if overheads.blocking else [0.0] * len(transfer)
         # A stage exchanges one message in each direction with each of its neighbours.
         neighbours = [(index > 0) + (index < len(transfer)) for index in range(len(forward))]
@@ -298,6 +305,7 @@ class PipelineCandidate:
     def _exposed_allreduce(
         self, positions: Sequence[float], backward: Sequence[float], transfer: Sequence[float]
     ) -> float:
+        """Return the longest time that a stage's all-reduce continues after the last backward pass of the pipeline."""
         if self.replicas == 1:
             return 0.0
         machine, terms = self.context.machine, self.context.layer_sums

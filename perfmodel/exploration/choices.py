@@ -20,7 +20,7 @@ class ExplorationError(DistconvError, ValueError):
 class StageCosts:
     """Seconds of a micro-batch, as arguments of ``distconv.pipeline.simulate``.
 
-    If there are several replicas of the pipeline, they are those of the first.
+    If there are several replicas of the pipeline, the costs are those of the first replica.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Choice:
     Attributes
     ----------
     schedule : str
-        ``"dp"`` or the name of a schedule.
+        ``"dp"`` (data parallelism: one stage, replicated) or the name of a schedule.
     stages : StagePartition
         Split points and devices.
     microbatches : int
@@ -135,7 +135,10 @@ class Exploration:
 
     @property
     def estimated(self) -> bool:
-        """True if the machine has measured times, but not of all layers of the choice. Otherwise of all, or of none."""
+        """True if the machine has measured times, but not of all layers of the choice.
+
+        Otherwise it has measured times of all layers, or of none.
+        """
         return self.best.estimated
 
     @property

@@ -1,8 +1,8 @@
 """Split points chosen for one schedule: the least time of a mini-batch within its memory, between layers.
 
-1. For several prices of a transfer, find the split points whose slowest stage takes least among those that fit. A stage
-   counts with its two transfers, with a weight. The dynamic program is exact for it. A weight of 0 balances
-   computation; larger ones prefer small boundaries.
+1. For several weights of a transfer (``TRANSFER_WEIGHTS``), find the split points that fit and whose slowest stage has
+   the least cost: its computation plus the weight times its two transfers. The dynamic program is exact for this cost.
+   A weight of 0 balances computation; larger ones prefer small boundaries.
 2. From each of these and from the given split points, move single ones any distance while that makes the mini-batch
    faster.
 
@@ -22,6 +22,7 @@ from distconv.perfmodel.stages.dynamic_program import StageMove, cheapest_stages
 from distconv.perfmodel.stages.stage_costs import Array, StageRange
 
 TRANSFER_WEIGHTS = (0.0, 0.5, 1.0, 2.0)
+"""Weights of a transfer relative to computation, each of which gives a start for step 2."""
 
 
 def best_cuts(stages: PipelineCandidate, initial: Sequence[Sequence[float]] = ()) -> list[int]:
@@ -93,7 +94,10 @@ def balanced_cuts(stages: PipelineCandidate, transfer_weight: float = 0.0) -> li
 
 
 def least_memory_cuts(stages: PipelineCandidate) -> list[int]:
-    """Return the split points whose fullest stage fills its devices least: if these do not fit, none do."""
+    """Return the split points with the least memory on the stage that fills its devices most.
+
+    Memory counts as a fraction of the devices' memory. If these split points do not fit, none do.
+    """
     edges = stages.context.layer_sums.edges
     emptiest = cheapest_stages(
         stages.size,

@@ -7,7 +7,8 @@
 
 The time of a combination is the closed form of :mod:`distconv.perfmodel.stages.closed_forms`, plus the part of the
 gradient all-reduce over the R replicas that does not overlap. The fastest combination that fits the memory is the
-result.
+result. A device here may be one rank or, with ``joint``, a group of ranks. The names of schedules are those of
+:func:`distconv.pipeline.schedule`.
 
 BaPipe considers R = 1 and data parallelism. ``joint`` considers every R that divides the devices, and chooses the split
 points for the time and memory of each schedule (:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it
@@ -44,7 +45,10 @@ from distconv.plan import Plan
 from distconv.text_files import shorten
 
 SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
-"""Schedules for accelerators that alternate between computation and communication, such as GPUs."""
+"""Schedules for accelerators that alternate between computation and communication, such as GPUs.
+
+BaPipe calls their execution synchronous. All schedules of both tuples update once per mini-batch.
+"""
 
 ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
 """Schedules for accelerators that pass results on while they compute them, such as FPGAs."""
@@ -74,8 +78,9 @@ def explore(
     Parameters
     ----------
     profile : Profile, or callable
-        Profile of ``samples`` samples, from which others are scaled in proportion, ``times`` of devices included. Or a
-        function that returns, for a number of samples, the Profile or the :class:`LayerGraph` of such a micro-batch.
+        Profile of ``samples`` samples. Profiles of micro-batches of other sizes are scaled from it in proportion, as
+        are the ``times`` of devices. Or a function that returns, for a number of samples, the Profile or the
+        :class:`LayerGraph` of such a micro-batch.
     machine : Machine, str or path
         Links and memory; a name or file is loaded.
     devices : int or sequence of Device

@@ -1,6 +1,7 @@
 """Layers of a network and the values between them, as recorded by :func:`distconv.perfmodel.trace`.
 
-The cost model reads these classes. They hold global shapes and are independent of plan, grid and machine.
+The cost model reads these classes. They hold global shapes and are independent of plan, grid and machine. A deciding
+layer is a convolution or linear layer, for which a plan chooses the distribution; see :class:`LayerGraph`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Recording of a running model: calls of its modules and of torch functions.
 
-:mod:`.tracing`, the layer timing, the memory of stale weights and the sparse cost model derive recorders from it. The
-module does not know what they record.
+:mod:`.tracing`, the layer timing, the memory of stale weights and the sparse cost model derive recorders from it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class FunctionRecorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.running: list[tuple[str, torch.nn.Module]] = []
-        """Running modules with their names, the outermost first."""
+        """Running modules with their names, the outermost first. A module that raises stays in the list."""
         self.kept: list[Any] = []
         """Tensors whose ids are keys. They are kept alive so that no id is used twice."""
 

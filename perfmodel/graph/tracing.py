@@ -1,7 +1,7 @@
 """``trace``: the graph of a network from one run on meta tensors, which have shapes but no elements.
 
-A recorder intercepts each torch function, so that Python control flow that depends on shapes works. Distribution,
-machine and cost are unknown here.
+A recorder intercepts each torch function, so that Python control flow that depends on shapes works. The graph is
+independent of distribution, machine and cost.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class _CallRecorder(FunctionRecorder):
     def __init__(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.constant_storages = {tensor.untyped_storage()._cdata for tensor in state.values()}
+        # Reversed, so that a tensor with several names has the first one.
         self.constants = {id(tensor): name for name, tensor in reversed(list(state.items()))}
         self.kept += [state, inputs]
         self.values: dict[int, Value] = {}
@@ -247,6 +248,8 @@ _CONVOLUTIONS = {f"conv{d}d": d for d in (1, 2, 3)} | {f"conv_transpose{d}d": d 
 _POOLS = {f"{a}_pool{d}d": d for a in ("max", "avg", "lp") for d in (1, 2, 3)}
 _DECIDING = {*_CONVOLUTIONS, "linear"}
 _SAME = {"contiguous", "to", "float", "detach", "requires_grad_"}
+"""Functions that may return their argument itself without writing into it, so that they are not in-place operations."""
+
 _ORDER = {
     "convolution": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "transposed": ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
@@ -254,6 +257,7 @@ _ORDER = {
     "avg": ("input", "kernel_size", "stride", "padding"),
     "lp": ("input", "norm_type", "kernel_size", "stride"),
 }
+"""Names of torch's positional arguments, by kind of convolution and of pooling."""
 
 
 def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[KernelWindow | None, int]:

@@ -93,7 +93,7 @@ def _extend_to_any_size(algorithm: Algorithm) -> Algorithm:
 
 @_extend_to_any_size
 def allreduce_recursive_doubling(level: LinkLevel, n: float) -> float:
-    """Return the time of recursive doubling, which exchanges all bytes lg p times: the fewest messages.
+    """Return the time of recursive doubling, which exchanges all bytes log2(p) times: the fewest messages.
 
     Parameters
     ----------

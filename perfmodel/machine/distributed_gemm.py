@@ -38,11 +38,11 @@ class GemmTime:
 
 
 def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: float, y_bytes: float) -> GemmTime:
-    """Return the time of communication of y = x W^T with the channels of x and y split, and W in place.
+    """Return the time of communication of y = x W^T with the channels of x and y split. W is not communicated.
 
     Each rank gathers the channels of x that its block of W multiplies, and sends its partial sums of y to their owners.
-    Backward gathers dL/dy and reduce-scatters dL/dx; dL/dW needs no communication. One block of x means that x is
-    gathered and y is not summed; p blocks mean the opposite; any number between is a two-dimensional split. All
+    Backward gathers dL/dy and reduce-scatters dL/dx; dL/dW needs no communication. With one block, each rank gathers
+    all of x and sums nothing of y; p blocks mean the opposite; any number between is a two-dimensional split. All
     messages are direct messages of one block. Channels are not contiguous, so the time includes packing and unpacking.
 
     Source: Schatz, van de Geijn, Poulson 2016, the algorithms whose second operand is stationary; Dryden et al. 2019,

@@ -1,7 +1,7 @@
 """Machine model: links, memory and compute of its ranks.
 
-The cost model and the exploration read it; it does not know networks or plans. A YAML file describes a machine, with
-units on all quantities::
+The cost model and the exploration read it. It is independent of networks and plans. A YAML file describes a machine,
+with units on all quantities::
 
     name: lassen
     ranks_per_node: 4
@@ -152,7 +152,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Another kind of device of a machine.
+    """Kind of device of a machine, other than the one of ``Machine.compute``.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class Machine:
     node : Link
         Link between two ranks of a node.
     network : Link
-        One rank's fraction of a node's link to the others while all ranks of the node use it.
+        One rank's fraction of its node's link to the other nodes, while all ranks of the node use that link.
     overlap : Overlap
         Communication that overlaps with computation.
     compute : tuple of Compute

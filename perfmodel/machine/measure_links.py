@@ -31,7 +31,7 @@ _REPETITIONS = 7
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Links as halo exchanges and as all-reduces see them.
+    """Links fitted to halo exchanges, and links fitted to all-reduces.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ class Quantity(float):
         Raises
         ------
         ValueError
-            If it is not; the message says what is expected.
+            If it is not; the message names the expected form.
 
         Examples
         --------

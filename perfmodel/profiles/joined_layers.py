@@ -16,7 +16,8 @@ from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 class JoinedProfile(Profile):
     """Profile of joined layers.
 
-    A block sums the times and sizes of its layers. Splits carry the bytes of the original profile.
+    A block sums the times and sizes of its layers, so ``activation_bytes`` is what the stage keeps for backward. The
+    bytes that cross a split are those of the original profile, and are stored in ``crossing``.
 
     Attributes
     ----------

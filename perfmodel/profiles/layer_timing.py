@@ -189,10 +189,15 @@ class _ProfileRecorder(FunctionRecorder):
         self.coordinates: dict[int, int] = {}
         """Bytes of the coordinates that are sent with features, by the id of the features."""
         self.names: list[str] = []
+        """Modules of the layers, in the order of their calls; a layer is an index into this list."""
         self.made: dict[int, int] = {}
+        """Layer that made each tensor, by the id of the tensor."""
         self.edges: dict[tuple[int, int], None] = {}
+        """Pairs of a producing and a reading layer, in the order of their discovery."""
         self.passed_on: dict[int, dict[int, int]] = {}
+        """Bytes that later layers read, by the layer that made them and by storage, so that views count once."""
         self.held: dict[int, dict[int, int]] = {}
+        """Bytes of the parameters that each layer is the first to use, by the id of the parameter."""
 
     @property
     def current(self) -> int:
@@ -326,6 +331,8 @@ def _time_layers_of_step(
     model.zero_grad(set_to_none=True)
     intervals, owned, names = _Intervals(clock), set[Node](), list[str]()
 
+    # The autograd nodes that are new since the last call belong to the running layer. In backward, the first of them
+    # that runs stops the clock of the layer after and starts that of its own layer.
     def own(values: object) -> None:
         layer = max(0, len(names) - 1)
         for node in _new_nodes(values, owned):

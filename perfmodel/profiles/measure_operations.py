@@ -1,8 +1,11 @@
 """Measurement of operations on one rank, for the table of a machine.
 
-An operation runs as distconv runs it: on distributed tensors of which each rank has a block (split over samples), so
-that the dispatch is included. Copies of the tensors are used in rotation, because between two uses in a training step
-all other tensors pass through the caches. Autograd is called once for all copies, as it is once in a step.
+The table maps the key of a :class:`.LocalCall` and a phase to seconds. All ranks measure the same calls at the same
+time, each on a block of the size that the call gives. An operation runs as distconv runs it, on distributed tensors, so
+that the dispatch is included. The tensors are split over samples, whatever the grid of the call.
+
+Copies of the tensors are used in rotation, because between two uses in a training step all other tensors pass through
+the caches. Autograd is called once for all copies, as it is once in a step.
 
 Source: Dryden et al. 2019, V-A (warm-up runs, then the mean of ten) and VI-A.
 """
@@ -44,7 +47,10 @@ from distconv.tensor import DistTensor
 
 WARM_UP = 2
 REPETITIONS = 10
-"""Runs of which the mean is taken, or a few more, after the warm-up (Dryden et al. 2019, V-A: ten)."""
+"""Least number of runs after the warm-up, of which the mean is taken (as in Dryden et al. 2019, V-A).
+
+It is rounded up to a multiple of the number of copies.
+"""
 
 ROUNDS = 3
 """Repetitions of the full measurement. The fastest counts, since other load can only slow it down."""
@@ -230,6 +236,7 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
     def difference() -> float:
         return (_time_runs(_Runs(backward), comm, device) - _time_runs(_Runs(alone), comm, device)) / SUMS
 
+    # Pending gradients of the caller must neither take part in the measured sums nor get lost.
     kept = gradient_reduction.unsynced_grads()
     gradient_reduction.set_unsynced_grads([])
     found = statistics.median(difference() for _ in range(DIFFERENCES))
@@ -246,9 +253,9 @@ class _Runs:
 
 
 def _time_runs(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
-    """Return the mean seconds of ten runs on the slowest rank. Collective.
+    """Return the mean seconds of at least ten runs, on the slowest rank. Collective.
 
-    The other ranks wait for the slowest one sooner or later.
+    In a training step, all ranks wait for the slowest one.
     """
     for _ in range(-(-WARM_UP // runs.count)):
         runs.take()
@@ -339,6 +346,7 @@ class _BlockConvolution:
             return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
 
         self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
+        # at_once: gradients come from the assembled input. free: pieces are convolved without assembling the input.
         self.at_once = is_below_overlap_threshold(call.inputs[0], call.constants[0], on_gpu=device.type == "cuda")
         self.free = not self.at_once and is_convolvable_without_copy(pieces.own[1:], pieces.out, window)
         space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
@@ -398,7 +406,10 @@ def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
 
 
 def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
-    """Return the runs of each phase of a call."""
+    """Return the runs of each phase of a call, each of which has run once.
+
+    A call that cannot run alone therefore raises here, before the ranks communicate.
+    """
     size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
     count = max(2, min(MAX_COPIES, CACHE_BYTES // max(1, 2 * size)))
     phases = [phase for phase in PHASES if work(call, phase).kernels]

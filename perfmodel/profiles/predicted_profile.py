@@ -66,6 +66,7 @@ def predicted_profile(
     grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     layers: list[Layer] = []
     edges: dict[tuple[str, str], None] = {}
+    # Layers that made the result of each operation; a view has those of its inputs.
     place: dict[int, tuple[str, ...]] = {INPUT: ()}
     used: set[GraphConstant] = set()
     for op in graph.operations:

@@ -24,7 +24,7 @@ class GridChoice:
     ----------
     best : SitePrediction
     ranking : tuple of SitePrediction
-        Fastest first.
+        All grids, fastest first, those that exceed the memory included.
     """
 
     best: SitePrediction

@@ -51,12 +51,13 @@ class SiteOperation:
         "convolution", "pooling", "global_pool", "batch_norm", "linear", "pointwise", or "head": a linear layer after
         the sites are pooled.
     inputs, outputs : Sites
+        Sites of the input and of the output. A head has none of its own, and stores those of the example.
     channels, filters : int
         Features of each input and output site.
     samples : int
         Samples of the mini-batch, which are the rows of a head.
     parameters : int
-        Number of elements.
+        Number of elements of all parameters.
     input_gradient : bool
         True if a gradient of the input is computed. Otherwise False.
     window : SiteWindow or None
@@ -173,7 +174,12 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 class _RecordingManager(CoordinateManager):
-    """Coordinate manager that records the requests of layers with windows."""
+    """Coordinate manager that records layers with windows, and pooling over all sites.
+
+    A layer with a window calls :meth:`gather_needed`, then :meth:`replicate_parameter` for each parameter, then
+    :meth:`wrap_features`. Pooling over all sites calls :meth:`sites_per_sample`, then a sum or a maximum. The first
+    call stores what is known of the operation in ``_asked``, and the last one records it.
+    """
 
     def __init__(self, recorder: _SparseRecorder) -> None:
         super().__init__(recorder.samples)

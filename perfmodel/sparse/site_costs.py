@@ -90,7 +90,8 @@ class SiteCosts:
     def halo_rows(self, op: SiteOperation) -> torch.Tensor:
         """Return the number of sites that each rank sends to each other one, (ranks, ranks).
 
-        It is -1 between ranks whose boxes are too far apart for a pair.
+        It is -1 between ranks whose boxes are too far apart for a pair: they exchange no message. Other ranks do, even
+        if the number is 0.
         """
         window = op.window
         assert window is not None

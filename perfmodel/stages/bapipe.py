@@ -2,7 +2,8 @@
 
 1. Inter-layer partition (3.3.1): split points near equal time (Eq. 1), then single split points move while that helps.
 2. Coarse-grained partition (3.3.3): if a boundary takes longer than the slowest stage, use only split points that carry
-   at most a_th = T BW, and repeat step 1. The faster of both results stays.
+   at most a_th = T BW bytes, and repeat step 1. T is the ideal time of a stage (Eq. 1), BW the bandwidth. The faster of
+   both results stays.
 3. Otherwise intra-layer partition (3.3.2): the layers at the split points are shared between the adjacent stages, if
    that is faster.
 4. If a stage exceeds its memory, split points move until all stages fit.
@@ -154,7 +155,9 @@ class DeviceChain:
     # -- 2. where boundaries are small --------------------------------------------------------------------------------
 
     def coarse_cuts(self) -> list[int]:
-        """Return the split points that carry at most a_th = T BW; the smallest ones if the stages need more.
+        """Return the split points that carry at most a_th = T BW bytes.
+
+        If there are fewer of them than the stages need, those that carry least are returned.
 
         Source: Zhao et al. 2020 (BaPipe), 3.3.3.
         """

@@ -2,8 +2,9 @@
 
 :func:`.explore` calls the functions for every combination, where a simulation of events would take too long.
 
-The order of passes on a stage makes chains of passes that wait for each other. In 1F1B with K_i micro-batches in flight
-on stage i, one such chain leads from stage i up to stage j, turns, and comes back to i::
+There are N stages and M micro-batches. F and B are the forward and the backward pass of one micro-batch on a stage. The
+order of passes on a stage makes chains of passes that wait for each other. In 1F1B with K_i micro-batches in flight on
+stage i, one such chain leads from stage i up to stage j, turns, and comes back to i::
 
     F_i -> F_i+1 -> ... -> F_j    of one micro-batch
                             |     then the next B of stage j, of the micro-batch K_j - 1 before
@@ -12,10 +13,10 @@ on stage i, one such chain leads from stage i up to stage j, turns, and comes ba
 So K_i - K_j + 1 micro-batches take at least F and B of these stages and twice the transfers between them. In addition,
 a link carries one message at a time in each direction, so no micro-batch takes less than the longest transfer. In
 1F1B-AS and FBP-AS a message is in flight from the start of its pass, so only the time by which it exceeds the pass
-counts; FBP-AS gives each direction half of the link. The time of a mini-batch is that of the first micro-batch on its
-way to the last stage and back, plus the longest multiset of such chains for the other M - 1. For equal stages this is
-BaPipe's Tables I and II, for every M >= 1, as long as transfers take no longer than the tables assume (1F1B-AS: F;
-FBP-AS and, here, 1F1B-SO: half of F + B).
+counts; FBP-AS gives each direction half of the link. The time of a mini-batch has two parts. The first micro-batch goes
+to the last stage and back. Then chains, each as often as needed, cover the other M - 1 micro-batches; the longest such
+multiset of chains counts. For equal stages this is BaPipe's Tables I and II, for every M >= 1, as long as transfers
+take no longer than the tables assume (1F1B-AS: F; FBP-AS and, here, 1F1B-SO: half of F + B).
 
 The paper gives no formula for unequal stages. The closed forms were compared with the event simulation of 600 random
 pipelines for each schedule (2 to 6 stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers
@@ -41,9 +42,10 @@ class ClosedForm:
     Attributes
     ----------
     copies : int
-        K_i is ``copies * (N - i + 1)`` on stage i of 1 to N.
+        K_i is ``copies * (N - i + 1)`` on stage i of 1 to N, and ``copies * (N - i) + 1`` if the schedule is endless.
     hidden : bool
-        True if results are passed on while they are computed. Otherwise after the pass.
+        True if results are passed on while they are computed, which BaPipe calls asynchronous. Otherwise after the
+        pass.
     flushed : bool
         True if all micro-batches go forward before one goes back (GPipe). Otherwise they alternate.
     endless : bool
@@ -139,6 +141,8 @@ def minibatch_time(
     link = max(transfer, default=0.0)
     if form.hidden:
         link *= form.copies  # FBP-AS gives each direction half of the link
+        # Seconds in which a stage makes an activation and a gradient. In FBP-AS, F and B share the stage and end
+        # together.
         making = (passes, passes) if form.copies > 1 else (forward, backward)
         turns = [
             max(0.0, form.copies * seconds - making[0][i]) + max(0.0, form.copies * seconds - making[1][i + 1])
@@ -168,8 +172,9 @@ def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> lis
 def _longest_chains(chains: Sequence[tuple[int, float]], microbatches: int) -> float:
     """Return the longest time of a multiset of chains of at most ``microbatches`` in total: an unbounded knapsack.
 
-    All but a few of its chains are the one that is longest per micro-batch. Of any ``count`` others, some make up a
-    multiple of its ``count`` micro-batches, and replacing those by it makes nothing shorter.
+    The best chain is the longest one per micro-batch, and has ``count`` micro-batches. A solution needs fewer than
+    ``count`` other chains. Among ``count`` numbers, some add up to a multiple of ``count``, so the best chain can
+    replace these chains without making the sum shorter. Only the remaining micro-batches need the dynamic program.
     """
     count, length = max(chains, key=lambda chain: (chain[1] / chain[0], -chain[0]))
     others = count * max(size for size, _ in chains)

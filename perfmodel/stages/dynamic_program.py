@@ -33,7 +33,7 @@ class StageMove:
     counts : tuple of int
         Devices of each kind in the stage.
     onward : int
-        Devices that ``before`` leaves.
+        Devices of this stage and of all later ones: those that ``before`` leaves unused.
     """
 
     before: Counts
@@ -43,9 +43,10 @@ class StageMove:
 
 
 def any_groups(available: Counts) -> Iterator[StageMove]:
-    """Yield every group of devices after every other one.
+    """Yield every group of unused devices for every set of used devices.
 
-    Keys are the devices used of each kind. The number of moves is the product of (c + 1)(c + 2) / 2 over the kinds.
+    Keys are the numbers of used devices of each kind. The number of moves is the product of (c + 1)(c + 2) / 2 over the
+    kinds.
 
     Parameters
     ----------

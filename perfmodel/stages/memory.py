@@ -50,7 +50,7 @@ def excess_bytes(terms: PrefixSums, stages: Sequence[StageRange]) -> float:
 
 
 def least_memory(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageRange] | None:
-    """Return the stages that fill their devices least.
+    """Return the stages with the least memory, as a fraction of their devices' memory, on the stage with the most.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def least_memory(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageRan
 def no_fit_error(terms: PrefixSums, moves: Sequence[StageMove]) -> PartitionError:
     """Return the error that no partition fits.
 
-    It names the fullest stage of the partition that needs least, and the memory that this stage needs.
+    It names the stage that fills its devices most, of the partition in which that stage needs least.
 
     Parameters
     ----------

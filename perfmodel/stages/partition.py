@@ -1,7 +1,7 @@
 """Partition of a network into pipeline stages, each on one or more devices that hold replicas.
 
-:func:`partition` selects the devices and layers of each stage by the costs of :mod:`.stage_costs`. It does not know the
-schedule; :func:`.explore` does.
+:func:`partition` selects the devices and layers of each stage by the costs of :mod:`.stage_costs`, for a full pipeline
+of any schedule. :func:`.explore` also chooses the schedule.
 
 Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C; Zhao et al. 2020 (BaPipe), 3.3.
 

@@ -113,7 +113,17 @@ class StagePartition:
 class PrefixSums:
     """Sums over layers from which costs are computed, for a profile on kinds of devices.
 
-    Methods accept positions or arrays of positions.
+    Methods accept positions or arrays of positions. ``seconds`` (one array for each kind of device), ``parameters`` and
+    ``outputs`` (bytes) are prefix sums: entry i is the sum over the first i layers, and there are ``size + 1`` entries.
+    ``crossing`` is not a sum: entry i is the number of bytes that cross a split before layer i.
+
+    Parameters
+    ----------
+    profile : Profile
+    devices : int or sequence of Device
+    bandwidth : float
+        Bytes per second between any two devices.
+    cost : PartitionCost
 
     Raises
     ------

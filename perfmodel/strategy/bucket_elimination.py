@@ -3,7 +3,8 @@
 Variables are eliminated one after the other. All tables of a variable are added up over the variables that they share
 (a bucket). The minimum over the variable's values is a table of the remaining variables. In the reverse order, the
 tables give the best choice, and a lower bound for each value of each variable. A bucket that would be too large is
-split: each part chooses its own value of the variable, so the sum is a lower bound.
+split: each part chooses its own value of the variable, so the sum is a lower bound. A function is a sum of weighted
+tables with the same variables. A message is the minimum that one bucket passes on to a later one.
 
 Source: R. Dechter, Bucket elimination, 1999; R. Dechter and I. Rish, Mini-buckets, 2003.
 """
@@ -19,7 +20,11 @@ import numpy as np
 from distconv.perfmodel.cost.cost_tables import Array, Choices, TableSums
 
 BUCKET_ENTRIES = 3_000_000
+"""Most entries of a bucket. Larger buckets are split, which weakens the bound."""
+
 ALL_ENTRIES = 30_000_000
+"""Most entries of all buckets together. The limit for one bucket is lowered until they fit."""
+
 STARTS = 12
 """Number of variables from which an order is tried."""
 
@@ -34,7 +39,7 @@ class BucketTable:
     Attributes
     ----------
     message : bool
-        True for the minimum of bucket ``index``. Otherwise the table is function ``index``.
+        True for the message of bucket ``index``. Otherwise the table is function ``index``.
     index : int
     scope : tuple of int
         Variables of the table.
@@ -109,6 +114,7 @@ class Elimination:
         for bucket in self.buckets:
             table = np.zeros(bucket.shape)
             for part in bucket.parts:
+                # The variable of this bucket is the last one of a message's scope, and the first axis of the bucket.
                 added = np.moveaxis(lows[part.index], -1, 0) if part.message else functions[part.index]
                 table += added.reshape(part.shape)
             tables.append(table)
@@ -230,6 +236,7 @@ class Relaxation:
         if bucket.parent is None:
             return np.array(self.bound)
         parent = self.elimination.buckets[bucket.parent]
+        # As in run(): the parent's variable is its first axis, and the last one of the bucket's scope.
         others = tuple(axis for axis, v in enumerate((parent.variable, *parent.scope)) if v not in bucket.scope)
         return np.moveaxis(beliefs[bucket.parent].min(axis=others), 0, -1)
 

@@ -8,6 +8,10 @@ it has one of the largest bounds. The least bound of the third kind, or the best
 Sums to which the future adds the same terms share a column: only the largest of them counts. For a chain of layers in
 the order of backpropagation two columns remain: the time of the computation and the end of the last all-reduce.
 
+In this module a candidate is not a distribution. The decision of a variable adds an increment to each sum. A candidate
+is an old column plus one increment; sums with the same past share a candidate. The new columns are maxima of
+candidates.
+
 Source: K. Kask and R. Dechter, A general scheme for automatic generation of search heuristics, 2001.
 """
 
@@ -33,6 +37,8 @@ TOLERANCE = 1e-13
 """Rounding error by which a sum may exceed zero."""
 
 KEY_LIMIT = 2**40
+"""Largest product of sizes up to which labels are numbered without renumbering."""
+
 PIVOTS = 12
 """Number of labels of a group with which every other label is compared."""
 
@@ -162,6 +168,7 @@ class LabelSearch:
             labels = labels.take(undominated(group_keys(labels.choices, self.sums.sizes, level), labels.values))
             which, cut = keep_lowest(np.arange(len(labels)), labels.bounds, width)
             labels, bound = labels.take(which), min(bound, cut)
+        # After the last decision nothing is added any more, so all minimized sums share the column of the first one.
         best = np.argsort(labels.values[:, self.levels[-1].columns.column_of[0]], kind="stable")
         return labels.choices[best].astype(np.int64), bound
 
@@ -240,6 +247,7 @@ def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, li
     first = columns = columns_after(sums, last > -1, np.arange(len(sums.rows)), most)
     result = []
     for index, variable in enumerate(order):
+        # Terms whose last variable is decided here. Sums to which the same of these terms belong share an increment.
         here = np.flatnonzero(last == index)
         patterns, pattern_of = np.unique(sums.rows[:, here], axis=0, return_inverse=True)
         pairs = np.stack([columns.column_of, pattern_of.ravel()], axis=1)

@@ -27,7 +27,7 @@ ACCURACY = 1e-4
 PATIENCE = 12
 """Rounds without a better bound before the iteration stops.
 
-They occur if buckets are split, because the planes are those of consistent choices and lie above the bound.
+Such rounds occur if buckets are split: the planes are those of consistent choices and lie above the bound.
 """
 
 LARGEST = 100.0

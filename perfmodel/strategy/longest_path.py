@@ -60,6 +60,8 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
         longest: dict[int, tuple[float, list[str]]] = {INPUT: (0.0, [])}
         for op in graph.operations:  # each after those that it reads
             new = op.decides and op.layer in waiting
+            # A new layer counts 1 and a little more for its FLOPs. A layer that has a distribution counts slightly less
+            # than nothing, so that a path contains such layers between new ones and at most one in front of them.
             own = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
             length, layers = max((longest[value.producer] for value in op.inputs), key=itemgetter(0), default=(0.0, []))
             if length + own < 0.0:  # a path may begin here as well
@@ -77,7 +79,10 @@ def _flops(graph: LayerGraph) -> dict[int, float]:
 
 
 def _layer_costs(model: StepModel, name: str, options: Sequence[Candidate], memory_weight: float) -> np.ndarray:
-    """Return Cost_D of a layer with the operations that inherit its distribution; its all-reduce does not overlap."""
+    """Return the cost of each candidate of a layer (Cost_D in the paper), including operations that inherit its grid.
+
+    The gradient all-reduce counts in full, without overlap.
+    """
     total = np.zeros(len(options))
     for op in model.graph.operations:
         if op.layer == name:

@@ -1,7 +1,7 @@
 """``select``: the fastest plan that fits, with a proven bound.
 
-It builds the cost tables, calls the search of ``method``, and compares the plan with pure sample and pure spatial
-parallelism. The searches work on tables alone and do not know layers or grids.
+It calls the search of ``method``, and compares the plan with pure sample and pure spatial parallelism. ``exact`` works
+on cost tables alone, ``longest-path`` on the graph.
 
 Source: Dryden et al. 2019, V-C for ``longest-path``; ``exact`` minimizes the same time that ``evaluate`` predicts.
 """
@@ -27,7 +27,10 @@ from distconv.plan import Plan, format_parts
 METHODS = ("exact", "longest-path")
 
 MEMORY_WEIGHTS = tuple(10.0**exponent for exponent in range(-15, -5))
-"""Seconds per byte by which ``longest-path`` penalizes memory, in increasing order until the limit is met."""
+"""Seconds per byte by which ``longest-path`` penalizes memory, in increasing order until the limit is met.
+
+With a limit, ``exact`` starts from the results for all of them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ WIDTHS = (300, 3_000, 30_000, 100_000)
 """Labels of the successive rounds."""
 
 WEIGHT_ROUNDS = 150
+"""Most rounds in which weights are improved at a time."""
 
 WORTHWHILE = 0.9
 """Weights are improved again if at most this fraction of the values is left."""
@@ -63,7 +64,7 @@ class Solution:
     memory : float
         Bytes.
     bound : float
-        Lower bound in seconds: no choice that fits is faster.
+        Lower bound in seconds: no choice that fits is faster. 0 or less if nothing is proven.
     optimal : bool
         True if no choice is faster, which is proven up to rounding. Otherwise unknown.
     """

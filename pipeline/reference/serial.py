@@ -1,8 +1,9 @@
 """``SerialPipeline``: pipelined training without ranks, for any split points, schedule and weight policy.
 
 It does not use the schedules: a formula gives the weights of each pass, so that tests can compare the runtime with it.
-With N stages and a_k mini-batches in flight on stage k = 0..N-1, the forward of mini-batch m uses weights of version
-max(0, m - a_k + 1), the number of updates so far, and its backward version m.
+With N stages and a_k mini-batches in flight on stage k = 0..N-1, stage k has made max(0, m - a_k + 1) updates at the
+forward of mini-batch m, and m updates at its backward. The policies "newest" and "recompute" use these versions; the
+others replace one or both of them.
 
 Source: Zhang, Abdelrahman 2021 (stale weights), 5 (the simulated implementation).
 """
@@ -103,8 +104,10 @@ class SerialPipeline:
         self._stages = [SerialStage(index, module, optimizer) for index, module in enumerate(stages)]
         self.optimizers = [stage.optimizer for stage in self._stages]
         self.losses: list[tuple[int, float]] = []
+        # Mini-batches begun, and how many of them had begun when the pipeline was last empty (_origin). A flight is the
+        # number of a mini-batch since then, or of a micro-batch of a synchronous schedule.
         self._begun = 0
-        self._unreported: deque[tuple[int, Tensor]] = deque()
+        self._unreported: deque[tuple[int, Tensor]] = deque()  # mini-batches and losses, not in losses yet
         self._gradients: dict[tuple[int, int], Gradients] = {}  # by (stage, flight), of the outputs
         self._restart()
 
@@ -234,6 +237,8 @@ class SerialPipeline:
     def _backward_and_update(self, stage: SerialStage, minibatch: int) -> None:
         stage.clear_gradients()
         self._backward(stage, minibatch)
+        # Passes to come need old versions with "stash" alone. "predict" extrapolates from the version before this
+        # update.
         needed_from = {"stash": self._version(stage, minibatch + 1), "predict": minibatch}
         stage.update(needed_from.get(self._plan.weights, minibatch + 1))
 

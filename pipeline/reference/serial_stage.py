@@ -32,7 +32,10 @@ class _InFlightPass(NamedTuple):
 
 
 class SerialStage:
-    """Weights of one stage, of which ``version`` counts the updates, and the passes in flight on it."""
+    """Weights of one stage, of which ``version`` counts the updates, and the passes in flight on it.
+
+    ``copies`` has old versions of the weights by their number, ``flights`` the passes between forward and backward.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,8 @@ class SerialStage:
         Parameters
         ----------
         flight : int
-            Number of the pass, by which :meth:`backward` finds it.
+            Number of the mini-batch, or of the micro-batch of a synchronous schedule. :meth:`backward` takes the same
+            number.
         values : tuple of Tensor
             Inputs of the stage.
         run : callable
@@ -120,7 +124,11 @@ class SerialStage:
         return tuple(entry.gradient for entry in inputs)
 
     def update(self, needed_from: int) -> None:
-        """Run one optimizer step. Copies of the weights are kept from version ``needed_from`` on."""
+        """Run one optimizer step.
+
+        Copies of the weights are kept from version ``needed_from`` on. The present weights are copied first if they are
+        among those versions.
+        """
         if needed_from <= self.version:
             self.copies[self.version] = [weight.detach().clone() for weight in self.parameters]
         self.copies = {version: copy for version, copy in self.copies.items() if version >= needed_from}

@@ -25,6 +25,8 @@ from .topology import Topology
 class Executor:
     """Performs the actions of one rank.
 
+    The last stage computes the loss of a micro-batch. The messages of gradients carry it to the stages before.
+
     Attributes
     ----------
     optimizer : Optimizer or None
@@ -37,8 +39,8 @@ class Executor:
     def __init__(self, topology: Topology, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
         self.optimizer = optimizer
         self._topology, self._passes = topology, passes
-        self._clean = False
-        self._next: Action | None = None
+        self._clean = False  # True if gradients were set to None since the last update
+        self._next: Action | None = None  # the action after the present one, for _is_next
         self.spans: list[Span] | None = None
         self._do: dict[Kind, Callable[[Action], None]] = {
             Kind.F: self._forward,
@@ -56,6 +58,8 @@ class Executor:
         self.schedule = schedule
         self._passes.begin(schedule)
         self._microbatches: dict[int, Microbatch] = {}
+        # Tensors that arrived for a pass of this stage, or that a pass made and SEND has not sent yet. The chunks of a
+        # single stage pass results on here, without messages.
         self._boundary_tensors: dict[Message, list[torch.Tensor | None]] = {}
         self.losses: dict[int, float] = {}
         """Losses that have reached this rank, by micro-batch."""
@@ -155,7 +159,10 @@ class Executor:
             self._boundary_tensors[message] = gradients
 
     def _pass_input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
-        """Return the micro-batch of a pass, and the result of the pass before it."""
+        """Return the micro-batch of a pass, and the result of the previous pass in the order of the model.
+
+        That pass is the forward of the part before, or the backward of the part after; None if there is no such part.
+        """
         assert action.microbatch is not None
         message = self.schedule.input_of(action)
         return self._microbatches[action.microbatch], None if message is None else self._boundary_tensors.pop(message)
@@ -187,7 +194,11 @@ class Executor:
         self._clean = False
 
     def _combine_replicas(self, action: Action) -> list[list[StatisticsRecord]]:
-        """Add the gradients of all replicas and exchange losses. Return the statistics records of each. Collective."""
+        """Add the gradients of all replicas and exchange losses. Return the statistics records of each. Collective.
+
+        Every replica has an UPDATE to the same version in its list, even if it had no mini-batch. All replicas
+        therefore get here.
+        """
         parameters = self._passes.weights.parameters
         minibatches = dict(feed.minibatch for feed in self._microbatches.values())
         own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)

@@ -1,8 +1,11 @@
 """Messages between the ranks of neighbouring stages: tensors of any shapes and dtypes, described by a header.
 
 Each ordered pair of ranks has two streams, one of activations and one of gradients. A receive for each stream is always
-posted, as large as the largest message so far. A larger message comes in two parts, the header first. So shapes may
-change from message to message, and no message waits for an announcement.
+posted (the standing receive), as large as the largest message so far. A larger message comes in two parts, the header
+first. So shapes may change from message to message, and no message waits for an announcement.
+
+Sender and receiver of a stream compute the size of the standing receive from the headers, both by the same rule. If
+they disagreed, messages would no longer match receives.
 """
 
 from __future__ import annotations
@@ -101,7 +104,11 @@ class _ReceiveStream:
 
 @dataclass(eq=False)
 class _Payload:
-    """Tensors of a message, read one after the other."""
+    """Tensors of a message, read one after the other.
+
+    They lie in the order in which :meth:`P2P.send` writes them: by boundary tensor, and for each by box of its routes.
+    :meth:`next` must be called in the same order.
+    """
 
     memory: torch.Tensor
     end: int = 0

@@ -67,7 +67,8 @@ class Pipeline:
     stages : sequence of Module
         All stages in order, identical on every rank; :func:`distconv.pipeline.split` makes them from a model. Each
         returns a tensor or a tuple of tensors, which are the arguments of the next stage. A tensor that a later stage
-        needs is passed on by the stages between.
+        needs is passed on by the stages between. With an interleaved schedule of C chunks, the modules are the N C
+        parts of the model, and stage i of N has the modules i, i + N, i + 2 N and so on.
     comm : MPI.Intracomm
         All ranks of the pipeline.
     schedule : str or Schedule
@@ -76,6 +77,7 @@ class Pipeline:
         ``loss(output, target)`` returns the mean over samples.
     microbatches : int
         Micro-batches into which a synchronous schedule splits a mini-batch, of balanced sizes; at most one per sample.
+        For a Schedule object, 1 (the default) stands for the number with which it was made.
     replicas : int or sequence of int, optional
         Replicas of each stage, which take micro-batches round-robin. Default: the schedule's, or 1.
     optimizer : callable, optional
@@ -101,6 +103,12 @@ class Pipeline:
         If a plan does not fit its stage.
     MismatchError
         If ranks pass different arguments or parameters.
+
+    Warnings
+    --------
+    If a pass raises an error on one rank, the other ranks wait for its messages. Do not catch the error and continue
+    with the pipeline, whose ranks are then in different states. A ``with`` block does not call the collective
+    :meth:`close` after an error.
 
     Notes
     -----
@@ -238,6 +246,8 @@ class Pipeline:
         return Executor(topology, passes, stepper)
 
     def _restart(self) -> None:
+        # Mini-batches begun when the pipeline was last empty, and those whose loss was reported. A schedule counts its
+        # mini-batches from _origin, the user and the random numbers from the construction.
         self._origin = self._reported = self._begun
         self._executor.begin(self._source.begins)
 
@@ -260,12 +270,14 @@ class Pipeline:
 
     @property
     def minibatches(self) -> int:
-        """Mini-batches begun. A resumed run sets it, while none is under way: random numbers go on as they would have.
+        """Number of mini-batches begun.
+
+        A resumed run sets it while the pipeline is empty, so that random numbers continue as without the interruption.
 
         Raises
         ------
         ScheduleError
-            If mini-batches are under way.
+            If it is set while mini-batches are in flight.
         """
         return self._begun
 
@@ -381,6 +393,8 @@ class Pipeline:
         ------
         ScheduleError
             If the schedule has another number of chunks, or does not fit.
+        MismatchError
+            If ranks pass different arguments.
         """
         check_same_on_all_ranks(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
         if count_chunks(schedule, options) != self._chunks:

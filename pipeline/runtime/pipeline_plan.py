@@ -68,7 +68,7 @@ class PipelinePlan:
     ranks : int
         Ranks of all stages.
     cuts : tuple of str
-        Submodules that begin the second stage, the third, and so on.
+        Submodules that begin the second part of the model, the third, and so on. With one chunk, parts are stages.
     replicas : tuple of int
         Replicas of each stage.
     plans : tuple

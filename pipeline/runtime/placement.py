@@ -157,5 +157,6 @@ def boundary_grid(where: str, plan: StagePlan, modules: Sequence[nn.Module]) -> 
             check_product(name, parts, ranks)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
+    # The ranks that the first layer leaves over hold replicas (axis r).
     first = layers[0][1]
     return {**first, "r": first.get("r", 1) * (ranks // math.prod(first.values()))}

@@ -26,7 +26,8 @@ class ScheduleSource:
     stream : SteadyStream or None
         Actions of an asynchronous schedule, step by step.
     begins : Schedule
-        A schedule of the same kind, with which passes begin.
+        A schedule of the same family, weights and options, from which :meth:`.Executor.begin` takes the properties that
+        do not depend on the number of micro-batches.
     """
 
     microbatches: int
@@ -57,7 +58,7 @@ def resolve_schedule(
     replicas : sequence of int
         Replicas of each stage.
     microbatches : int
-        Most micro-batches of a mini-batch.
+        Most micro-batches of a mini-batch. For a Schedule object, 1 stands for the number of the object.
     weights : str or None
         Weight policy.
     options : mapping
@@ -147,6 +148,7 @@ def _check_given(given: Schedule, stages: int, replicas: Sequence[int], options:
 def _action_maker(
     given: str | Schedule, stages: int, replicas: Sequence[int], options: Mapping[str, Any]
 ) -> Callable[[int], Schedule]:
+    """Return a function that returns the schedule for a number of micro-batches."""
     name = _name(given)
     if isinstance(given, str) or name in FAMILIES:
         settings = _with_replicas(name, replicas, options)

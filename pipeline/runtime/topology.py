@@ -19,11 +19,12 @@ class Topology:
 
     Attributes
     ----------
-    place : StagePosition
-    group : MPI.Intracomm
-        Ranks of one replica.
-    twins : MPI.Intracomm
-        Ranks with the same block of the stage in all replicas.
+    position : StagePosition
+        Stage, replica and rank in the replica's grid.
+    stage_comm : MPI.Intracomm
+        Ranks of this replica of the stage.
+    replica_comm : MPI.Intracomm
+        Corresponding ranks of all replicas of the stage: those with the same block. Its ranks are numbers of replicas.
     grid : ProcessGrid or None
         Grid on which tensors enter and leave the stage; None for one rank.
     p2p : P2P

@@ -1,8 +1,9 @@
 """Pipeline schedules as data: for each stage the list of its actions, in order.
 
-The simulator, the deadlock check, the memory estimate and the runtime all read the same lists. Stages, micro-batches,
-chunks and versions count from 0. A model that is split for ``stages`` stages with ``chunks`` chunks each has ``stages *
-chunks`` parts; part ``chunk * stages + stage`` is chunk number ``chunk`` of a stage.
+The simulator, the deadlock check, the memory estimate and the runtime all read the same lists. The version of weights
+is the number of updates that made them. Stages, micro-batches, chunks and versions count from 0. A model that is split
+for ``stages`` stages with ``chunks`` chunks each has ``stages * chunks`` parts; part ``chunk * stages + stage`` is
+chunk number ``chunk`` of a stage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Kind(str, Enum):
     W = "W"
     """Gradient of the weights, in schedules that separate it from B."""
     SEND = "send"
-    """Send the result of ``payload`` to ``peer``. The action starts the message and occupies the stage no longer."""
+    """Send the result of ``payload`` to ``peer``. The action starts the message, and the stage does not wait for it."""
     RECEIVE = "receive"
     """Latest position to post the receive. The pass that needs the message waits for it, not this action."""
     UPDATE = "update"
@@ -44,7 +45,7 @@ class Kind(str, Enum):
     PREDICT = "predict"
     """Extrapolate the newest weights to ``version``, for the action that follows."""
     SWITCH = "switch"
-    """Start of another schedule, with an empty pipeline."""
+    """Start of another schedule, with an empty pipeline. It occurs in simulated schedules only."""
 
     def __str__(self) -> str:
         return self.value
@@ -154,8 +155,9 @@ class Schedule:
     chunks : int
         Parts of the model on each stage.
     hidden_transfers : bool
-        True if results are passed on while they are computed (asynchronous execution), so that transfers take no time
-        of their own while the link keeps up. Otherwise they start after the pass.
+        True if results are passed on while they are computed, so that transfers take no time of their own while the
+        link keeps up. Otherwise transfers start after the pass. BaPipe calls the former asynchronous execution, which
+        is unrelated to :attr:`asynchronous`.
     concurrent : bool
         True if an F and the next B in the list share the stage. Otherwise passes run one after the other.
     replicas : tuple of int
@@ -223,7 +225,10 @@ class Schedule:
         return any(action.kind is Kind.W for action in self)
 
     def input_of(self, action: Action) -> Message | None:
-        """Return the input of an F or B; None for an F of the first part, a B of the last, and other actions."""
+        """Return the input of an F or B that another pass makes.
+
+        The result is None for an F of the first part, a B of the last part, and other actions.
+        """
         if action.kind not in (Kind.F, Kind.B) or action.microbatch is None:
             return None
         part = action.chunk * len(self.stages) + action.stage

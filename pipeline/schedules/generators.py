@@ -111,8 +111,8 @@ def doubled_warm_up(stages: int, microbatches: int) -> Orders:
 def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders:
     """Return 1F1B for stages with different numbers of replicas.
 
-    Each replica keeps ceil(ranks from this stage on / replicas of this stage) mini-batches in flight. No stage keeps
-    more than the stage before it passes on.
+    Each replica keeps ceil(ranks from this stage on / replicas of this stage) mini-batches in flight. A stage keeps at
+    most as many as the stage before it, which is where they come from.
 
     Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and 1F1B round robin); Zhai et al. 2020 (SparsePipe), III-A.
 
@@ -134,8 +134,9 @@ def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders
 def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
     """Return the cycles of stale weights, followed by training without pipelining (hybrid).
 
-    Mini-batch m is in forward stage i (1..K+1) in cycle m + i - 1, and in its backward stage in cycle m + 2K + 1 - i.
-    So 2(K - i + 1) cycles, and as many updates, lie between the two passes.
+    The N = K + 1 stages are separated by K pairs of pipeline registers. Mini-batch m is in forward stage i (1..K+1) in
+    cycle m + i - 1, and in its backward stage in cycle m + 2K + 1 - i. So 2(K - i + 1) cycles, and as many updates, lie
+    between the two passes.
 
     Source: Zhang, Abdelrahman 2021 (stale weights), 4.1 and 4.2.
 

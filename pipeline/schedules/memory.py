@@ -16,8 +16,8 @@ class StageMemory:
     Attributes
     ----------
     in_flight : float
-        Micro-batches whose F has begun and whose last gradient is not computed. A micro-batch of one of several chunks
-        counts as that fraction.
+        Micro-batches whose F has begun and whose last gradient is not computed. On each of C chunks a micro-batch
+        counts 1 / C, because the chunk keeps that fraction of the stage's activations.
     versions : int
         Copies of the weights, the newest included.
     """
@@ -51,7 +51,7 @@ def peak_memory(schedule: Schedule) -> list[StageMemory]:
 def staleness(schedule: Schedule) -> list[int]:
     """Return for each stage the most updates between the weights of a forward and those that its gradient changes.
 
-    The value is zero or less if weights were predicted.
+    The value is 0 for synchronous schedules, and zero or less if weights were predicted.
 
     Source: Zhang, Abdelrahman 2021 (stale weights), 4.1, degree of staleness.
 

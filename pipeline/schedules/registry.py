@@ -2,6 +2,11 @@
 
 :func:`schedule` combines a generator, a weight policy and the messages into a :class:`Schedule`.
 
+The endings of BaPipe's names describe the execution of transfers: AS (asynchronous) transfers a result while it is
+computed, SNO (synchronous, no overlap) after the pass, SO (synchronous, overlap) after the pass and overlapped with
+passes of other micro-batches. FBP runs a forward and a backward pass in parallel. This is unrelated to
+:attr:`.Schedule.asynchronous`: all four names update once per mini-batch.
+
 Source: Zhao et al. 2020 (BaPipe), 3.2 for "1f1b-as", "fbp-as", "1f1b-sno" and "1f1b-so"; the others are cited in
 :mod:`.generators`.
 """
@@ -28,7 +33,7 @@ class ScheduleFamily:
     summary : str
         One line for ``--help``.
     order : callable
-        Generator of the order of passes.
+        Generator of the order of passes, called with the number of stages, of micro-batches, and the options.
     weights : Weights
         Default policy.
     options : tuple of str
@@ -70,6 +75,7 @@ FAMILIES = {
     "interleaved": ScheduleFamily("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
     "zero-bubble": ScheduleFamily("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
 }
+"""Known schedules by name."""
 
 
 def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Schedule:
@@ -210,6 +216,7 @@ CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
     "replicas": _parse_replicas,
     "switch_after": _parse_switch_after,
 }
+"""Functions that check an option and fill in its default, called with name, value, stages and micro-batches."""
 
 
 def remake(given: Schedule, **options: Any) -> Schedule:

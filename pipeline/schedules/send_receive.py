@@ -16,7 +16,7 @@ from .replay import Replay
 
 @dataclass
 class _Stage:
-    """Actions placed on one stage so far, with its messages."""
+    """Actions placed on one stage so far. While ``sending`` is set, the stage is blocked in a synchronous send."""
 
     actions: list[Action] = field(default_factory=list)
     sending: Message | None = None
@@ -66,6 +66,7 @@ class _MessagePlacement(Replay[int]):
         """Do one action of a stage. Return False if it has to wait."""
         stage = self.stages[index]
         if stage.sending:
+            # The message is delivered only to a receiver that waits for a message of this stage.
             awaited = self._awaited_message(stage.sending.part % len(self.stages))
             if awaited is None or self.schedule.receive_of(awaited).peer != index:
                 return False

@@ -1,7 +1,8 @@
 """Asynchronous schedules without an end: the actions of each rank in a step, and those that empty the pipeline.
 
 A schedule of more mini-batches begins like one of fewer, and is periodic once the pipeline is full. A short schedule
-thus contains all that a long run needs, with the numbers of mini-batches and versions shifted.
+thus contains all that a long run needs, with the numbers of mini-batches and versions shifted. The period is the least
+number of mini-batches after which each stage has used all of its replicas equally often.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class SteadyStream:
         self.replicas = self._make(1).replicas
         self._period = lcm(*self.replicas)
         in_flight = max(_forwards_before_backward(actions) for actions in self._make(4 * sum(self.replicas)).stages)
-        # A multiple of the period, so that shifted mini-batches keep their replicas.
+        # Number of a step from which on the pipeline is full and steps repeat. It is a multiple of the period, so that
+        # shifted mini-batches keep their replicas.
         self._filled = -(-2 * in_flight // self._period) * self._period
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
         """A finite part of the schedule, long enough to contain every kind of action."""

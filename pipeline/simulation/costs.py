@@ -10,7 +10,11 @@ from distconv.pipeline.schedules.per_stage import Cost, per_stage
 
 @dataclass(frozen=True)
 class ScheduleCosts:
-    """Seconds of each stage, for all of its chunks together; ``activation`` in any unit of memory."""
+    """Seconds of each stage, for one micro-batch and all chunks of the stage together.
+
+    ``backward`` is B alone: without W if the schedule has W, otherwise the full backward pass. ``transfer`` is the time
+    of the boundary after a stage, and ``activation`` is in any unit of memory.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -31,7 +35,7 @@ class ScheduleCosts:
         update: Cost,
         activation: Cost,
     ) -> ScheduleCosts:
-        """Return the costs of a schedule, where ``backward`` of the result is that of B without W.
+        """Return the costs of a schedule, from the arguments of a simulation.
 
         Parameters
         ----------
@@ -94,11 +98,13 @@ class ScheduleCosts:
         return self.transfer[upper % len(self.transfer)]
 
     def streaming_times(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
-        """Return how long a pass makes the result that is passed on meanwhile, and how long the link carries it.
+        """Return the time of the pass that makes a result, and the time in which the link carries this result.
+
+        Both begin together, because the result is passed on while it is computed.
 
         A pass makes its message from its beginning to its end. In a concurrent schedule F and B share the stage, and
-        each has half of the link: in F + B a message crosses it in each direction. So transfers stay hidden up to F,
-        and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I requires.
+        each has half of the link: in F + B a message crosses it in each direction. A transfer is therefore hidden if it
+        takes at most F (1F1B-AS) or at most (F + B) / 2 (FBP-AS), as BaPipe's Table I requires of the bandwidth.
 
         Parameters
         ----------

@@ -112,7 +112,11 @@ class _PassRun:
 
 @dataclass
 class _Rank:
-    """One replica of one stage. ``running`` is by the index of the track, and last changed at ``changed``."""
+    """One replica of one stage.
+
+    ``running`` has the running pass of each track, by its index, and last changed at time ``changed``. ``epoch`` counts
+    these changes. ``held`` counts the forward passes whose activations are held, one for each micro-batch and chunk.
+    """
 
     stage: int
     replica: int
@@ -226,7 +230,9 @@ class _Simulation:
         making, carrying = self.costs.streaming_times(send, message, self.schedule)
         link = send.stage, message.part, message.microbatch % self.replicas[send.stage]
         before, late = self.links.get(link, (-math.inf, 0.0))
-        # A pass without a partner ends sooner. It must not shorten the time on the link, which is that of a full slot.
+        # The link carries a message from the start of its pass, or from the arrival of the message before (before +
+        # late), whichever is later. A pass without a partner ends sooner. It must not shorten the time on the link,
+        # which is that of a full slot.
         late = max(late + carrying - max(self.now - before, making), carrying - making, 0.0)
         self.links[link] = self.now, late
         return self.now + late

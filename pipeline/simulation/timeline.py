@@ -28,7 +28,8 @@ class Timeline:
         Time that passes and updates need, summed over all ranks.
     peak_activations : list of float
         For each stage the most memory that one rank held, from the start of F to the end of the micro-batch's last
-        gradient, in the unit of ``activation``.
+        gradient, in the unit of ``activation``. Of a measurement, it is the number of micro-batches in flight in the
+        schedule.
     """
 
     schedule: Schedule

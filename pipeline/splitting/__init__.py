@@ -1,5 +1,8 @@
 """Splitting of an unmodified model into stages.
 
+A model is turned into a list of steps, the nodes of an ``fx.Graph``, and the list is split at positions. A register is
+the paper's name for a split point: the place of the tensors that wait between two stages.
+
 ::
 
     fx_graph         Steps of a model, traced by ``torch.fx``

@@ -53,7 +53,7 @@ class _OneInput(nn.Module):
 
 
 class _TensorProxy(fx.Proxy):
-    """Proxy that raises if it is asked for its type: it would answer that a value is not a tensor."""
+    """Proxy that raises if code tests for a tensor: the test would fail, and the trace would take the wrong branch."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -109,7 +109,7 @@ class _Tracer(fx.Tracer):
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Return True if ``module`` is a convolution or linear layer, after which there may be a register."""
+    """Return True if ``module`` is a convolution or linear layer, which the pipeline placement vector counts."""
     return is_plannable_layer(module) or isinstance(module, SparseConv)
 
 

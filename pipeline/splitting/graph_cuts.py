@@ -12,7 +12,13 @@ from torch import fx, nn
 from distconv.errors import DistconvError
 
 COMPUTATIONS = ("call_module", "call_function", "call_method")
+"""Kinds of nodes that belong to one stage. The other nodes are inputs, parameters, constants and the output."""
+
 EXAMPLE = "pass an example of its input"
+"""Suggested fix in messages."""
+
+# Without an example, a node does not show the type of its value. These methods, functions and attributes of a tensor do
+# not return a tensor; the functions return a tuple of tensors. See is_tensor.
 PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
 TUPLE_FUNCTIONS = frozenset({"chunk", "split", "tensor_split", "unbind"})
 PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
@@ -30,7 +36,7 @@ class ModuleCall(NamedTuple):
     name : str
         Full name.
     layer : bool
-        True if a register may follow the module. Otherwise False.
+        True if the module is a convolution or linear layer, so that a register may follow it. Otherwise False.
     begin : int
         Position of the call in the list of steps.
     """
@@ -41,7 +47,10 @@ class ModuleCall(NamedTuple):
 
 
 Locate = Callable[[list[ModuleCall], list[int]], list[int]]
-"""Function that returns the split positions, from all calls and the positions that compute."""
+"""Function that returns the split positions, from all calls and the positions that compute.
+
+Split points are names or numbers of layers. Their positions differ between the recordings of a model.
+"""
 
 
 class ModelSteps(NamedTuple):
@@ -130,6 +139,7 @@ def cut_test(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
             users = [node] if node.op == "call_module" else node.users
             for tensor in (tensor for tensor in tensors if id(tensor) in uses):
                 uses[id(tensor)] += [index[user] for user in users]
+    # A split between the first and the last use of a parameter or buffer would make two stages share it.
     ranges = [(min(each), max(each)) for each in uses.values() if each]
 
     def possible(position: int) -> bool:

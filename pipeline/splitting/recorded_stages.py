@@ -60,7 +60,11 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
 
 
 class StageProgramCache:
-    """Steps of each stage, for all shapes and modes in use."""
+    """Steps of each stage, for all shapes and modes in use.
+
+    ``_known`` has the steps of all stages by the number of samples, the modes of the modules whose forward is recorded,
+    and autograd's modes. All stages of a model share one cache, and so do copies of a stage.
+    """
 
     def __init__(self, blueprint: FakeModel, example: TensorExample, locate: Locate) -> None:
         self._blueprint, self._example, self._locate = blueprint, example, locate
@@ -145,7 +149,11 @@ class StageProgramCache:
 
 
 class StageProgram:
-    """Steps of one stage, for given shapes."""
+    """Steps of one stage, for given shapes.
+
+    ``given`` has the inputs for which the steps hold. ``inside`` has the names of the modules whose own forward was
+    recorded in this stage. ``_done`` has the values that each step is the last to use, so that they are freed after it.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
@@ -213,6 +221,7 @@ class RecordedStage(nn.Module):
         self._programs, self._index = programs, index
         self._containers = whole.containers  # in a list, so that their weights are not registered here
         inside = dict.fromkeys(name for program in examples for name in program.inside)
+        # Modules of the model whose own forward runs in this stage; train() sets their mode.
         self._own = [whole.modules[name] for name in inside]
         for name in dict.fromkeys(name for program in examples for name in program.names()):
             _assign(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)

@@ -48,7 +48,8 @@ class ForwardRecording(NamedTuple):
 class FakeModel:
     """Copy of a model with fake parameters and buffers, whose ``forward`` is recorded.
 
-    Later changes of the model's own tensors (sharding, other values) do not reach it.
+    Later changes of the model's own tensors (sharding, other values) do not reach it. ``names`` and ``modules`` have
+    the names of tensors and of modules by their ids, for the model and for its copy.
 
     Raises
     ------
@@ -127,7 +128,18 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _ForwardRecorder(TorchFunctionMode):
-    """Records each call of a torch function, of a module that stages call, and of an autograd Function."""
+    """Records each call of a torch function, of a module that stages call, and of an autograd Function.
+
+    ``_paused`` is True inside a recorded call, whose own calls are not recorded. Nodes of the graph have some of this
+    ``meta``:
+
+    - "like": the :class:`TensorExample` of the result, if it is a tensor.
+    - "memory": number of the result's storage. Values with the same number share memory.
+    - "written": such numbers of the arguments that the call changed in place.
+    - "grad": True if autograd was enabled.
+    - "inside": name of the innermost recorded module that made the call.
+    - "form": on the output, the pytree structure of the model's result.
+    """
 
     def __init__(self, blueprint: FakeModel, x: torch.Tensor) -> None:
         super().__init__()

@@ -143,6 +143,7 @@ def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], com
 
 
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
+    """Return True if the model is an nn.Sequential that can be split at its children, without a trace."""
     if type(model).forward is not nn.Sequential.forward or has_hooks(model):
         return False
     children = model._modules  # named_children omits a child that occurs a second time

@@ -1,6 +1,6 @@
 """Forward and backward passes of one rank: its chunks of the model, and the state of each micro-batch in flight.
 
-The :class:`.Executor` calls the passes. Messages and the order of passes are unknown here.
+The :class:`.Executor` calls the passes, in the order of a schedule, and sends and receives the boundary tensors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Microbatch:
 class _Pass:
     """State of a forward pass until the last gradient of its micro-batch.
 
-    ``buffers``: their values before a pass that will be repeated.
+    ``outputs`` holds the autograd graph; it is empty if the pass will be repeated. ``half`` is the part of the backward
+    pass that waits for W. ``buffers`` has the values before a pass that will be repeated.
     """
 
     inputs: list[StageInput]

@@ -1,7 +1,8 @@
 """Running statistics of batch norm over micro-batches and replicas.
 
-With ``deferred``, they are updated once per mini-batch, with the statistics of all of it. With ``micro`` and replicas,
-those of all micro-batches are used in order on every replica, as in one process.
+With ``batch_norm="deferred"``, they are updated once per mini-batch, with the statistics of all of it. With ``"micro"``
+and replicas, those of all micro-batches are used in order on every replica, as in one process. With ``"micro"`` and
+without replicas, torch's layers update them in each pass, and this module records nothing.
 
 Source: Kim et al. 2020 (torchgpipe), deferred batch normalization.
 """

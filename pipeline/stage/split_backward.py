@@ -27,7 +27,17 @@ class _Use(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightBackward:
-    """Second half of a backward pass; holds the graph until it runs."""
+    """Second half of a backward pass; holds the graph until it runs.
+
+    Attributes
+    ----------
+    weights : list of list of Tensor
+        Weights of each operator.
+    edges : list of autograd edges
+        The operators' nodes of the autograd graph.
+    gradients : list of Tensor or None
+        Gradient that reached each operator in the first half; None if there is none.
+    """
 
     weights: list[list[torch.Tensor]]
     edges: list[GradientEdge]
@@ -81,9 +91,14 @@ def backward_of_inputs(
 
 
 def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:
-    """Yield the parameters that a single operator uses, directly or through views such as a transpose."""
+    """Yield the parameters that a single operator uses, directly or through views such as a transpose.
+
+    The second half starts at output 0 of an operator, so operators of which another output is used are omitted.
+    """
     users = _users(outputs)
     for parameter in parameters:
+        # From the node that accumulates the gradient, follow nodes with one input (views) up to the operator, which has
+        # more than one. Stop without an operator where several nodes use the value.
         node, above = None, [n for n in users if getattr(n, "variable", None) is parameter]
         while len(above) == 1 and len(users[above[0]]) == 1:
             node, _ = users[above[0]][0]

@@ -10,7 +10,10 @@ from distconv.tensor import DistTensor
 
 
 class Minibatch(NamedTuple):
-    """Number of a mini-batch, and its samples. Ranks compare both."""
+    """Number of a mini-batch, and the number of its samples.
+
+    Messages carry both. Ranks that run different steps, or have other numbers of samples, therefore raise an error.
+    """
 
     step: int
     samples: int

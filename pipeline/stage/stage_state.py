@@ -47,6 +47,8 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
     ScheduleError
         If a check fails.
     """
+    # By tensor: the group of ranks that owns it (modules with the same index modulo count are chunks of one stage,
+    # which may share weights), and its first name.
     homes: dict[int, tuple[int, str]] = {}
     for name, tensor in collect_state(modules).items():
         index = int(name.partition(".")[0])

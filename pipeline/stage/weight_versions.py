@@ -75,10 +75,13 @@ class WeightVersions:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
         self.newest = 0
+        # By version: its stashed weights, and the micro-batch after whose last gradient they are dropped.
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._last_use: dict[int, int | None] = {}
+        # For predictions: the weights before the last update, and the predicted weights until the next bind.
         self._before: list[torch.Tensor] | None = None
         self._predicted: list[torch.Tensor] | None = None
+        # Indices of the parameters by the address of their storage, by which saved tensors are recognized as weights.
         self._places: dict[int, int] = {}
 
     def check_separate(self) -> None:
