@@ -50,8 +50,8 @@ def open_source(
     ----------
     path : str, path-like, Url or sequence of these
         A zarr group; an HDF5 or netCDF 4 file, with virtual datasets, too; a folder of NumPy's .npy files, or one such
-        file; or several HDF5 or netCDF files: a list, a pattern (``samples/*.h5``) or a folder. Groups and files may be
-        URLs that fsspec understands, ``s3://bucket/samples.zarr``.
+        file; or several HDF5 files, netCDF files or zarr groups: a list or a pattern (``samples/*.h5``), or a folder of
+        files. Groups and files may be URLs that fsspec understands, ``s3://bucket/samples.zarr``.
     layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
@@ -70,7 +70,7 @@ def open_source(
     Raises
     ------
     DataError
-        On all ranks, if files are missing, incomplete or damaged, lead elsewhere, or hold Python objects.
+        On all ranks, if files are missing, incomplete or damaged, hold Python objects, or are links to other folders.
     MismatchError
         If ranks pass different files, or see different ones.
     """
@@ -92,7 +92,10 @@ def open_source(
 
 
 def is_source_path(path: Path) -> bool:
-    """Return True if a path is a pattern, or has a format other than a single HDF5 file."""
+    """Return True if a path is a pattern, a zarr group, or a file or folder of .npy or netCDF.
+
+    False for an HDF5 file, and for any other folder.
+    """
     if glob.has_magic(str(path)) and not path.exists():
         return True
     if path.is_dir():
@@ -154,7 +157,7 @@ def _detect_format(path: Location) -> type[Store]:
 
 
 def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
-    """Return how errors name the samples: the path, or the common folder of a list."""
+    """Return the name of the samples in errors: the path, or for a list its common folder or its first URL."""
     if isinstance(path, _SINGLE_PATH_TYPES):
         return str(path)
     places = [parse_location(each).absolute() for each in path]
@@ -164,7 +167,10 @@ def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
 
 
 def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
-    """Return the HDF5 files of a list, a pattern or a folder; None if ``path`` is not one of these."""
+    """Return the files of a list, of a pattern, or of a folder of HDF5 and netCDF files.
+
+    None if ``path`` is one file or group, a URL, or a folder without HDF5 and netCDF files.
+    """
     if not isinstance(path, _SINGLE_PATH_TYPES):
         if not path:
             raise DataError("open_source: the list of files is empty; name at least one")
@@ -190,7 +196,10 @@ def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
 
 
 def _split_pattern(path: Path) -> tuple[Path, str]:
-    """Return the folder in which a pattern begins, and the rest. A component that exists is not a pattern."""
+    """Return the folder in which a pattern begins, and the rest.
+
+    A component with wildcard characters is not part of the pattern if a folder has this very name.
+    """
     folder, parts = Path(path.anchor), list(path.parts[1:] if path.anchor else path.parts)
     while len(parts) > 1 and (not glob.has_magic(parts[0]) or (folder / parts[0]).is_dir()):
         folder /= parts.pop(0)
@@ -204,7 +213,7 @@ def _open_files(
     comm: MPI.Intracomm,
     one_each: bool,
 ) -> SampleDataset:
-    """Open a list of files; each rank reads the metadata of some of them."""
+    """Open a list of files. Each rank reads the metadata of every P-th file, and all ranks gather them. Collective."""
     check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
     mine = try_on_all_ranks(
         comm,
