@@ -154,7 +154,7 @@ class GradFn:
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The nodes of the operands, each with the index of the result that is the operand.
 
-        The layout of a result is known for leaves only. Hooks on the other nodes raise UnsupportedOperation.
+        The layout of a result is known for leaves only. Registering a hook on another node raises UnsupportedOperation.
         """
         return tuple((self._neighbour(node), number) for node, number in self._node.next_functions)
 

@@ -43,8 +43,9 @@ def open_source(
 ) -> StoredSource:
     """Open stored datasets of any supported format as a source for :class:`Loader`.
 
-    The content of a file determines its format, not its name. Values that attributes describe (``scale_factor``,
-    ``_FillValue``) are decoded as xarray decodes them. Collective: call on every rank.
+    The content of a file determines its format, not its name. Of a URL the suffix does: a URL with another suffix is a
+    zarr group if it contains zarr's metadata, otherwise an HDF5 file. Values that attributes describe
+    (``scale_factor``, ``_FillValue``) are decoded as xarray decodes them. Collective: call on every rank.
 
     Parameters
     ----------
@@ -92,9 +93,9 @@ def open_source(
 
 
 def is_source_path(path: Path) -> bool:
-    """Return True if a path is a pattern, a zarr group, or a file or folder of .npy or netCDF.
+    """Return True if a path is a pattern, a zarr group, a .npy or netCDF file, or a folder that contains .npy files.
 
-    False for an HDF5 file, and for any other folder.
+    False for an HDF5 file and for any other folder, although :func:`open_source` also opens these.
     """
     if glob.has_magic(str(path)) and not path.exists():
         return True
@@ -138,7 +139,7 @@ def _open_store(
 
 
 def _detect_format(path: Location) -> type[Store]:
-    """Return the store class for the content of one file or folder."""
+    """Return the store class for the content of one file or folder, or for the suffix of a URL or a missing file."""
     if isinstance(path, Url):
         if path.suffix not in (".npy", *_NETCDF_SUFFIXES, *_HDF5_SUFFIXES) and any(
             (path / name).is_file() for name in _ZARR_FILES

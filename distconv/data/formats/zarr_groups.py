@@ -32,7 +32,10 @@ _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 class ZarrGroup(Store):
-    """Arrays of a zarr group in a folder or at a URL."""
+    """Arrays of a zarr group in a folder or at a URL.
+
+    ``states`` has the files of metadata only. A change of a chunk is not detected.
+    """
 
     libraries: Sequence[str] = ("zarr",)
 
