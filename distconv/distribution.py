@@ -284,7 +284,7 @@ class Distribution(Generic[Grid_co]):
     # -- index sets -------------------------------------------------------------------------------------------------
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
-        """Return the indices of one dimension that belong to one coordinate, I_m^(p)(D^(m)).
+        """Return the indices of one dimension that belong to one coordinate: I_m^(p)(D^(m)) in the paper.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class Distribution(Generic[Grid_co]):
         return bisect_right(starts, i) - 1
 
     def same_indices(self, dims: Sequence[int], rank: int | None = None) -> list[int]:
-        """Return the ranks that own the same indices as a rank in some dimensions, P^(p)(D^(m0), ...).
+        """Return the ranks that own the same indices as a rank in some dimensions: P^(p)(D^(m0), ...) in the paper.
 
         Parameters
         ----------

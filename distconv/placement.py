@@ -21,7 +21,7 @@ from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 _COMPARED_FIRST, COMPARED_EVERY = 4, 7
-"""Values are compared for the first four tensors that are scattered over a grid, and for every seventh after that.
+"""Values of the first four tensors that are scattered over a grid are compared, and of every seventh after that.
 
 The period is odd, so that images and labels, which usually alternate, are both compared.
 """
@@ -152,7 +152,10 @@ def _digest_of_values(tensor: torch.Tensor) -> str:
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return up to ``_SAMPLED`` evenly spaced values. The step is odd, so that it visits all columns of a matrix."""
+    """Return up to ``_SAMPLED`` evenly spaced values.
+
+    The step is odd: an even step would visit only some columns of a matrix with an even number of columns.
+    """
     flat = tensor.detach().reshape(-1)
     return flat[:: flat.numel() // _SAMPLED | 1]
 

@@ -31,7 +31,7 @@ def assign_data(*_: Any) -> None:
     Raises
     ------
     NoRule
-        Always: the exact fallback assigns the full tensor.
+        Always, so that the fallback gathers ``x`` and assigns the full tensor.
     """
     raise NoRule(
         "assigning a DistTensor to the data of a plain tensor, which is replicated: assign to a slice of a distributed "
@@ -167,7 +167,7 @@ def reject_wrapping(tensor: DistTensor) -> NoReturn:
 
 @implements(_ATEN.set_.source_Tensor, kind=OperatorKind.EFFECT, tensors=None)
 def set_memory(tensor: torch.Tensor, source: DistTensor) -> torch.Tensor:
-    """Call ``plain.set_(x)`` through the exact fallback.
+    """Call ``plain.set_(x)`` through the fallback, which gathers ``x``.
 
     Parameters
     ----------

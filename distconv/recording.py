@@ -74,7 +74,7 @@ class Recorder(Protocol):
         tensors : sequence of Tensor
             Its arguments.
         launches : bool
-            The function only enqueues work on a GPU. Otherwise it may also read values.
+            True if the function only enqueues work on a GPU. Otherwise it may also read values.
 
         Returns
         -------

@@ -55,7 +55,6 @@ class Drawing:
             Upper left corner.
         width, height : float
             Size in pixels.
-            Width in pixels.
         fill, stroke : str
             Colors.
         dashed : bool
@@ -88,7 +87,7 @@ class Drawing:
         size : float
             Font size.
         anchor : {"start", "middle", "end"}
-            The point of the line that stands at ``x``.
+            The point of the line of text that is at ``x``.
         color : str
             Color of the letters.
         bold : bool

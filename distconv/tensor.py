@@ -137,7 +137,11 @@ class DistTensor(torch.Tensor):
 
     @property
     def local(self) -> torch.Tensor:
-        """The block that this rank holds. Collective for a view on other ranks whose source was modified in place."""
+        """The block that this rank holds.
+
+        Collective for a view that was moved between ranks, if its source was modified in place since: the view is then
+        taken again.
+        """
         if self._view is not None:
             self._view.refresh(self)
         return self._local

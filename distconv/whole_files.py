@@ -37,7 +37,7 @@ class Folder:
     Parameters
     ----------
     path : str or path-like
-        The folder. Links in this path are followed, as its author intended, unless ``within`` is given.
+        The folder. Links in this path are followed, because the user named it, unless ``within`` is given.
     make : bool
         Create the folder, with its parents, if it does not exist. Otherwise it must exist.
     within : Folder, optional

@@ -3,6 +3,7 @@
 A step of a recurrent layer takes the state h to h'. With g = dl/dh' and the derivatives of the step's gates, its
 transposed Jacobian is applied without being formed: v = g * direct + sum over gates of W_gate^T (g * factor_gate). v is
 the gradient that the step passes to the state before it.
+
 :mod:`distconv.layers.recurrent` calls this module on local blocks. It contains no communication.
 """
 

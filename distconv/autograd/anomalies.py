@@ -30,10 +30,12 @@ class _NanSearch:
     """Search for the first step of a backward pass that gives a NaN."""
 
     steps: int = 0
+    """Number of nodes that have run. All ranks run the same nodes in the same order, so numbers of ranks agree."""
     found: list[tuple[int, str, str]] = field(default_factory=list)
     """The step's number, torch's message, and the stack of the forward call. Empty or one entry."""
 
     def check(self, node: Any, gradients: Sequence[torch.Tensor | None], _: Any) -> None:
+        """Count a node that has run, and record the first one with a NaN in its results."""
         self.steps += 1
         wrong = [i for i, g in enumerate(gradients) if g is not None and not self.found and bool(g.isnan().any())]
         if wrong:
@@ -44,7 +46,8 @@ class _NanSearch:
 def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
     """Run a backward pass, and raise on all ranks if a step gave a NaN on any.
 
-    Collective if the graph has distributed operators: call on every rank.
+    Collective if the graph has distributed operators: call on every rank. Without one, or on a grid of one rank, this
+    function only calls ``run``, and torch's own check applies.
 
     Parameters
     ----------
@@ -104,5 +107,6 @@ def _saved_objects(node: Any) -> list[Any]:
 
 
 def _grid_of(value: Any) -> ProcessGrid | None:
+    """Return the grid of a saved object: a transfer plan, a grid, or anything with an attribute ``grid``."""
     grid = value.dst.grid if isinstance(value, TransferPlan) else getattr(value, "grid", value)
     return grid if isinstance(grid, ProcessGrid) else None

@@ -19,6 +19,7 @@ from distconv.process import patches
 from distconv.tensor import LAYOUTS, DistTensor
 
 _LAYOUT = "distconv layout of output"
+"""With an output's number, key of a DistTensor's layout in the metadata of its node: an edge has no tensor."""
 
 _node_of, _made, _run = graph._get_grad_fn_or_grad_acc, torch.autograd._make_grads, graph._engine_run_backward
 
@@ -57,7 +58,8 @@ def _gradient_seed(output: Any, gradient: Any) -> Any:
 
 
 def _make_gradient_seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: bool) -> Any:
-    """Replace torch's ``_make_grads``."""
+    """Replace torch's ``_make_grads``, which checks the gradients of outputs and creates missing ones."""
+    # Without ``strict`` for a wrong number of gradients, so that torch raises its own error.
     pairs = zip(outputs, gradients, strict=len(outputs) == len(gradients))
     return _made(outputs, [_gradient_seed(o, g) for o, g in pairs], is_grads_batched)
 
@@ -65,7 +67,7 @@ def _make_gradient_seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_gr
 def _run_backward(
     outputs: Any, seeds: Any, keep: Any, create: Any, inputs: Sequence[Any], *options: Any, **named: Any
 ) -> Any:
-    """Replace torch's ``_engine_run_backward``."""
+    """Replace torch's ``_engine_run_backward``; the gradients at edges of DistTensors are returned as DistTensors."""
 
     def run() -> Any:
         return _run(outputs, seeds, keep, create, inputs, *options, **named)

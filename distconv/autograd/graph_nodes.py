@@ -97,7 +97,7 @@ class _UnknownGradients(Sequence[Any]):
 
 
 def mark_leaf(local: torch.Tensor, layout: BlockLayout) -> None:
-    """Mark a tensor as the block of a distributed leaf.
+    """Mark a tensor as the block of a distributed leaf, so that :attr:`GradFn.next_functions` finds its layout.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class GradFn:
     node : Node
         The node.
     layout : BlockLayout
-        The layout of its result.
+        The layout of its result; None if it is not known.
     layouts : BlockConverter
         Converts gradients.
     """
@@ -152,13 +152,16 @@ class GradFn:
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
-        """The nodes of the operands, and the number of the result of each."""
+        """The nodes of the operands, each with the index of the result that is the operand.
+
+        The layout of a result is known for leaves only. Registering a hook on another node raises UnsupportedOperation.
+        """
         return tuple((self._neighbour(node), number) for node, number in self._node.next_functions)
 
     def _neighbour(self, node: Node | None) -> Any:
         leaf = getattr(node, "variable", None)
         layout = getattr(leaf, _LEAF, None)
-        # A plain leaf's node is its own.
+        # The node of a plain leaf is that of a single process, so it is returned as it is.
         return node if node is None or (leaf is not None and layout is None) else GradFn(node, layout, self._layouts)
 
     def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> Any:

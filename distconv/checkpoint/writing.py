@@ -288,7 +288,7 @@ def check_keep(keep: Any) -> int:
     Raises
     ------
     CheckpointError
-        If it is not an integer from 0 on. With 0 the new checkpoint stays all the same.
+        If it is not an integer from 0 on. The new checkpoint is never deleted, so 0 has the effect of 1.
     """
     try:
         number = operator.index(keep)

@@ -9,7 +9,7 @@
     formats             The formats of stored samples, each read by one process alone
     hdf5                Datasets of samples in files: every rank opens them read-only and reads only its own boxes
     loader              A loader that prefetches: batches of samples as distributed tensors
-    opened_file         Opening of one HDF5 file for reading, from itself alone
+    opened_file         Opening of one HDF5 file for reading, without following links to other files
     opening             Opening of samples of any format as a source
     reading_processes   Reading by several processes per rank: HDF5 has one lock in each process
     resizing            A source whose samples are resized

@@ -41,7 +41,7 @@ _VERSION_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Url:
-    """A location that fsspec understands; of a chain (``zip://x.h5::s3://...``) the first file is read."""
+    """A location that fsspec understands, also a chain: ``zip://x.h5::s3://...`` is x.h5 in an archive on s3."""
 
     url: str
 
@@ -95,7 +95,7 @@ class Url:
     def state(self) -> tuple[int, str]:
         """Return the size in bytes, and a string that differs after each change of the file.
 
-        Of a chain the string describes the last file, which the others are read from.
+        For a chain the string describes the last file, the archive, because it contains all others.
 
         Raises
         ------

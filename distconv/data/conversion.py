@@ -40,7 +40,8 @@ def convert_values(values: NDArray[np.generic], dtype: torch.dtype, what: str) -
     Returns
     -------
     Tensor
-        The values, in memory that nothing else uses or that is writable.
+        The values. The tensor shares the memory of ``values`` if that is writable and needs no conversion. Otherwise it
+        is a copy.
 
     Raises
     ------

@@ -80,7 +80,7 @@ class SampleDataset:
     """
 
     kind = "samples"
-    """What errors call it."""
+    """Name of the kind of source in errors."""
     readers = 1
     """Number of boxes that may be read at a time."""
 

@@ -1,7 +1,7 @@
-"""Opening of one HDF5 file for reading: a regular file, read from itself alone, also while others have it open.
+"""Opening of one HDF5 file for reading, without following links to other files.
 
-The formats, checkpoints and jobs call this module, on one rank at a time: it contains no MPI. A file may come from
-anyone. So every link, filter and size is checked before HDF5 follows it.
+The formats, checkpoints and jobs call this module, on one rank at a time: it contains no MPI. Other processes may have
+the file open. A file may come from anyone. So every link, filter and size is checked before HDF5 uses it.
 """
 
 from __future__ import annotations

@@ -43,15 +43,16 @@ def open_source(
 ) -> StoredSource:
     """Open stored datasets of any supported format as a source for :class:`Loader`.
 
-    The content of a file determines its format, not its name. Values that attributes describe (``scale_factor``,
-    ``_FillValue``) are decoded as xarray decodes them. Collective: call on every rank.
+    The content of a file determines its format, not its name. Of a URL the suffix does: a URL with another suffix is a
+    zarr group if it contains zarr's metadata, otherwise an HDF5 file. Values that attributes describe
+    (``scale_factor``, ``_FillValue``) are decoded as xarray decodes them. Collective: call on every rank.
 
     Parameters
     ----------
     path : str, path-like, Url or sequence of these
         A zarr group; an HDF5 or netCDF 4 file, with virtual datasets, too; a folder of NumPy's .npy files, or one such
-        file; or several HDF5 or netCDF files: a list, a pattern (``samples/*.h5``) or a folder. Groups and files may be
-        URLs that fsspec understands, ``s3://bucket/samples.zarr``.
+        file; or several HDF5 files, netCDF files or zarr groups: a list or a pattern (``samples/*.h5``), or a folder of
+        files. Groups and files may be URLs that fsspec understands, ``s3://bucket/samples.zarr``.
     layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
@@ -70,7 +71,7 @@ def open_source(
     Raises
     ------
     DataError
-        On all ranks, if files are missing, incomplete or damaged, lead elsewhere, or hold Python objects.
+        On all ranks, if files are missing, incomplete or damaged, hold Python objects, or are links to other folders.
     MismatchError
         If ranks pass different files, or see different ones.
     """
@@ -92,7 +93,10 @@ def open_source(
 
 
 def is_source_path(path: Path) -> bool:
-    """Return True if a path is a pattern, or has a format other than a single HDF5 file."""
+    """Return True if a path is a pattern, a zarr group, a .npy or netCDF file, or a folder that contains .npy files.
+
+    False for an HDF5 file and for any other folder, although :func:`open_source` also opens these.
+    """
     if glob.has_magic(str(path)) and not path.exists():
         return True
     if path.is_dir():
@@ -135,7 +139,7 @@ def _open_store(
 
 
 def _detect_format(path: Location) -> type[Store]:
-    """Return the store class for the content of one file or folder."""
+    """Return the store class for the content of one file or folder, or for the suffix of a URL or a missing file."""
     if isinstance(path, Url):
         if path.suffix not in (".npy", *_NETCDF_SUFFIXES, *_HDF5_SUFFIXES) and any(
             (path / name).is_file() for name in _ZARR_FILES
@@ -154,7 +158,7 @@ def _detect_format(path: Location) -> type[Store]:
 
 
 def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
-    """Return how errors name the samples: the path, or the common folder of a list."""
+    """Return the name of the samples in errors: the path, or for a list its common folder or its first URL."""
     if isinstance(path, _SINGLE_PATH_TYPES):
         return str(path)
     places = [parse_location(each).absolute() for each in path]
@@ -164,7 +168,10 @@ def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
 
 
 def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
-    """Return the HDF5 files of a list, a pattern or a folder; None if ``path`` is not one of these."""
+    """Return the files of a list, of a pattern, or of a folder of HDF5 and netCDF files.
+
+    None if ``path`` is one file or group, a URL, or a folder without HDF5 and netCDF files.
+    """
     if not isinstance(path, _SINGLE_PATH_TYPES):
         if not path:
             raise DataError("open_source: the list of files is empty; name at least one")
@@ -190,7 +197,10 @@ def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
 
 
 def _split_pattern(path: Path) -> tuple[Path, str]:
-    """Return the folder in which a pattern begins, and the rest. A component that exists is not a pattern."""
+    """Return the folder in which a pattern begins, and the rest.
+
+    A component with wildcard characters is not part of the pattern if a folder has this very name.
+    """
     folder, parts = Path(path.anchor), list(path.parts[1:] if path.anchor else path.parts)
     while len(parts) > 1 and (not glob.has_magic(parts[0]) or (folder / parts[0]).is_dir()):
         folder /= parts.pop(0)
@@ -204,7 +214,7 @@ def _open_files(
     comm: MPI.Intracomm,
     one_each: bool,
 ) -> SampleDataset:
-    """Open a list of files; each rank reads the metadata of some of them."""
+    """Open a list of files. Each rank reads the metadata of every P-th file, and all ranks gather them. Collective."""
     check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
     mine = try_on_all_ranks(
         comm,

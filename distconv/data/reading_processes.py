@@ -36,7 +36,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class PicklableSource(SampleSource, Protocol):
-    """A source whose boxes another process can read: files, or functions that can be imported there."""
+    """A source whose boxes another process can read: files, or a function that the other process can import."""
 
     store: Any
     """Object whose ``read(name, slices)`` reads boxes; it is pickled and sent to the other process."""
@@ -165,7 +165,10 @@ class ReadByProcesses:
         return self.source.shape(name)
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the dtype of a dataset's values as :meth:`read` returns them. Collective for a function."""
+        """Return the dtype of a dataset's values as :meth:`read` returns them.
+
+        float32 if the source has no method ``dtype``. Collective if the source is a :class:`BoxFunction`.
+        """
         known = getattr(self.source, "dtype", None)
         return np.dtype("f4") if known is None else known(name)
 

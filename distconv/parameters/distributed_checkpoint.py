@@ -26,7 +26,10 @@ METADATA = ".metadata"
 
 
 def _format_member(kind: object, name: str) -> object:
-    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of ``getattr``."""
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of ``getattr``.
+
+    The unpickler calls this function instead of ``getattr``, which could reach any object.
+    """
     if kind is not metadata._MEM_FORMAT_ENCODING:
         raise CheckpointError("metadata with builtins.getattr cannot be read without running code")
     return metadata._MEM_FORMAT_ENCODING[name]
@@ -53,7 +56,10 @@ _ALLOWED = {
     ("builtins", "getattr"): _format_member,
     **{("pathlib", name): PurePath for name in ("Path", "PosixPath", "WindowsPath")},
 }
-"""Classes and functions in pickled metadata. Paths in metadata are not used."""
+"""Classes and functions that pickled metadata may name, with the one that the unpickler uses for each.
+
+A path becomes a PurePath, which cannot access files. Paths in metadata are not used.
+"""
 
 
 def write(state: Mapping[str, torch.Tensor], path: Path) -> None:

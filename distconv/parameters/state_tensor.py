@@ -40,6 +40,7 @@ class _Memory:
         self._seen = self._count_changes()
 
     def _count_changes(self) -> int:
+        """Return the number of in-place changes of the source's memory. Without shared memory none was recorded."""
         return 0 if self.source._memory is None else int(self.source._memory.changes)
 
     @property
@@ -48,14 +49,14 @@ class _Memory:
         return self._seen != self._count_changes()
 
     def refresh(self) -> None:
-        """Gather the source again if it has changed. Collective then."""
+        """Gather the source again if it has changed. Collective in this case."""
         if self.stale:
             with torch.no_grad():
                 self.full.copy_(self.source.gather())
             self._seen = self._count_changes()
 
     def write_back(self) -> None:
-        """Copy the full values to the source."""
+        """Copy this rank's block of the full values to the source. No communication."""
         x = self.source
         with torch.no_grad():
             x.copy_(to_distribution(self.full, x.dist))
@@ -81,7 +82,13 @@ class _Memory:
 
 
 class StateTensor(torch.Tensor):
-    """A full plain tensor that is linked to a sharded one, or a view of such a tensor. Copies are plain tensors."""
+    """A full plain tensor that is linked to a sharded one, or a view of such a tensor. Copies are plain tensors.
+
+    Warnings
+    --------
+    Make the same changes on all ranks. Each rank writes its own block from its own copy, without messages. A change on
+    some ranks only leaves the other blocks, and replicas, as they were.
+    """
 
     memory: _Memory
 
@@ -104,6 +111,8 @@ class StateTensor(torch.Tensor):
             memory.refresh()
         before = [_version(x) for x in given]
         if any(isinstance(x, DistTensor) for x in leaves):
+            # The operator takes the full tensors as replicated DistTensors on the same memory, so that in-place changes
+            # reach them. In its results they are StateTensors again.
             twins = {id(x): _replicated(_plain(x), x.memory.source) for x in given}
             args, kwargs = map_leaves(lambda x: twins.get(id(x), x), (tuple(args), kwargs))
             own = {id(twins[id(x)]): x for x in given}
@@ -132,10 +141,12 @@ DistTensor.defers_to.add(StateTensor)
 
 
 def _replicated(values: torch.Tensor, like: DistTensor) -> DistTensor:
+    """Return ``values`` as a replicated DistTensor on the grid of ``like``, on the same memory."""
     return DistTensor(values, Distribution(like.grid, (None,) * values.dim()), values.shape)
 
 
 def _plain(tensor: StateTensor) -> torch.Tensor:
+    """Return the tensor as a plain one on the same memory."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
 

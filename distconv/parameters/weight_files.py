@@ -19,7 +19,7 @@ SAFETENSORS = ".safetensors"
 
 
 _EXTRA_STATE_SUFFIX = "_extra_state"
-"""Suffix of the names of what ``get_extra_state`` of a module returned, which need not be a tensor."""
+"""Suffix of the names in a state dict of results of ``get_extra_state``, which need not be tensors."""
 
 
 def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
@@ -31,18 +31,19 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     ----------
     path : Path
         A file of ``torch.save(model.state_dict())`` or of safetensors, or a folder of ``torch.distributed.checkpoint``.
+        Of a saved dictionary with the key ``"state_dict"`` this entry is read.
     comm : MPI.Intracomm
         Communicator of all ranks that call.
 
     Returns
     -------
     mapping of str to Tensor
-        Full tensors on the CPU, by name.
+        Full tensors on the CPU, by name, and the extra states of modules, which may be other objects.
 
     Raises
     ------
     CheckpointError
-        On every rank, if the file has another format, contains other objects than tensors, or cannot be read.
+        On every rank, if the file has another format, contains other objects, or cannot be read.
     MismatchError
         On every rank, if ranks read different weights.
     """
@@ -141,7 +142,7 @@ def load_weights(
 
 
 def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
-    """Return the common prefix of all ``wanted`` names in ``saved``, or "" if it or a name is missing.
+    """Return the prefix with which all ``wanted`` names are in ``saved``, or "" if there is no such prefix.
 
     Parameters
     ----------
@@ -186,6 +187,7 @@ def without_prefix(prefix: str) -> str:
 
 
 def _describe(x: object) -> str:
+    """Return shape, dtype and checksum of a tensor, which are compared between ranks; "" for any other object."""
     return f"{tuple(x.shape)} {x.dtype} with checksum {checksum(x):x}" if isinstance(x, torch.Tensor) else ""
 
 

@@ -16,7 +16,10 @@ from distconv.process.environment import MALLOC
 from distconv.process.memory import caching_allocators
 
 _PRELOADED = "DISTCONV_PRELOADED"
-"""Environment variable that passes the name of the preloaded library to the restarted command."""
+"""Environment variable that passes the path of the preloaded library to the restarted command.
+
+Its presence shows that the command has been restarted already.
+"""
 
 
 def is_command(arguments: Sequence[str]) -> bool:

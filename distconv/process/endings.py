@@ -152,6 +152,8 @@ def _handle_exception(kind: type[BaseException], value: BaseException, trace: Tr
         traceback.print_exception(kind, value, trace)
         return
     code = DISAGREEMENT if isinstance(value, MismatchError) else 1
+    # Of ranks that fail together only the first one prints and ends the job. A rank that has left, or a forked child,
+    # takes part in no further collective: it prints for itself.
     first = all(channel.comm.rank == 0 for channel in _channels)
     is_alone = watchdog.reporter.has_left or os.getpid() != _process
     if first or is_alone:

@@ -20,9 +20,10 @@ from distconv.errors import LaunchError
 from distconv.process.environment import LAUNCH
 
 _FOUND = "DISTCONV_LAUNCH_FOUND"
-"""Environment variable with the launcher's variables once MPI has confirmed them.
+"""Environment variable with the launcher's variables (``NAME=value ...``) once MPI has confirmed them.
 
-Processes that a rank starts inherit it, so that they do not take themselves for ranks.
+Processes that a rank starts inherit it. :func:`detect_launch` ignores the variables that are listed in it, so that such
+a process is not taken for a rank.
 """
 
 
@@ -40,14 +41,14 @@ LAUNCHERS = (
     Launcher("Open MPI's mpiexec", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     Launcher("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     Launcher("another MPI's mpiexec", "PMI_SIZE", "PMI_RANK"),
-    # Of the step, which tasks of srun have alone: SLURM_NTASKS is that of the batch script, too. Last: Hydra's proxies
-    # and Open MPI's daemons are tasks.
+    # Only tasks of srun have SLURM_STEP_NUM_TASKS; the batch script has SLURM_NTASKS, too. srun must be last: it starts
+    # the proxies of Hydra and the daemons of Open MPI, and the ranks that these start inherit its variables.
     Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 """Known launchers. The first one whose variables are set has started this process."""
 
 PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
-"""Prefixes of the variables by which a process takes itself for a rank of a job."""
+"""Prefixes of the variables from which an MPI library concludes that this process is a rank of a job."""
 
 _WORKERS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import", "--multiprocessing-fork")
 """Parts of the command line of a worker process, or of the server from which it is forked."""
@@ -86,6 +87,7 @@ def detect_launch(environment: Mapping[str, str]) -> DetectedLaunch | None:
     said = [each for each in LAUNCHERS if f"{each.size}={environment.get(each.size)}" not in noted]
     for each in said:
         size, rank = environment.get(each.size, ""), environment.get(each.rank, "")
+        # Scripts may set WORLD_SIZE and RANK themselves, for torch.distributed. torchrun also sets LOCAL_RANK.
         if size.isdecimal() and rank.isdecimal() and (each.size != "WORLD_SIZE" or "LOCAL_RANK" in environment):
             by_srun = each.size == "PMI_SIZE" and environment.get("SLURM_STEP_NUM_TASKS") == size
             pmi = environment.get("SLURM_MPI_TYPE", "")

@@ -1,8 +1,8 @@
 """Patches of torch: the attributes that distconv replaces, why, and by which module.
 
-torch dispatches most calls with a DistTensor to it first. The patched functions are called without that dispatch, or
-too late. Modules declare their patches when they are imported; :func:`~distconv.process.start` applies all of them,
-once.
+torch dispatches most calls with a DistTensor to it first. The functions that are patched are called without that
+dispatch, or use the tensor before it. Modules declare their patches when they are imported;
+:func:`~distconv.process.start` applies all of them, once.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@
     compute    torch operators; on a GPU, kernels
     halo       packing, sending and unpacking: halo exchanges, redistributions, reduce-scatters
     allreduce  all-reduces, including the wait for other ranks in them
-    wait       waiting for messages of other ranks
+    wait       waiting for messages of other ranks; on a GPU also NCCL kernels other than all-reduces
     between    Python, and everything else
 
 Each moment counts for one part only: a wait inside a halo exchange is a wait, an operator inside packing belongs to the
-halo. The parts therefore add up to the length of the trace.
+halo. A moment at which a GPU runs a kernel counts for the kernel, whatever the CPU does. The parts therefore add up to
+the length of the trace.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ class StepTrace:
     Parameters
     ----------
     steps : range or None
-        The steps to trace; ``None`` for no step. Identical on all ranks.
+        The steps to trace, without gaps; ``None`` for no step. Identical on all ranks. After a gap a new trace would
+        begin, and delete the files of the first one.
     folder : Path
         Where traces are written.
     comm : MPI.Intracomm

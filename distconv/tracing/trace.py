@@ -1,5 +1,7 @@
 """``trace``: run the profiler on all ranks for a block of code.
 
+::
+
     with dc.trace("runs/trace") as traced:
         for number in range(3):
             with traced.step(number):

@@ -1,6 +1,7 @@
 """Transposed Jacobians of layers in closed form: sparse, vectorized, with patterns cached for each shape.
 
-``conv2d``, ``relu``, ... return the torch CSR matrix of one sample. ``batched_conv2d``, ... return a
+The transposed Jacobian of a layer is J = (dy/dx)^T for flattened x and y. J g is the gradient of x, given the gradient
+g of y. ``conv2d``, ``relu``, ... return the torch CSR matrix of one sample. ``batched_conv2d``, ... return a
 :class:`SparseJacobian` for a scan: one pattern for all samples, so products of patterns are computed once.
 
 ::

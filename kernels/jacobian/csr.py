@@ -20,7 +20,8 @@ MAX_PAIRS_AT_ONCE = 1 << 26
 class Pattern:
     """Positions of the possible non-zeros of a matrix, in compressed rows.
 
-    Patterns are compared by identity: two with the same positions are different.
+    Patterns are compared by identity: two with the same positions are different. So the functions that make them cache
+    them, and the product of two patterns is found once (:mod:`.product`).
 
     Parameters
     ----------
@@ -130,12 +131,15 @@ class Product:
 
 
 _known: WeakValueDictionary[tuple[int, ...], Pattern] = WeakValueDictionary()
-"""Patterns in use as torch CSR matrices, by the addresses of their indices, which are unique as long as they live."""
+"""Patterns of torch CSR matrices, by the addresses of their indices: ``from_torch`` reuses them.
+
+A pattern owns its indices, and is removed from here when it is freed. So no other matrix has their addresses.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseJacobian:
-    """A transposed Jacobian (N_in, N_out) of each sample."""
+    """A transposed Jacobian J = (dy/dx)^T (N_in, N_out) of each sample."""
 
     pattern: Pattern
     values: torch.Tensor

@@ -25,6 +25,7 @@ class Step:
     elements for the scan over ranks.
     """
     level: int
+    """Level of the sweep, from 0; 0 for the other phases."""
     kind: Kind
     """``"mv"`` for matrix times vector, ``"mm"`` for matrix times matrix."""
     flops: int
@@ -85,6 +86,9 @@ def record_products(kind: Kind, flops: int, count: int = 1) -> None:
 
 def critical_path(steps: Sequence[Step]) -> list[Step]:
     """Return the steps on the critical path: all linear ones, and the largest one of each level of other phases.
+
+    Phase ``"total"`` counts as one level, although its products depend on one another. So for a scan over ranks the
+    path is a lower bound.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 r"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
 
 The levels are kept one after another instead of in place: level d + 1 holds the products of pairs of level d, half as
-many, and no operand is overwritten. The numbering is that of the paper's in-place array a. The
-up-sweep of the paper also computes a[n], which line 9 overwrites before it is read; this product is left out here.
+many, and no operand is overwritten. ``A <> B`` is the map that applies A and then B. The paper works in place, in an
+array a[0], ..., a[n]. Its up-sweep also computes a[n], which line 9 of the algorithm overwrites before it is read; this
+product is left out here.
 
 ::
 
@@ -51,7 +52,7 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
     level : Level
         The elements.
     depth : int, optional
-        Number of levels of the up-sweep, above which the scan is linear: 0 is fully linear, None all levels.
+        Number of levels of the up-sweep. Above them the scan is linear: with 0 it is fully linear. Default: all levels.
 
     Returns
     -------
@@ -126,6 +127,8 @@ class UpSweep:
     def product(self) -> Affine:
         """Return the product of all elements."""
         set_stage("total")
+        # The elements of the top level in order, then, from the top level to the lowest, the last element of each level
+        # of odd length, which has no partner in the level above.
         top = self.levels[-1]
         product = top[0]
         for i in range(1, len(top)):
@@ -136,7 +139,18 @@ class UpSweep:
         return product
 
     def down_sweep(self, gradient: torch.Tensor) -> Any:
-        """Return the gradient after each element: the down-sweep."""
+        """Return the gradient after each element: the down-sweep.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            The gradient before the first element (B, N).
+
+        Returns
+        -------
+        list of Tensor, or Tensor
+            As in :func:`scan`.
+        """
         set_stage("linear")
         vectors: Any = self.levels[-1].apply_in_order(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):

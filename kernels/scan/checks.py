@@ -115,6 +115,7 @@ class _RankArguments:
     sizes: tuple[Size | None, ...]
     stacked: bool
     source_samples: tuple[int, ...]
+    """Distinct numbers of samples of the sources; valid is none, or the number of samples of the gradient."""
 
 
 def _describe_arguments(gradient: torch.Tensor | None, level: Level) -> _RankArguments:

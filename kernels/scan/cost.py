@@ -28,7 +28,9 @@ class Speed:
     level_s: float
     """Fixed time of the stacked products of a level, with their copies."""
     flops_per_s: float
+    """FLOP per second of products of dense matrices."""
     sparse_flops_per_s: float
+    """FLOP per second of products with a sparse matrix."""
     bytes_per_s: float
     """Memory bandwidth."""
     alpha_s: float
@@ -53,7 +55,7 @@ class ScanPrediction:
     times_s: dict[str, float]
     """Seconds, by method."""
     depth: int
-    """Number of levels of the up-sweep with which the truncated method is fastest."""
+    """Number of levels of the up-sweep on each rank with which the truncated method is fastest."""
 
     @property
     def method(self) -> str:
@@ -111,7 +113,11 @@ def _linear_time(problem: Problem, speed: Speed) -> float:
 
 
 def _sweep_time(problem: Problem, speed: Speed, depth: int | None) -> float:
-    """Return the seconds of a scan: the slowest rank before the exchange, the exchange, the slowest rank after it."""
+    """Return the seconds of a scan: the slowest rank before the exchange, the exchange, the slowest rank after it.
+
+    The first rank computes its vectors before the exchange, without products of matrices with its last element. Each
+    level of the exchange is counted with the largest product of any rank.
+    """
     clock = _Clock(problem, speed)
     level = clock.timed_level(problem.ranks[0])
     scan(cast(Any, None), cast(Level, level[:-1]), depth)

@@ -2,7 +2,8 @@
 
 J is dense, sparse or the symbolic identity, which takes no time; s is the gradient from outside of the chain, or None.
 A level of elements is a sequence (:class:`Chain`) or one tensor (:class:`Stack`). :mod:`.algorithm` combines
-elements without knowledge of their representation. The module contains no communication.
+elements without knowledge of their representation. ``A <> B`` is the map that applies A and then B. The module contains
+no communication.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
     if scan_rank.index:
         tree = UpSweep.build(level, depth)
         last = scan_rank.index == len(scan_rank.active) - 1
+        # The last rank sends no element, so it does not compute its product.
         return tree.down_sweep(_exchange(Affine(Identity()) if last else tree.product(), scan_rank))
     assert gradient is not None
     vectors = gradients(gradient, level, depth)
@@ -217,6 +218,7 @@ def _exchange(element: Any, scan_rank: ScanRank) -> Any:
                 scan_rank.send_map(right, element)
             elif index == right:
                 kept[d] = received = scan_rank.receive_vector(left, left) if is_vector else scan_rank.receive_map(left)
+                # The last rank's element would become the product of all elements, a[n], which no rank reads.
                 if right < last:
                     element = (
                         element(received) if isinstance(received, torch.Tensor) else element.compose_after(received)

@@ -69,8 +69,8 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
         pairs: KernelMap = ctx.pairs
-        # If the map is its own mirror image, its groups serve both directions, with the offsets in reverse order.
-        # A symmetric map serves as its own transposed one, with the matrices in reverse order.
+        # A symmetric map is its own transposed map with the offsets, and so the matrices, in reverse order. Its groups
+        # are then made once.
         back, turned = (pairs, weight.flip(0)) if pairs.is_symmetric else (pairs.transposed(), weight)
         dx, dw = None, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
@@ -96,7 +96,8 @@ def _convolve(
 ) -> torch.Tensor:
     """Return the sum over pairs of features @ weight, one group of offsets after another.
 
-    ``gathered`` is called with each offset and the rows of ``features`` of its pairs.
+    ``gathered`` is called with each offset and the rows of ``features`` of its pairs. So backward computes the gradient
+    of the weight from rows that it has gathered anyway.
     """
     dtype = _SUMMED_IN.get(features.dtype, features.dtype)
     out = None

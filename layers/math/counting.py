@@ -1,7 +1,7 @@
 """Counts and look-ups of values.
 
-Each rank counts in its block, and the counts are summed over ranks. Look-ups are elementwise: the values that are
-searched are complete on every rank.
+Each rank counts in its block, and the counts are summed over ranks. Look-ups are elementwise: the sequence in which
+values are looked up is gathered on every rank.
 """
 
 from __future__ import annotations

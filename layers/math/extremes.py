@@ -69,7 +69,11 @@ def _block_extremes(local: torch.Tensor, dims: Sequence[int], largest: bool) -> 
 
 
 class _Extreme(torch.autograd.Function):
-    """Extremes over several ranks. Equal elements, on any rank, get equal parts of the gradient."""
+    """Extremes over several ranks. Equal elements, on any rank, get equal parts of the gradient.
+
+    With ``divides_nan`` NaN elements count as equal, as in ``torch.max``. Otherwise the gradient is NaN if an extreme
+    is NaN, as in ``torch.amax``.
+    """
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, divides_nan: bool) -> torch.Tensor:

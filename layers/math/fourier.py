@@ -94,6 +94,8 @@ def _transform(kind: _TransformKind, x: DistTensor, dims: Sequence[int], sizes: 
     dims = [d % x.dim() for d in dims]
     for function, indices in kind.steps(x, dims):
         x = _transform_complete_dims(function, x, [dims[i] for i in indices], [sizes[i] for i in indices], norm)
+    # An axis is lost if no other dimension can be split by it: its ranks then compute the same lines. The result is
+    # split as the input is, so that later operators are not computed by all of them.
     if x.dist.split_axes != first_dist.split_axes:
         return x.redistribute(first_dist if x.shape == shape else first_dist.balanced())
     return x.redistribute(_restored_distribution(x, dims)) if kind.inverse else x

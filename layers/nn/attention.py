@@ -1,7 +1,10 @@
 """Scaled dot-product attention, split over samples, heads and queries.
 
-Keys and values are gathered. Importing this module also patches ``nn.TransformerEncoder``, so that padded positions of
-a distributed result are zero where torch's fast path in a single process returns zeros.
+Keys and values are gathered: each query needs all of them. Causal attention also gathers queries, and grouped-query
+attention gathers heads, because torch's function needs their global indices.
+
+Importing this module also patches ``nn.TransformerEncoder``, so that padded positions of a distributed result are zero
+where torch's fast path in a single process returns zeros.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ def scaled_dot_product_attention(
 ) -> DistTensor:
     """Compute ``F.scaled_dot_product_attention`` with gathered keys; samples, heads and queries stay split.
 
+    With ``is_causal=True`` queries are gathered, too, and with ``enable_gqa=True`` heads.
+
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
@@ -58,6 +63,7 @@ def scaled_dot_product_attention(
         [query, key, value],
         [[*batch_labels(t, 2), *names] for t, names in ((query, "le"), (key, "se"), (value, "sf"))],
     )
+    # Labels: l for queries, s for keys, e and f for features of keys and of values. "batch 1" stands for heads.
     unsplit = ["s", "e", *(["l"] if is_causal else []), *(["batch 1"] if enable_gqa else [])]
     if attn_mask is not None:
         operands.append(attn_mask)

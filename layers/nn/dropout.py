@@ -111,7 +111,7 @@ class _DropoutKind:
         """Return the number of leading dimensions with a number per index."""
         if not self.features:
             return dims
-        # These two also take a sample without a sample dimension.
+        # These two also take a sample without a sample dimension. F.dropout2d takes three dimensions as (N, C, L).
         return 1 if (self.function, dims) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
 
 

@@ -88,11 +88,12 @@ class RecurrentGradients:
         self.weight_gradients = [torch.zeros_like(weight) for weight in parameters if weight is not None]
 
     def add(self, block: slice, sources: torch.Tensor, method: Method) -> None:
-        """Process the block before those that are processed.
+        """Add the gradients of the next block of :meth:`ForwardSteps.blocks`, and set ``carry`` to that before it.
 
         Parameters
         ----------
         block : slice
+            Steps that end where the blocks processed so far begin.
         sources : Tensor
             Gradients (T, B, H) of the block's states from outside of the recurrence.
         method : Method

@@ -22,11 +22,11 @@ class Method(Enum):
     AUTO = "auto"
     """The method that is predicted to be the fastest."""
     AUTOGRAD = "autograd"
-    """torch's own backward."""
+    """torch's own backward pass. It cannot be used if the steps are split over ranks."""
     SEQUENTIAL = "sequential"
-    """One step after the other, compiled if numba is installed."""
+    """One step after the other, compiled on a CPU if numba is installed."""
     BLELLOCH = "blelloch"
-    """Algorithm 1."""
+    """Algorithm 1 of BPPSA, a scan over the steps."""
     TRUNCATED = "truncated"
     """Algorithm 1 with a linear scan instead of its upper levels."""
 
@@ -90,8 +90,9 @@ class BackwardProblem:
     batch: int
     """Samples on one rank."""
     width: int
-    """Values of a state."""
+    """Values of a state (H)."""
     gates: int
+    """Gates of the cell (G)."""
     ranks: int
     """Ranks among which the steps are split."""
     device: torch.device

@@ -72,8 +72,8 @@ class ScanRNN(_ScanRecurrent, nn.RNN):
     ----------
     *args, **options
         As in ``nn.RNN``.
-    method : str
-        See :class:`~.methods.Method`.
+    method : {"auto", "autograd", "sequential", "blelloch", "truncated"}
+        Values of :class:`~distconv.layers.recurrent.Method`, which describes them.
 
     Raises
     ------
@@ -93,8 +93,8 @@ class ScanGRU(_ScanRecurrent, nn.GRU):
     ----------
     *args, **options
         As in ``nn.GRU``.
-    method : str
-        See :class:`~.methods.Method`.
+    method : {"auto", "autograd", "sequential", "blelloch", "truncated"}
+        Values of :class:`~distconv.layers.recurrent.Method`, which describes them.
 
     Raises
     ------

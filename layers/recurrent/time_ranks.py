@@ -70,7 +70,7 @@ class TimeRanks:
         return received
 
     def send(self, peer: int | None, state: torch.Tensor) -> Exchange:
-        """Start to send a state.
+        """Start to send a state. Not blocking, so that a rank works on its next part meanwhile.
 
         Parameters
         ----------

@@ -4,7 +4,7 @@ distconv exchanges the halo, and the operator computes on blocks.
 
 ::
 
-    check   Comparison of an operator with a rule with a single process, on all grids
+    check   Comparison of an operator that has a rule with the single-process result, on all grids
     rule    ``distconv.rule``: an operator that declares the windows of its input
     window  Windows: the input indices of a dimension from which an output index is computed
 """

@@ -1,4 +1,4 @@
-"""Comparison of an operator with a rule with a single process, on all grids.
+"""Comparison of an operator that has a rule with the single-process result, on all grids.
 
 Values and gradients are compared in float64. In one process the output is computed block by block, each block from the
 input of its windows. Over ranks it is computed on every grid of these ranks, with balanced blocks, a first block of one
@@ -35,7 +35,7 @@ TOLERANCE = 1e-10
 
 
 def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.Intracomm | None = None) -> list[str]:
-    """Compare the values and gradients of an operator with a rule with those of a single process.
+    """Check that an operator with a rule has the values and gradients of a single process.
 
     Collective: call on every rank of ``comm``.
 

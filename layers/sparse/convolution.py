@@ -33,8 +33,7 @@ class SparseConv(nn.Module):
     - stride 1 without ``submanifold``: all sites that any input reaches, also beyond the range of the input;
     - stride s > 1: the cells of s^D that hold an input, u = floor(site / s), even if no input lies in the window;
     - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites from which a stride has derived the
-      sites
-      of the input; if there are none, all sites that any input reaches.
+      sites of the input; if there are none, all sites that any input reaches.
 
     The weight has torch's shape, ``(F, C, *kernel)``, transposed ``(C, F, *kernel)``, with ``offsets`` (F, C, K). So
     state dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed versions. In memory the offsets come

@@ -1,7 +1,8 @@
 """Sets of sites and the kernel maps between them, shared by related tensors.
 
-Layers obtain output sites, kernel maps and gathered features from the manager of their input. The methods after the
-last section header do nothing here; ``DistributedManager`` overrides them for sites that are split over ranks.
+Layers obtain output sites, kernel maps and gathered features from the manager of their input. Here all sites are on one
+rank, so the methods of the last section have nothing to exchange. ``DistributedManager`` overrides them for sites that
+are split over ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """A set of active sites: coordinates (N, 1 + D), multiples of ``stride``, in steps of the finest grid."""
+    """A set of active sites: coordinates (N, 1 + D), multiples of ``stride``, in steps of the finest grid.
+
+    Sets are compared by identity, and are keys of caches. ``coords`` must not be changed.
+    """
 
     coords: torch.Tensor
     stride: int
     finer: Sites | None = None
-    """The set whose coarse cells these sites are."""
+    """The set from which a stride has derived these sites; None if there is none. Transposed layers return to it."""
     is_sorted: bool = False
     """True if the rows are known to be sorted. Otherwise ``order`` sorts them."""
 
@@ -97,7 +101,8 @@ class CoordinateManager:
         Returns
         -------
         Sites
-            The sites whose coarse cells ``sites`` are. If there are none, all sites that the kernel reaches.
+            The set of this stride from which ``sites`` have been derived. If there is none, all sites that the kernel
+            reaches.
 
         Raises
         ------
@@ -185,6 +190,8 @@ class CoordinateManager:
         def make() -> Sites:
             unit = stride * dilation
             coords = self.move_to_owners(reachable_sites(sites.coords, offsets, unit), *offset_bounds(offsets, unit))
+            # A kernel with its centre reaches at least the sites themselves. If their number has not grown on any rank,
+            # the set is the same, and is reused with its kernel maps.
             centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
             if centred and all(self.gather_values(len(coords) == len(sites.coords))):
                 return sites
@@ -342,7 +349,7 @@ def offset_bounds(offsets: Offsets, unit: int, *, transposed: bool = False) -> t
 
 
 def _get_or_make(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Value]) -> Value:
-    """Return the cached value of a key, which is made at first."""
+    """Return the cached value of a key, which ``make`` returns at the first request."""
     if key not in cache:
         cache[key] = make()
     value: Value = cache[key]

@@ -23,7 +23,7 @@ _ACTIVATIONS = """celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_
 _ELEMENTWISE = "abs celu clamp clone exp log neg prelu relu relu_ selu sigmoid sqrt square tanh"
 
 SITE_BY_SITE = {getattr(F, name) for name in _ACTIVATIONS.split()} | {getattr(torch, n) for n in _ELEMENTWISE.split()}
-"""Functions of one sparse operand, the first, that compute each site independently."""
+"""Functions of one sparse operand, the first. Each computes every site independently, apart from batch norm."""
 
 BINARY = {getattr(module, name) for module in (torch, torch.Tensor) for name in "add sub mul div".split()} | {
     getattr(torch, name) for name in "rsub pow maximum minimum true_divide".split()
@@ -61,6 +61,7 @@ def call_on_features(
         raise_unsupported(func, "of a sparse tensor")
     if func in BINARY:
         _check_operands(func, sparse, args)
+    # All operands of torch.cat must be sparse. Of other functions exactly the first one must be.
     elif list(sparse) != [func is torch.cat or n == 0 for n in range(len(sparse))]:
         raise_unsupported(func, "of a plain tensor in place of a sparse one, or the reverse,")
     if func in _CHECKS:

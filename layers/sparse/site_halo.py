@@ -63,7 +63,8 @@ def send_to_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int
     coords : Tensor
         Sites (N, 1 + D) in this rank's box grown by ``low`` and ``high``.
     low, high : sequence of int
-        For each spatial dimension.
+        As in :func:`~distconv.layers.sparse.partition.grow_box`: displacements of the lower and upper ends, so ``low``
+        is usually negative.
 
     Returns
     -------
@@ -111,7 +112,26 @@ def rows_by_peer(
 class SiteHalo:
     """The sites of other ranks in this rank's box grown by ``low`` and ``high``.
 
-    Collective: create it on every rank. ``coords`` (N + G, 1 + D) are this rank's own sites, followed by the halo.
+    Collective: create it on every rank.
+
+    Parameters
+    ----------
+    partition : Partition
+    coords : Tensor
+        This rank's own sites (N, 1 + D).
+    low, high : sequence of int
+        As in :func:`~distconv.layers.sparse.partition.grow_box`.
+
+    Attributes
+    ----------
+    coords : Tensor
+        This rank's N sites, followed by the G sites of the halo, (N + G, 1 + D).
+    own_rows : int
+        N.
+    sends : dict of int to Tensor
+        Rows of own sites that other ranks need, by rank.
+    receives : dict of int to int
+        Number of sites from each other rank, in the order of their rows in ``coords``.
     """
 
     def __init__(self, partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> None:

@@ -165,6 +165,9 @@ class SparseTensor:
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """Return a tensor with features of another dtype, or on another device.
 
+        On another device, kernel maps are computed again, and the finer sets of the sites are not kept. So a transposed
+        convolution there does not find them.
+
         Parameters
         ----------
         *args, **kwargs

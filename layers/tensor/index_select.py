@@ -339,7 +339,9 @@ def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
 def repeat_interleave(
     input: DistTensor, repeats: int | torch.Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> torch.Tensor:
-    """Compute ``torch.repeat_interleave``; one number for all repeats within the blocks.
+    """Compute ``torch.repeat_interleave``; with one number of repeats for all elements, each rank repeats its own.
+
+    With a number for each element, ``dim`` is gathered.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Functions that access memory, which are not supported.
+"""Functions that access memory, which are not supported, and conversions to and from NumPy.
 
-Neither a block nor a gathered copy can replace the tensor for them. All other functions without an operator are
-handled by the fallback.
+Neither a block nor a gathered copy can replace the tensor for functions that access memory. All other functions without
+an operator are handled by the fallback. ``numpy`` and ``Tensor._base`` are supported in part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The formats of stored samples. Each is read by one process alone: no MPI and no torch here.
+"""The formats of stored samples, each read by one process alone.
+
+Modules of this package must not import MPI or torch, because reading processes (``reader_server``) import them.
 
 ::
 

@@ -54,7 +54,7 @@ class Decoder:
     """Location of the dataset, for errors."""
     name: str
     attributes: Mapping[str, Any]
-    """Result of :func:`decoding_attributes`; if empty, values stay as they are."""
+    """Result of :func:`decoding_attributes`. If it is empty, values are returned unchanged, without xarray."""
 
     def dtype(self, stored: np.dtype) -> np.dtype:
         """Return the dtype of decoded values.

@@ -29,7 +29,7 @@ _MAX_OPEN_FILES = 64
 class Hdf5File(Store):
     """Datasets of one HDF5 or netCDF 4 file, and virtual datasets whose sources are in its folder.
 
-    Values are decoded as the attributes of their dataset say.
+    Values are decoded according to the attributes of their dataset (:mod:`.decoding`).
     """
 
     def open(self) -> None:
@@ -38,7 +38,7 @@ class Hdf5File(Store):
         Raises
         ------
         DataError
-            If the file or a dataset is missing, incomplete or damaged, or lies elsewhere.
+            If the file or a dataset is missing, incomplete or damaged, or if values lie outside the file's folder.
         """
         self._file, state = open_hdf5(self.path)
         self.states, self._datasets = {self.path: state}, dict[str, h5py.Dataset]()
@@ -71,7 +71,7 @@ class Hdf5File(Store):
             )
         self.states |= file_identities(sources)
         _check_records(stored, path, name)
-        # The chunks are those of the first source: they serve a warning alone.
+        # The chunks of the first source stand for all: they only determine whether a warning is shown.
         chunks = next(iter(sources.values()), None) if sources else stored.chunks
         chunks = chunks or (1,) * (min(stored.ndim, 2) - 1) + stored.shape[-1:]
         return stored, (1,) * (stored.ndim - len(chunks)) + tuple(chunks)
@@ -154,7 +154,7 @@ def _check_records(stored: h5py.Dataset, path: Location, name: str) -> None:
 
 @dataclass(frozen=True)
 class FileMetadata:
-    """Format, identity and datasets of one file, or zarr group, of a list. It is sent between ranks."""
+    """Format, identity and datasets of one file, or zarr group, of a list. Ranks send it to one another."""
 
     kind: type[Store]
     path: Location
@@ -199,10 +199,13 @@ def read_file_metadata(
 
 
 class ConcatenatedFiles(Store):
-    """The samples of several files, or zarr groups, concatenated; at most ``_MAX_OPEN_FILES`` are open."""
+    """The samples of several files, or zarr groups, concatenated; at most ``_MAX_OPEN_FILES`` are open.
+
+    It has neither columns nor attributes: :meth:`column` and :meth:`attribute` return None.
+    """
 
     def __init__(self, path: Location, names: Iterable[str], heads: Sequence[FileMetadata], one_each: bool) -> None:
-        """Concatenate the files of ``heads``; ``path`` names all of them in errors."""
+        """Concatenate the files whose metadata are ``heads``; ``path`` names all of them in errors."""
         self._heads, self._one_each = tuple(heads), one_each
         super().__init__(path, names)
 
@@ -266,7 +269,10 @@ class ConcatenatedFiles(Store):
         return values
 
     def _file(self, index: int) -> Store:
-        """Return the open file with this index; the caller holds the lock, since several threads read."""
+        """Return the file with this index, opened if necessary; the caller holds the lock, since several threads read.
+
+        The least recently used file is closed if too many are open.
+        """
         if index not in self._open:
             head = self._heads[index]
             file = head.kind(head.path, self.names)

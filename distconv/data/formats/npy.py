@@ -22,7 +22,7 @@ class NpyFiles(Store):
         Raises
         ------
         DataError
-            If one is missing, truncated, elsewhere, or holds Python objects.
+            If one is missing or truncated, is a link out of the folder, or holds Python objects.
         """
         paths = {name: self._path(name) for name in self.names}
         self._arrays = {name: self._mapped(name, path) for name, path in paths.items()}

@@ -4,7 +4,8 @@
 package here, below which Python finds the modules of the formats. Messages of the rank are trusted, since the rank
 started this process. The length of each message is sent before it::
 
-    start     JSON (the path of modules, and which to import), then the pickled store
+    start     JSON (the path of modules, and which to import), then the pickled store; over the first socket only
+    ready     JSON: empty, or the error; from each child, over its own socket
     request   JSON: dataset and box
     answer    JSON (shape and dtype, or the error), then the values without a length
 """
@@ -132,6 +133,7 @@ def main(descriptors: list[int]) -> None:
 
 
 def _serve_pickled(link: socket.socket, pickled: bytes) -> None:
+    """Open the store in this child, report to the rank that it is ready, and answer requests."""
     try:
         store = pickle.loads(pickled)
     except Exception as error:

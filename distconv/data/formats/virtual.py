@@ -24,12 +24,17 @@ Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 def check_virtual_sources(virtual: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
     """Check the sources of a virtual dataset and return their chunks.
 
+    Values are counted, and sources are compared by the bounds of their values. So each source must fill a range of
+    indices: interleaved sources, such as even and odd rows, are rejected as values with two sources.
+
     Parameters
     ----------
     virtual : h5py.Dataset
         The virtual dataset.
-    path, name
-        Its file and its name.
+    path : Path
+        File of the virtual dataset.
+    name : str
+        Name of the virtual dataset, for messages.
 
     Returns
     -------
@@ -39,8 +44,8 @@ def check_virtual_sources(virtual: h5py.Dataset, path: Path, name: str) -> dict[
     Raises
     ------
     DataError
-        If a source is not in the folder, missing, incomplete or virtual itself, or part of the dataset has no source or
-        two.
+        If a source is not in the folder, missing, incomplete or virtual itself, if a value has no source, or if the
+        bounds of two sources overlap.
     """
     folder, files, boxes, points = path.parent, dict[Path, tuple[int, ...] | None](), list[Bounds](), 0
     for file_name, dataset_name, bounds, count in _iterate_sources(virtual):
@@ -72,7 +77,7 @@ def _iterate_sources(virtual: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, 
 
 
 def _has_overlap(boxes: list[Bounds]) -> bool:
-    """Return True if two boxes have an index in common. Both bounds are inside a box."""
+    """Return True if two boxes have an index in common. Both bounds of a box are inclusive."""
     boxes = sorted(boxes)
     for index, (low, high) in enumerate(boxes):
         for other_low, other_high in boxes[index + 1 :]:
@@ -85,6 +90,10 @@ def _has_overlap(boxes: list[Bounds]) -> bool:
 
 
 def _check_source(place: Path, dataset_name: str, virtual: h5py.Dataset, what: str) -> tuple[int, ...] | None:
+    """Check one source and return the shape of its chunks; ``what`` names the virtual dataset in errors.
+
+    HDF5 copies values, not attributes. So ``virtual`` must also have the attributes of its source that change values.
+    """
     file, state = open_hdf5(place)
     with file:
         source = open_dataset(file, dataset_name.lstrip("/") or "/", place, state.size)

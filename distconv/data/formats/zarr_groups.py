@@ -32,7 +32,10 @@ _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 class ZarrGroup(Store):
-    """Arrays of a zarr group in a folder or at a URL."""
+    """Arrays of a zarr group in a folder or at a URL.
+
+    ``states`` has the files of metadata only. A change of a chunk is not detected.
+    """
 
     libraries: Sequence[str] = ("zarr",)
 
@@ -155,7 +158,7 @@ def _zarr_store(place: Location) -> Any:
 
 
 def _confined_store(folder: Path) -> Any:
-    """Return a zarr store of the folder that reads no pipes, and no files outside of it that links lead to."""
+    """Return a zarr store of the folder that rejects pipes, and links to files outside the folder."""
     from zarr.storage import LocalStore
 
     def checked(key: str) -> None:
@@ -184,7 +187,10 @@ def _confined_store(folder: Path) -> Any:
 
 
 def _codec_names(metadata: Any, within: bool = False) -> Iterator[str]:
-    """Yield the names of all codecs in the metadata of an array, nested ones included."""
+    """Yield the names of all codecs in the metadata of an array, nested ones included.
+
+    ``within`` is True if ``metadata`` is part of a codec or of a list of codecs. Otherwise its names are not codecs.
+    """
     if isinstance(metadata, list | tuple):
         for each in metadata:
             yield from _codec_names(each, within)

@@ -15,9 +15,10 @@ from distconv.process.memory import caching_allocators
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAPPED_BYTES, _FREE_BYTES = 32 << 20, 256 << 20
-"""Blocks from the first size on are mapped individually; the second size stays free at the top of the heap.
+"""Size from which blocks are mapped individually, and size that may stay free at the top of the heap.
 
-glibc's own threshold reaches the first value in a process with large blocks; its second would be 64 MiB.
+Without these settings, glibc raises its threshold for mapping to at most 32 MiB, the first value, as large blocks are
+freed. It then keeps at most twice the threshold, 64 MiB, at the top of the heap.
 """
 
 KINDS = {
@@ -54,7 +55,7 @@ def keep_memory(ranks: int) -> str:
 
 
 def describe() -> str:
-    """Return the kind in words, and a better one."""
+    """Return a description of ``kind``, and a hint for a better one if this process has none of the allocators."""
     if kind in caching_allocators.FILES:
         return f"{kind}: freed blocks are kept for about a second"
     better = caching_allocators.find_installed()
@@ -65,7 +66,10 @@ def describe() -> str:
 
 
 def environment(of: str) -> dict[str, str]:
-    """Return the variables that a process needs at its start for a kind, or for an installed allocator; else none."""
+    """Return the variables that a process needs at its start for a kind of ``KINDS`` or an allocator.
+
+    Empty for ``"system"``, and for an allocator that is not installed.
+    """
     if of == "heap":
         sizes = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_FREE_BYTES)}
         return {**sizes, "THP_MEM_ALLOC_ENABLE": "1"}

@@ -24,7 +24,7 @@ SETTINGS = {
     "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:1000,muzzy_decay_ms:1000"},
     "mimalloc": {"MIMALLOC_PURGE_DELAY": "1000"},
 }
-"""Environment variables by which they keep freed memory for about a second, and then return it."""
+"""Environment variables by which each allocator keeps freed memory for about a second, and then returns it."""
 
 SYSTEM = ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
