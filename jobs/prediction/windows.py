@@ -44,7 +44,7 @@ def window_starts(extent: int, window: int, overlap: float) -> list[int]:
 
     Examples
     --------
-    >>> begins(10, 4, 0.5), begins(4, 4, 0.5), begins(9, 4, 0.0)
+    >>> window_starts(10, 4, 0.5), window_starts(4, 4, 0.5), window_starts(9, 4, 0.0)
     ([0, 2, 4, 6], [0], [0, 4, 5])
     """
     step = window if window == extent else max(1, int(window * (1 - overlap)))

@@ -161,7 +161,7 @@ def pad_sequences(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
     Examples
     --------
-    >>> padded([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
+    >>> pad_sequences([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
     [[[5.0, 1.0], [0.0, 0.0]], [[6.0, 0.0], [6.0, 1.0]]]
     """
     result = np.zeros((len(sequences), max(map(len, sequences)), sequences[0].shape[1] + 1), np.float32)

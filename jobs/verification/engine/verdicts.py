@@ -210,7 +210,7 @@ def _judge_results(reference: Refusal | None, differences: Sequence[str], infini
 def suggests_fix(text: str) -> bool:
     """Return True if a message says what to do instead: one of its clauses after the first is an imperative.
 
-    >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")
+    >>> suggests_fix("it has no rule; gather it first"), suggests_fix("channels must not be split")
     (True, False)
     """
     return _WAY_OUT.search(text) is not None

@@ -313,4 +313,4 @@ def test_a_worker_process_that_makes_a_grid_is_told_that_it_is_no_rank(tmp_path,
     script.write_text(WORKERS)
     ended = mpiexec(1, script, method, "grid", timeout=150, env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
-    assert "of a rank, and no rank" in ended.stdout and 'below if __name__ == "__main__":' in ended.stdout
+    assert "is a worker process, not a rank" in ended.stdout and 'below if __name__ == "__main__":' in ended.stdout

@@ -180,7 +180,7 @@ def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
     assert ended.returncode == 75, ended.stderr
     assert "rank 0 of 2 has waited" in ended.stderr
     assert "(<string>, line 8)\n" in ended.stderr
-    assert "DISTCONV_CHECK=all tells at once" in ended.stderr
+    assert "DISTCONV_CHECK=all reports at once" in ended.stderr
 
 
 @pytest.mark.mpi
