@@ -80,12 +80,16 @@ class AxisParts(Arrangement):
 
     def far_neighbours(self, axis: str) -> int:
         """Return how many of a rank's two neighbours along ``axis`` are on another node, for the rank with the most."""
-        stride, parts = self.stride(axis), self.parts_along(axis)
-        # stride * parts successive ranks contain full lines of neighbours along the axis. No line crosses nodes if this
-        # number divides the ranks of a node. Otherwise some rank has a neighbour on another node.
-        if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
-            return 0
-        return min(2, parts - 1) if stride >= self.per_node else 1
+        return _count_far_neighbours(self, axis)
+
+
+@lru_cache(maxsize=4096)
+def _count_far_neighbours(parts: AxisParts, axis: str) -> int:
+    ranks, stride = np.arange(parts.ranks), parts.stride(axis)
+    coordinates, node = parts.coordinate(axis, ranks), ranks // parts.per_node
+    before = (coordinates > 0) & ((ranks - stride) // parts.per_node != node)
+    after = (coordinates < parts.parts_along(axis) - 1) & ((ranks + stride) // parts.per_node != node)
+    return int((before.astype(int) + after).max())
 
 
 @lru_cache(maxsize=4096)

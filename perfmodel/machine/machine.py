@@ -428,6 +428,7 @@ _Seconds = Annotated[
 ]
 
 
+_Power = Annotated[float, Meta(ge=0.0, le=sys.float_info.max, description="a number from 0 on")]
 _NONE: dict[Any, Any] = {kind: kind(0.0) for kind in (Time, Memory, Elements)}
 """Default quantities, one object per class: msgspec omits a default that is identical, not equal."""
 
@@ -456,6 +457,7 @@ class _Roofline(File, omit_defaults=True, rename=_KEYS):
     small: Elements = _NONE[Elements]
     exchange_s: Time = _NONE[Time]
     gradient_s: Time = _NONE[Time]
+    unfilled: _Power = Roofline.unfilled
 
 
 class _Compute(File, omit_defaults=True, rename=_KEYS):

@@ -127,3 +127,18 @@ def test_neighbours_on_other_nodes_are_counted():
     assert AxisParts.from_axes({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
     assert AxisParts.from_axes({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
     assert AxisParts.from_axes({"h": 8}, 8, 4).far_neighbours("h") == 1
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("axes", [{"h": 3, "w": 3}, {"n": 2, "h": 4, "w": 2}, {"h": 6, "w": 4}, {"n": 2, "h": 3}])
+    "axes", [{"h": 3, "w": 3}, {"n": 2, "h": 4, "w": 2}, {"h": 6, "w": 4}, {"n": 2, "h": 3, "w": 2}]
+)
+def test_neighbours_on_other_nodes_are_those_of_each_rank_by_itself(axes, per_node):
+    parts = AxisParts.from_axes(axes, math.prod(axes.values()), per_node)
+    for axis in set(axes) - {"n"}:
+        found = []
+        for rank in range(parts.size):
+            at, index = parts.coords_of(rank), parts.coordinate(axis, rank)
+            others = [parts.rank_of({**at, axis: i}) for i in (index - 1, index + 1) if 0 <= i < axes[axis]]
+            found.append(sum(other // per_node != rank // per_node for other in others))
+        assert parts.far_neighbours(axis) == max(found)

@@ -209,7 +209,7 @@ def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, fla
         network=Link(c, a),
         overlap=Overlap(flag, not flag),
         compute=(
-            Compute(1, Roofline(a, b, c, small=a, exchange_s=b, gradient_s=c)),
+            Compute(1, Roofline(a, b, c, small=a, exchange_s=b, gradient_s=c, unfilled=c)),
             Compute(3, Roofline(c, b, a), table),
         ),
         on_chip_bytes=b if flag else 0.0,
