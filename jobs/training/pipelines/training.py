@@ -58,7 +58,8 @@ class PipelineTrainer(training.Training):
     device : str
         Device of this rank.
     staged : callable
-        Makes the stages from the parts of the model.
+        Makes the stages from the parts of the model, for example by adding input checks. By default the parts
+        themselves.
     example : torch.Tensor, optional
         Input of the model for ``distconv.pipeline.split``, which may require one.
 
@@ -183,7 +184,12 @@ class PipelineTrainer(training.Training):
     def finish_steps(self) -> None:
         """Drain the pipeline. Collective.
 
-        The next step fills it again. In asynchronous schedules this changes the results.
+        The next step fills it again.
+
+        Warnings
+        --------
+        In asynchronous schedules a drain changes the results. Trainings with other ``--checkpoint-every`` therefore
+        have other weights.
         """
         self.pipe.drain()
         self._record_losses()
