@@ -39,7 +39,7 @@ class ImageSettings(common.TrainingSettings):
 
 
 class _Images(Classifier):
-    """Parts of a training on images that data-parallel and pipelined training share."""
+    """Parts that :class:`ImageTrainer` and :class:`ImagePipelineTrainer` share."""
 
     settings: ImageSettings
     samples: ImageSamples

@@ -37,6 +37,7 @@ CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
 MOST_BYTES = 1 << 30
 """Largest size of the decompressed content, in bytes. Every rank holds all of it."""
 _AT_ONCE = 1 << 20
+"""Bytes per read of a file."""
 _MOST_DICTIONARY = 128 << 20
 """Largest dictionary of an xz file, in bytes. Files of ``xz -9`` need 65 MiB."""
 
