@@ -71,6 +71,7 @@ def _whole(*shape: int | None) -> DatasetLayout:
     return CloudLayout("whole numbers", shape, kinds="ui")
 
 
+# Datasets of the format of ``datafile``, those that it has if parts are known, and those of quantized points.
 OURS = {"points": _floats(None, None, 3), "label": _whole(None)}
 PARTS = {"part": _whole(None, None)}
 QUANTISED = {"q": _whole(None, None, 3), "offset": _floats(None, 3), "extent": _floats(None), "label": _whole(None)}
