@@ -64,7 +64,7 @@ def counting_accuracy(streams: Bitstreams) -> float:
 
     Examples
     --------
-    >>> by_counting(Bitstreams(100, 2000, TEST))
+    >>> counting_accuracy(Bitstreams(100, 2000, TEST))
     1.0
     """
     share = np.array([streams[index].mean() for index in range(len(streams.labels))])

@@ -1,8 +1,7 @@
 """Training and test sequences, and their mini-batches over a grid that splits samples (n) and time (w).
 
 Sequences of a mini-batch are padded to the longest. An additional channel marks the last step of each sequence, at
-which
-the network's state is the result. Padding has no effect on the states before it.
+which the network's state is the result. Padding has no effect on the states before it.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class SequenceLoader(EpochLoader):
     device : str
         Device of the tensors.
     **order
-        Options of :class:`distconv.data.loader.EpochLoader`.
+        Options of :class:`distconv.data.loader.EpochLoader`, such as ``seed`` and ``shuffle``.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ def pad_sequences(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
     Examples
     --------
-    >>> padded([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
+    >>> pad_sequences([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
     [[[5.0, 1.0], [0.0, 0.0]], [[6.0, 0.0], [6.0, 1.0]]]
     """
     result = np.zeros((len(sequences), max(map(len, sequences)), sequences[0].shape[1] + 1), np.float32)
