@@ -44,7 +44,7 @@ def window_starts(extent: int, window: int, overlap: float) -> list[int]:
 
     Examples
     --------
-    >>> begins(10, 4, 0.5), begins(4, 4, 0.5), begins(9, 4, 0.0)
+    >>> window_starts(10, 4, 0.5), window_starts(4, 4, 0.5), window_starts(9, 4, 0.0)
     ([0, 2, 4, 6], [0], [0, 4, 5])
     """
     step = window if window == extent else max(1, int(window * (1 - overlap)))
@@ -180,6 +180,7 @@ class Blend:
         output : DistTensor
             Output (1, C, ...) with the spatial size of the window.
         """
+        # Boundaries of the ranks' blocks of the sample, relative to the window: each rank receives the part in its block.
         bounds: Mapping[str, tuple[int, ...]] = {
             axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
             for axis, begin, extent, whole in zip(self._dist.axes[2:], position, self.window, self.space, strict=True)
@@ -203,7 +204,7 @@ class Blend:
         self._weight[(slice(None), slice(None), *here)] += weight
 
     def result(self) -> DistTensor:
-        """Return the weighted mean (1, C, ...) after all windows were added."""
+        """Return the weighted mean (1, C, ...). Call it after the windows that cover the sample were added."""
         assert self._sum is not None and self._weight is not None
         return DistTensor(self._sum / self._weight, self._dist, (1, self._sum.shape[1], *self.space))
 
