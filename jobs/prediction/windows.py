@@ -180,7 +180,7 @@ class Blend:
         output : DistTensor
             Output (1, C, ...) with the spatial size of the window.
         """
-        # Boundaries of the ranks' blocks of the sample, relative to the window: each rank receives the part in its block.
+        # Boundaries of the ranks' blocks of the sample, relative to the window. Each rank receives its part.
         bounds: Mapping[str, tuple[int, ...]] = {
             axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
             for axis, begin, extent, whole in zip(self._dist.axes[2:], position, self.window, self.space, strict=True)
