@@ -41,7 +41,7 @@ examples:
 """
 
 STEPS = 5
-"""Enough for a first replay, one with gradients that are there, and others."""
+"""Steps of each network: enough for replays that find no gradients, and for replays that accumulate into gradients."""
 
 Left = list[tuple[str, torch.Tensor | None]]
 """Tensors that training leaves, with their names."""
@@ -50,6 +50,7 @@ Train = Callable[[bool], Left]
 """Trains a network from its start, with captured steps or without."""
 
 EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
+"""Verdicts: identical; CaptureError; the eager training raised an error; different results, or another error."""
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
@@ -127,7 +128,7 @@ def state(model: nn.Module) -> Left:
 
 @dataclass(frozen=True)
 class CaptureCase:
-    """A network, the habits of its user, and data."""
+    """A network, the options of its training step (``Habits``), and the data of all steps."""
 
     network: networks.DrawnNetwork
     text: str
