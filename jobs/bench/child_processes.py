@@ -23,7 +23,7 @@ class Peak:
     """Memory of one process in bytes."""
 
     before: int
-    """Peak resident memory before the model was built: the interpreter and its libraries."""
+    """Peak resident memory before the model was built, of the interpreter and its libraries."""
     peak: int
     """Peak resident memory of the process."""
     step_s: float
@@ -31,7 +31,7 @@ class Peak:
 
     @property
     def used(self) -> int:
-        """Return the memory of the model: weights, gradients, activations, buffers of the operators and of MPI."""
+        """Memory of the model (weights, gradients, activations, buffers of the operators and of MPI)."""
         return self.peak - self.before
 
 

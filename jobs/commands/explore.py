@@ -67,7 +67,7 @@ WARM_UP, ITERATIONS, TURNS = 2, 4, 3
 """Warm-up steps and timed steps of the network, and number of repetitions of the measurement."""
 
 MICROBATCHES_PER_RANK = 8
-"""Maximum number of micro-batches per rank in the search: beyond it bubbles are small and passes short."""
+"""Maximum number of micro-batches per rank in the search. Beyond it, bubbles are small and passes short."""
 
 RUNNABLE = (PARALLEL, *(name for name in SCHEDULES if not FAMILIES[name].hidden_transfers))
 DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")

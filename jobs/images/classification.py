@@ -35,7 +35,7 @@ class ImageSettings(common.TrainingSettings):
     epochs: int = 4
     lr: float = 0.05
     augment: str = ""
-    """Augmentations: ``crop``, ``flip``, or both, separated by a comma."""
+    """Augmentations, ``crop``, ``flip`` or both, separated by a comma."""
 
 
 class _Images(Classifier):

@@ -28,10 +28,10 @@ from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
 IDX_IMAGES, IDX_LABELS = 0x803, 0x801
-"""Magic numbers: unsigned bytes in 3 dimensions and in 1."""
+"""Magic numbers of unsigned bytes in 3 dimensions and in 1."""
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
-"""Bytes of a record: the label, then the red, green and blue planes."""
+"""Bytes of a record, which has the label and then the red, green and blue planes."""
 
 
 MOST_BYTES = 1 << 30

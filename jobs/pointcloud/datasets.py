@@ -30,7 +30,7 @@ from .folders import GROUPS, cached_file
 from .sampling import CACHED_POINTS
 
 STEPS = 4095
-"""Largest quantized coordinate: 12 bits."""
+"""Largest quantized coordinate, of 12 bits."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ SHAPES: dict[str, Callable[[Random], Parts]] = {
     "tree": _tree,
     "planet": _planet,
 }
-"""Generators of each class: they return surfaces by part, near the origin, not much larger than the unit sphere."""
+"""Generator of each class. It returns surfaces by part, near the origin, not much larger than the unit sphere."""
 
 
 class Shapes:

@@ -45,7 +45,7 @@ class TrainedNetwork:
     notes: Mapping[str, Any]
     """Metadata of the trainer (``Recoverable.notes``), with the normalization. Empty for a file of weights."""
     digest: str
-    """Hash of the weights: an interrupted output is resumed only with the same weights."""
+    """Hash of the weights. An interrupted output is resumed only with the same weights."""
     folder: Path | None = None
     """Folder of the checkpoint. None for a file of weights."""
 

@@ -22,7 +22,7 @@ from distconv.tensor import DistTensor
 SIGMA = 0.125
 """Standard deviation of the Gaussian weights as a fraction of the window."""
 SMALLEST = 1e-3
-"""Minimum weight: at corners the Gaussian is so small that a division by it would amplify rounding errors."""
+"""Minimum weight. At corners the Gaussian is so small that a division by it would amplify rounding errors."""
 
 
 def window_starts(extent: int, window: int, overlap: float) -> list[int]:

@@ -40,14 +40,17 @@ class TrainingSettings:
     """Class of torch.optim.lr_scheduler. If empty, the rate rises linearly and then follows half a cosine."""
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
-    """Maximum norm of the gradients of all parameters. None: gradients are not clipped."""
+    """Maximum norm of the gradients of all parameters, or None if gradients are not clipped."""
     accumulate: int = 1
     """Parts of a mini-batch whose gradients are accumulated."""
     ema: float | None = None
-    """Decay of the moving average of the weights per step. None: there is no average."""
+    """Decay of the moving average of the weights per step, or None if there is no average."""
     dtype: str = "float32"
     precision: str = "full"
-    """``bf16``: torch.autocast computes in bfloat16; weights, gradients and the loss stay in float32."""
+    """``full`` or ``bf16``. With ``bf16``, torch.autocast computes in bfloat16.
+
+    Weights, gradients and the loss stay in float32.
+    """
     batch_norm: str = "global"
     """Scope of batch-norm statistics (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False

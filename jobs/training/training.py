@@ -58,7 +58,7 @@ class Training(Recoverable):
     """A model in training over the ranks of ``comm``; subclasses define how ranks divide the work."""
 
     steps_in_flight = 0
-    """Number of steps that a rank may be ahead of another: 0 on a grid, the number of stages in a pipeline."""
+    """Number of steps that a rank may be ahead of another (0 on a grid, the number of stages in a pipeline)."""
 
     def __init__(
         self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
@@ -203,7 +203,7 @@ class Training(Recoverable):
 
     @property
     def evaluation_model(self) -> torch.nn.Module:
-        """Model used for evaluation: the moving average of the weights if there is one, otherwise the model."""
+        """Model used for evaluation, which is the moving average of the weights if there is one."""
         return self.model if self.average is None else self.average.module
 
     @property

@@ -41,7 +41,7 @@ examples:
 """
 
 STEPS = 5
-"""Steps of each network: enough for replays that find no gradients, and for replays that accumulate into gradients."""
+"""Steps of each network. Some replays then find no gradients, and others accumulate into existing gradients."""
 
 Left = list[tuple[str, torch.Tensor | None]]
 """Tensors that training leaves, with their names."""
@@ -50,7 +50,11 @@ Train = Callable[[bool], Left]
 """Trains a network from its start, with captured steps or without."""
 
 EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
-"""Verdicts: identical; CaptureError; the eager training raised an error; different results, or another error."""
+"""Verdicts.
+
+``EXACT``: the results are identical. ``REFUSED``: the capture raised CaptureError. ``UNSUPPORTED``: the eager training
+raised an error. ``DIFFERENT``: the results differ, or the captured training raised another error.
+"""
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:

@@ -100,7 +100,7 @@ class _Training:
         self._command = [*options.mpiexec.split(), "-n", str(options.ranks), sys.executable, "-m", "distconv"]
         self._command += [*words.split(), "--grid", f"h={options.ranks}", "--out", str(out)]
         self.limit_s = LIMIT_S + self.steps
-        """Maximum seconds of a job without a fault: a second for each step, in addition to ``LIMIT_S``."""
+        """Maximum seconds of a job without a fault, which are ``LIMIT_S`` and a second for each step."""
 
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:

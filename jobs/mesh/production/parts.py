@@ -56,7 +56,7 @@ class FlowRun:
 
     @property
     def name(self) -> str:
-        """Split, family and index: the stem of the run's file name."""
+        """Split, family and index, which are the stem of the run's file name."""
         return f"{SPLITS[self.split]}-{list(FAMILIES)[self.family]}-{self.index:05d}"
 
 

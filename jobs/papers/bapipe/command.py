@@ -39,7 +39,7 @@ TABLES = ("I-II", "III", "IV", "VI", "cuts")
 GPU_BATCH = 64
 FITTED_GPUS = 4
 DP_AT_32 = {4: 0.62, 8: 0.55}
-"""Table III, VGG-16: epoch time of 64 samples per GPU over that of 32, with data parallelism."""
+"""Epoch time of VGG-16 with 64 samples per GPU over that with 32, by data parallelism (Table III)."""
 
 
 @dataclass(frozen=True)

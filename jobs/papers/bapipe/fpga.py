@@ -43,7 +43,7 @@ from .networks import IMAGE
 BATCH = 128
 FP16_BYTES = 2
 ROUNDS = 8
-"""Iterations: the fraction on chip depends on the split points, and these depend on the layer times."""
+"""Number of iterations. The fraction on chip depends on the split points, which depend on the layer times."""
 
 TABLE_VI = (
     (("vcu118",) * 4, 1.0),

@@ -18,7 +18,7 @@ from distconv.pipeline import schedule, simulate
 STAGES, MICROBATCHES = 4, 16
 FORWARD, BACKWARD, TRANSFER = 1.0, 2.0, 0.5
 DEMANDS = {"1f1b-as": FORWARD, "fbp-as": (FORWARD + BACKWARD) / 2, "1f1b-sno": FORWARD, "1f1b-so": FORWARD}
-"""Seconds of the longest transfer that each schedule hides, by the paper's bandwidth: a/F or 2a/(F+B) for a bytes."""
+"""Seconds of the longest transfer that each schedule hides, by the paper's bandwidth for a bytes (a/F or 2a/(F+B))."""
 
 _PRECISION = 1e-6
 

@@ -36,7 +36,7 @@ details.
 """
 
 CUTS = (2, 4, 7)
-"""Layers after which stages begin: the paper leaves them open."""
+"""Layers after which stages begin. The paper does not state them."""
 
 SEEDS = (0, 1, 2)
 SCHEDULES = {"baseline": "gpipe", "PipeDream": "pipedream"}

@@ -37,7 +37,7 @@ COLUMNS = {
 """Backward algorithm of each column, and True if the column includes the backward pass. ``auto`` is the default."""
 
 GRAPHS = {"graph": "baseline", "graph, scan": "BPPSA"}
-"""Further columns on a GPU: forward and backward pass of another column, replayed as a CUDA graph."""
+"""Further columns on a GPU, with forward and backward pass of another column replayed as a CUDA graph."""
 
 WARM_UP = 3
 """Runs of an action before it is recorded as a CUDA graph."""

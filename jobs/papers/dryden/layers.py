@@ -32,7 +32,7 @@ class MeasuredLayer:
     source: str
     """Source of the sizes."""
     ratio: PrintedRatio | None = None
-    """Published speed-up. None: the text prints no number for the layer."""
+    """Published speed-up, or None if the text prints no number for the layer."""
 
 
 RECALLED = "recalled from Figure 3, not in the text"

@@ -182,7 +182,7 @@ class PredictedTimes:
     amdahl_serial: float
     """Serial fraction fitted to the calibration cells."""
     amdahl_serial_best: float
-    """Serial fraction fitted to the held-out cells themselves: the best that Amdahl's law can do."""
+    """Serial fraction fitted to the held-out cells themselves, which is the best that Amdahl's law can do."""
 
     @classmethod
     def of(cls, machine: Machine, cells: Sequence[PublishedTime] = CELLS, *, fit: bool = True) -> PredictedTimes:

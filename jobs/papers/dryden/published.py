@@ -29,7 +29,7 @@ class PublishedTime:
 
     @property
     def is_base(self) -> bool:
-        """Return True if it is in the first column: its speed-up is 1 by definition."""
+        """Return True if it is in the first column, whose speed-up is 1 by definition."""
         return self.group == self.base_group
 
     @property

@@ -63,7 +63,7 @@ MOST_SITES = 0.026 * 50**3
 """Upper bound of the number of occupied voxels, since the number of points is limited (Table II at 50^3)."""
 
 SURFACE_NEIGHBOURS = 9
-"""Occupied voxels of the 27 around a voxel on a surface: a sheet of 3 x 3."""
+"""Occupied voxels of the 27 around a voxel on a surface, which is a sheet of 3 x 3."""
 
 
 CUT = 24

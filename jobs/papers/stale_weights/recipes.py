@@ -23,7 +23,7 @@ from distconv.errors import DistconvError
 
 MOMENTUM = 0.9
 PIPELINED_SHARE = 2 / 3
-"""Pipelined fraction of a hybrid's iterations: 20,000 of 30,000 in the paper's Figure 7."""
+"""Pipelined fraction of a hybrid's iterations (20,000 of 30,000 in the paper's Figure 7)."""
 
 
 class VariantError(DistconvError, ValueError):

@@ -96,7 +96,7 @@ class PipelineTrainer(training.Training):
         self.pipelining, self.steps_in_flight = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
         self.cuts: list[int] | list[str]
-        """Split points: numbers of layers after which the model is split, or names of layers before which it is."""
+        """Split points (numbers of layers after which, or names of layers before which the model is split)."""
         if pipelining.ppv is not None:
             self.cuts = list(pipelining.ppv)
         elif pipelining.cuts is not None:

@@ -39,7 +39,7 @@ WITHOUT_ELEMENTS = {
 """Operators that cannot be compared on tensors without elements, and the reasons."""
 
 DTYPES = (torch.float64, torch.int64, torch.bool)
-"""Dtypes of samples: the first of these that an operator accepts."""
+"""Dtypes of samples, of which the first that an operator accepts is used."""
 
 UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 """Operators whose values are whatever the memory holds."""

@@ -55,7 +55,11 @@ class Input:
     grad: bool = True
     """True compares its gradient, if its dtype can have one."""
     layout: Literal["split", "balanced", "whole", "plain"] = "split"
-    """``balanced``: never uneven or cyclic; ``whole``: a replicated DistTensor; ``plain``: no DistTensor."""
+    """Distribution of the input over ranks.
+
+    ``split`` is that of the layout, and ``balanced`` is the same without uneven or cyclic blocks. ``whole`` is a
+    replicated DistTensor, and ``plain`` an ordinary tensor.
+    """
     dtype: torch.dtype | None = None
     """Dtype of the tensor. None selects the dtype of the case."""
 

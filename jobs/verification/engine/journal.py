@@ -27,9 +27,9 @@ class Line:
     text: str = ""
     """The message of an exception, or what is wrong."""
     moved_bytes: int = 0
-    """Messages that change a distribution: redistributions and their adjoints."""
+    """Messages that change a distribution (redistributions and their adjoints)."""
     halo_bytes: int = 0
-    """All other messages: halo exchanges, gathered input regions, partial sums, and their adjoints."""
+    """All other messages (halo exchanges, gathered input regions, partial sums, and their adjoints)."""
     reduced_bytes: int = 0
     """Buffers handed to allreduces."""
 

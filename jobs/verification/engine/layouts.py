@@ -105,10 +105,10 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "channels + samples": ("c n", "balanced", "divided"),
     "channels + space": ("c 1", "balanced", "divided"),
 }
-"""Every kind of layout: the axes of its grid, its blocks, and the size along the first axis (empty for the usual size).
+"""Axes of the grid, blocks, and size along the first axis, by kind of layout.
 
-Axes 1 and 2 are the first and the second spatial axis of the case. ``1/n`` is the first spatial axis, or n if there is
-none.
+The size is empty for the usual one. Axes 1 and 2 are the first and the second spatial axis of the case. ``1/n`` is the
+first spatial axis, or n if there is none.
 """
 
 RESIZED = frozenset({"one", "least", "ragged", "few"})
