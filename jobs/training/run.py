@@ -167,7 +167,7 @@ def _take_steps(
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.finish_steps()
-            # The smallest checkpoints_written of all ranks, so all ranks commit in the same step without waiting.
+            # least_written is the minimum over all ranks, so that all ranks commit in the same step without waiting.
             if requests.least_written == trainer.checkpoints_begun:
                 trainer.finish_saving()
             if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:

@@ -58,8 +58,8 @@ class PipelineTrainer(training.Training):
     device : str
         Device of this rank.
     staged : callable
-        Makes the stages from the parts of the model, for example by adding input checks. By default the parts
-        themselves.
+        Makes the stages from the parts of the model. By default the parts themselves. Parts of a sparse network become
+        stages that exchange packed sparse tensors.
     example : torch.Tensor, optional
         Input of the model for ``distconv.pipeline.split``, which may require one.
 
