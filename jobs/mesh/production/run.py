@@ -131,7 +131,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot and the record of its smallest Jacobians, which grows until tau later.
+    """A snapshot and the record of its smallest Jacobians, which is extended until tau later.
 
     ``state`` is None if too many cells are bad. Such a candidate is never accepted.
     """
