@@ -77,7 +77,7 @@ def open_inputs(options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.
     Raises
     ------
     DataError
-        On all ranks, if there is no dataset of samples, or none of the given label name.
+        On all ranks, if there is no dataset of samples, or no dataset with the given label name.
     """
     image, label = trained.names
     source, name = _open_first(options.data, options.image_name, image, comm, options.readers)
