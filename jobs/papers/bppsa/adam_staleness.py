@@ -31,8 +31,8 @@ from .training import Batch, batches
 RATE, FALLS = 1e-3, (1 / 3, 2 / 3)
 """Learning rate of Adam, and fractions of the iterations at which it falls to a tenth.
 
-Both differ from the paper. At its rate of 0.00003, so few iterations learn nothing. It mentions a "step decay" without
-details.
+Both are chosen here. At the paper's rate of 0.00003, so few iterations learn nothing. The paper mentions a "step decay"
+without details.
 """
 
 CUTS = (2, 4, 7)

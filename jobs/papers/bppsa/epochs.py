@@ -34,7 +34,7 @@ COLUMNS = {
     "BPPSA": ("blelloch", True),
     "auto": ("auto", True),
 }
-"""Backward algorithm of each column, and True if the column includes the backward pass. ``auto`` is the default."""
+"""Backward algorithm of each column, and True if the column includes the backward pass. ``auto`` selects one."""
 
 GRAPHS = {"graph": "baseline", "graph, scan": "BPPSA"}
 """Further columns on a GPU, with forward and backward pass of another column replayed as a CUDA graph."""

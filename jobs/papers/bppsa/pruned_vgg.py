@@ -32,7 +32,7 @@ from distconv.layers.scan import transposed_jacobian
 from .training import MOMENTUM, Batch, batches
 
 RATE = 0.01
-"""Learning rate of SGD with momentum, before and after pruning. The paper does not state its own."""
+"""Learning rate of SGD with momentum, before and after pruning. It is not from the paper."""
 
 DEPTH = 2
 """Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""

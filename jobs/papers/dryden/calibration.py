@@ -181,7 +181,7 @@ def _residuals(machine: Machine, cells: Sequence[PublishedTime], predict: Predic
 
 
 def amdahl(serial: float, group: int, base_group: int = 1) -> float:
-    """Return the speed-up of some GPUs over others by Amdahl's law.
+    """Return the speed-up of ``group`` GPUs over ``base_group`` GPUs by Amdahl's law.
 
     Parameters
     ----------

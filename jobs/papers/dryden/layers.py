@@ -1,7 +1,7 @@
 """Speed-ups of single convolutions that the paper prints (VI-A), and what the model predicts for them.
 
-The text prints three numbers and says in words how others compare; all are held out. It excludes the allreduce of
-dL/dw, and prints neither the grids nor, but for ResNet-50's conv1, the layers' extents.
+The text prints three numbers and compares other layers in words. All are held out. The times exclude the all-reduce of
+dL/dw. The text prints neither the grids nor the sizes of the layers, except those of ResNet-50's conv1.
 
 Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 """

@@ -76,9 +76,12 @@ CLOUDS = 9843
 """Training clouds of ModelNet40."""
 
 MEASURED, MEASURED_BATCH = Path(__file__).with_name("vgg16_bn-50-batch16.json"), 16
-"""The layers of the sparse network with 16 embedded shapes of 4,096 points at 50^3, in one thread of an AMD EPYC
-virtual machine that others used too: ``distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 16
---classes 40 --warmup 1 --iterations 5``."""
+"""Measured profile of the sparse network, and its number of samples.
+
+It was measured with 16 embedded shapes of 4,096 points at 50^3, in one thread of a shared AMD EPYC virtual machine, by
+``distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 16 --classes 40
+--warmup 1 --iterations 5``.
+"""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ The paper leaves some choices open. They were made as follows:
 - The constants of the inverse policy are those of Caffe's LeNet example.
 - A rate that is "decreased twice" falls after a half and three quarters of the iterations (He et al. 2016).
 - The augmentation is crop and flip.
-- AlexNet's placements are not those of the paper. ResNet-56 is split after residual group 1, as in Table 5, and its
+- AlexNet's placements are chosen here. ResNet-56 is split after residual group 1, as in Table 5, and its
   rate is the nonpipelined one, since the text lacks those of Table 8.
 
 A rate falls at the same fraction of the iterations for any number of iterations.
