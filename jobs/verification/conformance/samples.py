@@ -1,4 +1,4 @@
-"""torch's samples: every operator and module that its own tests know, in all spellings and variants.
+"""torch's samples: every operator and module that its own tests cover, in all spellings and variants.
 
 Source: ``torch.testing._internal``, OpInfo and ModuleInfo.
 """

@@ -41,7 +41,7 @@ class Case(Splittable):
     condition: float = 1.0
     """Factor on the tolerance of the comparison, for cases that amplify round-off."""
     as_torch_takes_it: bool = False
-    """True leaves out a case that torch rejects. Otherwise distconv must reject it with the same message."""
+    """True leaves out a case that torch rejects. Otherwise distconv must reject it, too."""
 
     @property
     def infinite(self) -> bool:
