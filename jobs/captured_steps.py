@@ -17,20 +17,21 @@ from distconv.errors import CaptureError
 CHOICES = ("auto", "on", "off")
 
 _WORTHWHILE = 100
-"""Minimum of remaining steps for which ``auto`` considers a capture: recording costs a few steps."""
+"""Minimum of remaining steps for which ``auto`` considers a capture, since recording costs a few steps."""
 
 _LONG_S = 1.0
-"""Seconds of a step from which ``auto`` does not capture: Python's part of such a step is too small."""
+"""Seconds of a step from which on ``auto`` does not capture, since Python's part of the step is too small."""
 
 _MEASURED = 4
-"""Measured steps, eager and captured each. The first one is a warm-up."""
+"""Measured steps of each variant (eager and captured). The first one is a warm-up and is not counted."""
 
 
 class AutoCapturedStep:
     """Callable that runs a step eagerly or as a capture. Collective: call it on every rank of ``comm``.
 
     ``auto`` measures both, decides once, and prints the decision. Replays are bit-identical to eager steps, so that
-    results do not depend on the choice.
+    results do not depend on the choice. If a step cannot be captured, ``auto`` runs it eagerly, and ``on`` raises
+    CaptureError.
 
     Parameters
     ----------

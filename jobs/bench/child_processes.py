@@ -23,13 +23,15 @@ class Peak:
     """Memory of one process in bytes."""
 
     before: int
-    """Resident at most before the model was built: the interpreter and its libraries."""
+    """Peak resident memory before the model was built, of the interpreter and its libraries."""
     peak: int
+    """Peak resident memory of the process."""
     step_s: float
+    """Seconds of the measured step."""
 
     @property
     def used(self) -> int:
-        """Return the memory of the model: weights, gradients, activations, buffers of the operators and of MPI."""
+        """Memory of the model (weights, gradients, activations, buffers of the operators and of MPI)."""
         return self.peak - self.before
 
 
@@ -39,7 +41,7 @@ def run_in_new_process(words: Sequence[str]) -> Peak:
     Raises
     ------
     DistconvError
-        If that fails.
+        If the process fails.
     """
     environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **environment_without_launcher()}
     command = [sys.executable, "-m", "distconv", "bench", *words]

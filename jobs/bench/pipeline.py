@@ -136,7 +136,7 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _init_process_group(world: MPI.Intracomm) -> None:
-    """Make the ranks a process group of torch's."""
+    """Initialize a process group of torch.distributed on the same ranks."""
     file = run_on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(
         "gloo", f"file://{file}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
@@ -160,7 +160,7 @@ def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -
 
 
 class _Bench:
-    """The variants, each ready to do steps on all ranks."""
+    """All variants, each ready to take steps on all ranks. Collective: construct it on every rank."""
 
     def __init__(self, world: MPI.Intracomm, options: argparse.Namespace, micro: Cuts, whole: Cuts) -> None:
         self.world, self.options, self.micro = world, options, micro
@@ -196,7 +196,7 @@ class _Bench:
         return traces
 
     def close(self) -> None:
-        """Free what MPI holds for the pipelines; after the last message of all ranks."""
+        """Free the MPI resources of the pipelines. Call it on every rank after the last step."""
         for pipe in self.pipes.values():
             pipe.close()
         self.world.Barrier()
@@ -258,7 +258,7 @@ def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]
 
 
 def _ideal(timelines: Sequence[Timeline], stages: int) -> float:
-    """Return the simulated seconds of the schedule with the measured passes, and nothing else that takes time."""
+    """Return the simulated seconds of the schedule with the measured passes, without messages and bookkeeping."""
     forward, backward, update = (_cost(timelines, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
     followed = timelines[0].schedule
     weight = _cost(timelines, Kind.W, stages) if followed.splits_backward else None

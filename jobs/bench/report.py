@@ -115,7 +115,7 @@ def time_table(
 
 @dataclass(frozen=True)
 class TimeComparison:
-    """Measured times of something and what was predicted for it, all in seconds."""
+    """Measured times of a variant and its predicted time, in seconds."""
 
     name: str
     measured_s: Sequence[float]
@@ -128,11 +128,11 @@ class TimeComparison:
 
     @property
     def deviation_s(self) -> float:
-        """Their standard deviation."""
+        """Standard deviation of the measured times."""
         return standard_deviation(self.measured_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the times as JSON values."""
+        """Return mean, standard deviation and prediction as JSON values."""
         return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
 
 

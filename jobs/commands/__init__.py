@@ -10,11 +10,11 @@
     plan_pointcloud     Choose how ranks split the clouds and the space of a sparse network
     predict             Predict with a trained network, over any grid
     profile             ``distconv profile``: measure this machine for the planner
-    run_script          ``distconv run``: a script of the user's own, with memory that is kept
-    simulate            ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
+    run_script          ``distconv run``: runs a user's script with an allocator that keeps freed memory
+    simulate            ``distconv simulate``: timeline and memory of a pipeline schedule
     train_classify      Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
     train_mesh          Train a network to find the cells of a mesh that are about to tangle
-    train_pointcloud    Train a sparse network to tell the classes of point clouds
-    train_segmentation  Train a network to tell the class of each place of images or volumes
-    train_sequence      Train a recurrent network to tell the classes of sequences
+    train_pointcloud    Train a sparse network to classify point clouds
+    train_segmentation  Train a network to predict the class of each pixel or voxel of images or volumes
+    train_sequence      Train a recurrent network to classify sequences
 """

@@ -64,10 +64,10 @@ examples:
 
 HERE = "here"
 WARM_UP, ITERATIONS, TURNS = 2, 4, 3
-"""Steps of the network before layers are timed, and while they are; and how often all of it is measured."""
+"""Warm-up steps and timed steps of the network, and number of repetitions of the measurement."""
 
 MICROBATCHES_PER_RANK = 8
-"""Maximum number of micro-batches per rank in the search: beyond it bubbles are small and passes short."""
+"""Maximum number of micro-batches per rank in the search. Beyond it, bubbles are small and passes short."""
 
 RUNNABLE = (PARALLEL, *(name for name in SCHEDULES if not FAMILIES[name].hidden_transfers))
 DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
@@ -171,7 +171,7 @@ def _check_kinds(options: argparse.Namespace) -> None:
         )
 
 
-# -- what is looked at ------------------------------------------------------------------------------------------------
+# -- the search space -------------------------------------------------------------------------------------------------
 
 
 def microbatch_counts(batch: int, ranks: int) -> list[int]:
@@ -332,7 +332,7 @@ def search_candidates(options: argparse.Namespace, measured: Measurements, cuts:
     )
 
 
-# -- what comes of it -------------------------------------------------------------------------------------------------
+# -- the results -----------------------------------------------------------------------------------------------------
 
 
 def _explore(options: argparse.Namespace, measured: Measurements) -> None:
@@ -368,7 +368,7 @@ def _explore(options: argparse.Namespace, measured: Measurements) -> None:
 
 
 def _explore_device_types(options: argparse.Namespace) -> None:
-    """Cut the network over kinds of devices, print and write."""
+    """Partition the network over several device types, print and write."""
     machine, kinds = Machine.load(options.machine), options.devices
     if options.profiles is not None:
         profiles = mixed_devices.load_profiles(options.profiles, kinds)

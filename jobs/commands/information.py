@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
-    """Name and value of each line. Collective."""
+    """Return name and value of each line. Collective."""
     hosts = comm.allgather(platform.node())
     threads = comm.allgather(torch.get_num_threads())
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

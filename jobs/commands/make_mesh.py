@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If ``--out`` is missing where a file is to be made.
+        If ``--out`` is missing and ``--measure-steps`` is not given.
     """
     comm = MPI.COMM_WORLD
     if options.measure_steps is not None:

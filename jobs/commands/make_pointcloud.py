@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If ``--out`` is missing, or numbers make no sense.
+        If ``--out`` is missing, or a number is out of range.
     """
     if options.out is None:
         raise DataError("--out: missing. Name the file, for example: distconv data pointcloud --out shapes.h5")

@@ -168,7 +168,7 @@ def _grid(options: argparse.Namespace, comm: MPI.Intracomm, dimensions: int) -> 
 def _write_summary(
     options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
 ) -> None:
-    """Write summary.json, and say what is where, on rank 0. Collective."""
+    """Write summary.json and print the paths of all results, on rank 0. Collective."""
     peaks = comm.gather(peak_memory_bytes(), root=0)
 
     def conclude() -> None:

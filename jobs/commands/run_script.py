@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the script in this process; what it raises ends as it would without us.
+    """Run the script in this process. Its exceptions have the same effect as with ``python``.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             runpy.run_path(options.script, run_name="__main__")
     except Exception:
-        sys.excepthook(*sys.exc_info())  # with its traceback, also of errors that end our own commands in a line
+        sys.excepthook(*sys.exc_info())  # with a traceback, even for errors that distconv's commands print in one line
         _end_others(1)
         return 1
     except SystemExit as exit_asked:
@@ -72,15 +72,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _end_others(status: int | SystemExit) -> None:
-    """Have the end of this rank end the job, if it fails before its first grid: MPI's own end waits for all ranks."""
+    """Abort the job if this rank fails before its first grid, since MPI_Finalize would wait for all ranks."""
     if MPI.COMM_WORLD.size > 1 and not endings.is_installed():
         set_abort_status(status)
 
 
 def _is_module(name: str) -> bool:
-    """Return True if ``name`` can be found; packages that it is in are imported for that, as ``python -m`` does."""
+    """Return True if the module ``name`` exists. Its parent packages are imported, as ``python -m`` does."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
-        # What one of those packages misses is the user's to see.
+        # A package that is missing inside a parent package is an error of the script.
         return not f"{name}.".startswith(f"{error.name}.")

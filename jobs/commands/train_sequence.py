@@ -114,7 +114,7 @@ JOB = ClassifierJob(
     baselines=_baselines,
     no_test_message="no held-out sequences to test on",
     picture=RESULT_FIGURE,
-    # From all over them: neighbours may be of one class.
+    # Spread over all samples, since neighboring samples may have the same class.
     shown_samples=lambda count: np.linspace(0, count - 1, 8).astype(int).tolist(),
     example_values=lambda samples, group, sample: samples.groups[group][sample],
 )

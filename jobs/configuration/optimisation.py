@@ -16,7 +16,7 @@ from distconv.errors import DistconvError
 
 ABBREVIATIONS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 _SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
-"""Values of a parameter group that a scheduler may change."""
+"""Values of a parameter group that are copied from the scheduler; some schedulers change the momentum, too."""
 
 
 def optimizer_name(text: str) -> str:
@@ -59,7 +59,7 @@ def make_torch_optimizer(
     Parameters
     ----------
     name : str
-        As of :func:`optimizer_name`.
+        As in :func:`optimizer_name`.
     parameters : iterable of torch.nn.Parameter
     **arguments
         Keyword arguments of its class.
@@ -88,6 +88,7 @@ class RateSchedule:
     """Learning rate, and other scheduled values, of each step, as a scheduler of torch computes them.
 
     The scheduler runs on a separate optimizer of one parameter. A resumed run can thus compute the values of any step.
+    Call :meth:`begin` before :meth:`values_at`.
 
     Parameters
     ----------
@@ -143,7 +144,10 @@ class RateSchedule:
         return self
 
     def values_at(self, step: int) -> dict[str, Any]:
-        """Return the scheduled values of a parameter group for ``step``, counted from 0."""
+        """Return the scheduled values of a parameter group for ``step``, counted from 0.
+
+        An earlier step than in the previous call restarts the scheduler.
+        """
         if step < self._step:
             self._start()
             self._step = 0

@@ -62,7 +62,7 @@ class _Config(argparse.Action):
             if action is None or action.dest in _OF_THE_CALL:
                 raise argparse.ArgumentError(self, f"{path}: {name!r} is not an option that a file can set")
             option = action.option_strings[-1]
-            if action.nargs == 0:  # a switch: its default is the other way
+            if action.nargs == 0:  # A switch takes no value: it is passed for its other value only.
                 if value == action.const:
                     yield option
                 elif value != action.default:

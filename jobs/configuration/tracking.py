@@ -1,8 +1,7 @@
 """Scalars of a run for TensorBoard, MLflow or Weights & Biases, stored on this machine.
 
-They are those of metrics.jsonl, each written once.
-
-A resumed run writes all earlier values again, up to its checkpoint: trackers cannot remove values.
+They are those of metrics.jsonl. Trackers cannot remove the values after a checkpoint. A resumed run therefore deletes
+its earlier run from the tracker, and writes the values up to the checkpoint again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Tracker(ABC):
     """Writer of the numbers in metrics.jsonl to a tracking system."""
 
     def __init__(self, folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Open the tracker of a run in ``folder``, and write the ``lines`` kept from an interrupted run."""
+        """Delete what an earlier run in ``folder`` wrote, open the tracker, and write the ``lines`` to keep of it."""
         self._begin(folder)
         for line in lines:
             self.write(line)
@@ -163,6 +162,8 @@ def open_tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) ->
     ------
     DataError
         If its package is not installed, or raises any error but an OSError.
+    OSError
+        If its files cannot be written.
     """
     kind, package = _KINDS[name]
     try:

@@ -35,11 +35,11 @@ class ImageSettings(common.TrainingSettings):
     epochs: int = 4
     lr: float = 0.05
     augment: str = ""
-    """Augmentations: ``crop``, ``flip``, or both, separated by a comma."""
+    """Augmentations, ``crop``, ``flip`` or both, separated by a comma."""
 
 
 class _Images(Classifier):
-    """Parts of a training on images that data-parallel and pipelined training share."""
+    """Parts that :class:`ImageTrainer` and :class:`ImagePipelineTrainer` share."""
 
     settings: ImageSettings
     samples: ImageSamples

@@ -28,15 +28,16 @@ from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
 IDX_IMAGES, IDX_LABELS = 0x803, 0x801
-"""Magic numbers: unsigned bytes in 3 dimensions and in 1."""
+"""Magic numbers of unsigned bytes in 3 dimensions and in 1."""
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
-"""Bytes of a record: the label, then the red, green and blue planes."""
+"""Bytes of a record, which has the label and then the red, green and blue planes."""
 
 
 MOST_BYTES = 1 << 30
 """Largest size of the decompressed content, in bytes. Every rank holds all of it."""
 _AT_ONCE = 1 << 20
+"""Bytes per read of a file."""
 _MOST_DICTIONARY = 128 << 20
 """Largest dictionary of an xz file, in bytes. Files of ``xz -9`` need 65 MiB."""
 

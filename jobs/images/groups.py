@@ -123,6 +123,7 @@ def open_groups(
     check_same_on_all_ranks(comm, f"the image files of {path}", f"{train}, {test}", "let every rank see the same files")
     if train is None:
         raise DataError(f"{path}: no training images found. Use {KNOWN_FORMATS}.")
+    # One file may hold both groups. If it has no group ``test``, its images are training images only.
     if test == train and not has_group(test.paths[0], "test", comm):
         test = None
     if test is None and test_path is not None:

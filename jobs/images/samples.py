@@ -1,6 +1,6 @@
 """Labelled images opened for training: number of classes, channel moments, loaders.
 
-The trainers of :mod:`.classification` use it. The module does not know the file formats.
+The trainers of :mod:`.classification` use it. The module is independent of the file formats.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .groups import ImageGroup, open_groups
 from .sources import ShiftedImages
 
 CROP_PADDING = 4
+"""Largest shift of the augmentation ``crop``, in pixels."""
 
 
 class ImageSamples:
@@ -37,7 +38,8 @@ class ImageSamples:
     ----------
     path : Path
         A folder with the files of MNIST, of CIFAR-10, or ``train.h5`` (and ``test.h5``); a CIFAR-10 batch file; or
-        a path that :func:`distconv.data.open_source` can open.
+        a path that :func:`distconv.data.open_source` can open. ``digits`` selects the embedded images if there is no
+        such file.
     comm : MPI.Intracomm
         The ranks that read the images.
     test_path : Path, optional

@@ -98,6 +98,7 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[PredictorScore]:
         _count_scores(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
     ]
     fitted = counted[0].best_threshold(both_directions=True)
+    # The score is the prediction itself: bin 0 counts the cells predicted negative, bin 1 those predicted positive.
     below = [
         _count_scores(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS
     ]
@@ -135,7 +136,7 @@ def _families(samples: MeshSamples, group: str) -> list[str]:
 
 
 def _own_blocks(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
-    """Yield blocks of this rank's samples of a group: values of the datasets, and the family."""
+    """Yield blocks of the samples assigned to this rank (round-robin): values of the datasets, and the family."""
     file, comm = samples.file(group), samples.comm
     for sample in range(comm.rank, samples.count(group), comm.size):
         for rows in chunk_aligned_boxes(file, f"{group}/label", sample, channels=False):

@@ -6,11 +6,14 @@ A file has the groups ``train`` and ``heldout``, whose samples come from differe
     label         (N, H, W) uint8         1 where the cell's smallest scaled corner Jacobian falls below the threshold
                                           at any time in [t, t + tau]
     extrapolated  (N, H, W) float32       smallest Jacobian over the same time if all nodes kept their velocity
-    family, seed, run, t, step, positives, inversions  (N,)
+    family, seed     (N,)                 family of flow; seed of the data set
+    run, t, step     (N,)                 number of the sample's run; time and step of the sample in it
+    positives        (N,)                 fraction of labelled cells
+    inversions       (N,)                 number of cells whose smallest Jacobian in [t, t + tau] is not positive
 
-Chunks are tiles of at most 64 x 64 cells with checksums. They are no larger than the block of a rank when each side is
-split four ways. Attributes of the file store the recipe and the fraction of labelled cells. The solver is imported
-only when data are generated, since it requires numba.
+Chunks are tiles of 8 x 8 to 64 x 64 cells with checksums. From 32 cells per side on, they are no larger than the block
+of a rank when each side is split four ways. Attributes of the file store the recipe and the fraction of labelled cells.
+The solver is imported only when data are generated, since it requires numba.
 """
 
 from __future__ import annotations
@@ -119,10 +122,8 @@ def generate(
     """Generate a data set file. Collective: call on every rank.
 
     The content does not depend on the number of ranks. The ranks need a common file system. Finished runs are kept in
-    the
-    folder ``<path>.parts`` until the file is complete; a call after an interruption resumes from there. A file that
-    already
-    contains this data set is left unchanged.
+    the folder ``<path>.parts`` until the file is complete; a call after an interruption resumes from there. A file that
+    already contains this data set is left unchanged.
 
     Parameters
     ----------

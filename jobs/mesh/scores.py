@@ -70,7 +70,7 @@ class Histogram:
         self.counts[self.families.index(family)] += counted
 
     def sum_over(self, comm: MPI.Intracomm) -> Histogram:
-        """Add the counts of all ranks in place and return the histogram. Collective: call on every rank."""
+        """Add the counts of all ranks in place and return the histogram. Collective: call it once, on every rank."""
         comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
         return self
 
@@ -106,7 +106,7 @@ class Histogram:
         threshold : Threshold
             The threshold.
         family : str, optional
-            The family to evaluate; by default all together.
+            The family to evaluate; by default all families.
 
         Returns
         -------
@@ -115,7 +115,7 @@ class Histogram:
         """
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         called = counts[:, threshold.edge :] if threshold.above else counts[:, : threshold.edge]
-        # 2 TP / (2 TP + FP + FN): called positive plus positive.
+        # 2 TP / (2 TP + FP + FN): predicted positive plus positive.
         return 2 * int(called[1].sum()) / max(int(called.sum()) + int(counts[1].sum()), 1)
 
     def curve(self, above: bool) -> list[tuple[float, float]]:
@@ -172,7 +172,7 @@ def score_predictor(
 
 
 def gains(verdicts: Sequence[PredictorScore]) -> dict[str, float]:
-    """Return, for each but the last score, the difference of the last one's held-out F1 to it."""
+    """Return, by name of each score but the last, how much higher the held-out F1 of the last score is."""
     *others, network = verdicts
     return {other.name: network.heldout - other.heldout for other in others}
 

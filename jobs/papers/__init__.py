@@ -6,6 +6,6 @@
     bppsa           BPPSA: sparsity of Jacobians, FLOP of a scan over a pruned network, training by scan
     dryden          Dryden et al. 2019: strong scaling on Lassen, predicted and published
     printed_tables  Common parts of the commands that print a paper's tables: on rank 0 alone, and ``--json``
-    sparsepipe      SparsePipe's partitions over mixed GPUs
+    sparsepipe      SparsePipe's partitions over mixed GPUs, and the accuracy of its networks
     stale_weights   Accuracy of pipelined training with stale weights
 """

@@ -1,4 +1,4 @@
-"""Common parts of the commands that print a paper's tables: they work on rank 0 alone, and take ``--json``."""
+"""Common parts of the commands that print a paper's tables: work on rank 0 alone, and the option ``--json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distconv.jobs.planning.options import check_writable, run_on_rank_0
 from distconv.whole_files import write_file
 
 Rows = list[dict[str, object]]
-"""A table's figures, one mapping for each row."""
+"""Results of a table, one mapping for each row."""
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@
     exploration_picture  The figure of an exploration: candidates, memory, and the timeline of the choice
     halo_picture         The largest halo of a plan as a diagram
     measured_steps       Timed training steps on random samples, with which predictions are compared
-    mixed_devices        Stages over several kinds of devices: profiles, SparsePipe's partition, the plan that runs
+    mixed_devices        Stages over several device types: profiles, SparsePipe's partition, and the pipeline plan
     options              Options and helpers of the commands that plan
     package_memory       Memory of the packages that a user's model imports
     picture              Figures of plans: splits and times of layers, strong scaling

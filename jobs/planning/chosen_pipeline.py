@@ -35,7 +35,7 @@ def pipeline_plan(
     choice : Choice
     model : torch.nn.Module
     name : str
-        Name of the model in the plan, as of ``--model``.
+        Name of the model in the plan, as in ``--model``.
     batch : int
         Samples of a mini-batch.
     example : torch.Tensor, optional
@@ -90,7 +90,7 @@ def timeline(choice: Choice) -> Timeline:
     order = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)
     costs = choice.costs
     return simulate(
-        replace(order, name=choice.schedule),  # as the choice is printed
+        replace(order, name=choice.schedule),  # the name under which the choice is printed
         costs.forward,
         costs.backward,
         transfer=(*costs.transfer, 0.0),

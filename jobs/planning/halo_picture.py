@@ -17,7 +17,7 @@ from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 
 LEAST = 0.08
-"""Minimum width of a drawn halo as a fraction of its block: one row of a thousand would be invisible."""
+"""Minimum width of a drawn halo as a fraction of its block, since one row of a thousand would be invisible."""
 
 BLOCK, OWN, GHOSTS = "0.95", "#9ecae1", "#fdae6b"
 

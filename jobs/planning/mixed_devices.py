@@ -3,8 +3,8 @@
 Used by ``distconv explore --devices``::
 
     FOLDER/titanxp.json, FOLDER/v100.json     as distconv profile --layers --devices writes them
-    stages of layers on devices of each kind  by Algorithms 1 and 2
-    pipeline plan                             PipeDream's schedule, and the kind of each rank
+    stages of layers on devices of each type  by Algorithms 1 and 2
+    pipeline plan                             PipeDream's schedule, and the device type of each rank
 
 Source: Zhai et al. 2020 (SparsePipe), III-A, III-C.
 """
@@ -35,6 +35,7 @@ class DeviceMix:
     """Device types with the times of a network's layers on each, linked by ``bandwidth`` bytes/s."""
 
     profile: Profile
+    """Profile of the layers on the first device type. All types have the same layers."""
     devices: Sequence[Device]
     bandwidth: float
 
@@ -159,7 +160,7 @@ def to_pipeline_plan(chosen: StagePartition, model: str, batch: int) -> Pipeline
     ----------
     chosen : StagePartition
     model : str
-        Name of the model, as of ``--model``.
+        Name of the model, as in ``--model``.
     batch : int
         Samples of a mini-batch.
 

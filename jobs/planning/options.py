@@ -31,6 +31,7 @@ from distconv.perfmodel.machine.units import Quantity
 T = TypeVar("T")
 
 AT_MOST = "at-most:"
+"""Prefix of a value of ``--ranks`` that is a maximum."""
 
 POLL_S = 0.002
 """Seconds between the checks of a sleeping rank for the end of the others' work."""
@@ -102,6 +103,7 @@ class RankOption:
 
     count: int
     at_most: bool = False
+    """True permits fewer ranks than ``count``. Otherwise ``count`` is exact."""
 
 
 def rank_option(text: str) -> RankOption:
@@ -152,7 +154,8 @@ S = TypeVar("S", bound=TimedPlan)
 def choose_rank_count(plan: Callable[[int], S], wanted: RankOption) -> tuple[int, S, str]:
     """Select the number of ranks.
 
-    The number is halved as long as that is faster. A measured time is not compared with an estimate.
+    The number is halved as long as that is faster. A measured time is not compared with an estimate. For an exact
+    number of ranks, faster plans on fewer ranks only lead to a remark.
 
     Parameters
     ----------
@@ -295,9 +298,10 @@ def run_on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]
     def attempted() -> T | None:
         try:
             return attempt() if comm.rank < ranks else None
-        finally:
+        finally:  # Also after an error: the other ranks sleep in this barrier.
             barrier_without_polling(comm)
 
+    # On the sleeping ranks ``attempted`` returns None, so all ranks take the result of rank 0.
     result: T = comm.bcast(try_on_all_ranks(comm, attempted, DistconvError))
     return result
 

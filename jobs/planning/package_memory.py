@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 _package_bytes: dict[str, int] = {}
-"""Bytes by the model's name. Only the first construction of a model imports its packages, so it is kept."""
+"""Bytes by the model's name, kept since only the first construction of a model imports its packages."""
 
 
 def build_and_measure(name: str, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:

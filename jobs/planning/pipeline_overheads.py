@@ -58,7 +58,7 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
         return Overheads(alone, 0.0, update, not machine.overlap.halo)
     chain = _pass_s(comm.size, comm)
     alone, chain, update = (comm.allreduce(seconds, MPI.MAX) for seconds in (alone, chain, update))
-    # The slowest ranks of a longer chain, which are between two others, handle two messages in each pass.
+    # In a longer chain, the slowest ranks are those between two other ranks. They handle two messages in each pass.
     messages = 1 if comm.size == 2 else 2
     message_s = max(0.0, chain - alone) / messages
     parameters = sum(parameter.nbytes for parameter in model.parameters())
@@ -82,7 +82,10 @@ def _pass_s(count: int, comm: MPI.Intracomm) -> float:
 
 
 def _joined_update_s(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> float:
-    """Return the seconds of an update with a replica per rank: the minimum, which waits for no other. Collective."""
+    """Return the seconds of an update with a replica per rank. Collective.
+
+    It is the minimum over the ranks: the last rank that arrives waits for no other.
+    """
     x = samples.repeat(comm.size, *(1,) * (samples.dim() - 1))
     pipe = Pipeline(
         [model], comm, "gpipe", _square, comm.size, comm.size, partial(torch.optim.SGD, lr=0.0, momentum=0.9)

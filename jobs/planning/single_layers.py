@@ -50,6 +50,7 @@ LAYERS = {
 """The layers of Figures 2 and 3 by name."""
 
 PHASES = ("FP", "BP")
+"""Forward pass and backward pass."""
 
 
 def as_operation(layer: PaperLayer, batch: int) -> Operation:

@@ -18,7 +18,7 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import Strategy, select
 
 SEARCH_S = 2.0
-"""Seconds of search for each number of ranks: in most networks the best plan is proven by then."""
+"""Seconds of search for each number of ranks. For most networks, the best plan is proven by then."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from .folders import GROUPS, cached_file
 from .sampling import CACHED_POINTS
 
 STEPS = 4095
-"""Largest quantized coordinate: 12 bits."""
+"""Largest quantized coordinate, of 12 bits."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def _whole(*shape: int | None) -> DatasetLayout:
     return CloudLayout("whole numbers", shape, kinds="ui")
 
 
+# Datasets of the format of ``datafile``, those that it has if parts are known, and those of quantized points.
 OURS = {"points": _floats(None, None, 3), "label": _whole(None)}
 PARTS = {"part": _whole(None, None)}
 QUANTISED = {"q": _whole(None, None, 3), "offset": _floats(None, 3), "extent": _floats(None), "label": _whole(None)}

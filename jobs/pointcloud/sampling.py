@@ -1,7 +1,7 @@
 """Uniform sampling of points on a mesh, and of the points of a cloud in an epoch.
 
-As in the paper, 16,384 points are sampled on each mesh and stored. An epoch draws 4,096 of them at random and keeps a
-fraction (point dropout). All results depend on their arguments alone, so they are identical on all ranks.
+As in the SparsePipe paper, 16,384 points are sampled on each mesh and stored. An epoch draws 4,096 of them at random
+and keeps a fraction (point dropout). All results depend on their arguments alone, so they are identical on all ranks.
 
 Source: SparsePipe, section IV-A (sampling) and IV-B (dropout).
 """
@@ -51,7 +51,7 @@ def random_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator
         The triangles.
     count : int
         Number of triangles.
-    random : Generator
+    random : numpy.random.Generator
         Source of random numbers.
 
     Returns
@@ -74,7 +74,7 @@ def points_in_triangles(
         The mesh.
     triangles : ndarray of int64, shape (P,)
         Indices of triangles, with repetitions.
-    random : Generator
+    random : numpy.random.Generator
         Source of random numbers.
 
     Returns

@@ -71,7 +71,7 @@ SHAPES: dict[str, Callable[[Random], Parts]] = {
     "tree": _tree,
     "planet": _planet,
 }
-"""Generators of each class: they return surfaces by part, near the origin, not much larger than the unit sphere."""
+"""Generator of each class. It returns surfaces by part, near the origin, not much larger than the unit sphere."""
 
 
 class Shapes:
@@ -111,7 +111,7 @@ def sample_points(parts: Parts, count: int, random: Random) -> tuple[Array, NDAr
         Surfaces by name of the part.
     count : int
         Number of points, P.
-    random : Generator
+    random : numpy.random.Generator
         Source of random numbers.
 
     Returns
@@ -126,7 +126,7 @@ def sample_points(parts: Parts, count: int, random: Random) -> tuple[Array, NDAr
     mesh = TriangleMesh(_posed(mesh.vertices, random), mesh.triangles)
     strewn = round(count * random.uniform(0, CLUTTER))
     visible = count - strewn
-    # More points than are visible, because some are hidden below.
+    # More points than are visible: those farthest along a random direction are hidden.
     chosen = random_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
     points = points_in_triangles(mesh, chosen, random)
     seen = np.argsort(points @ _rotation(random)[0])[:visible]

@@ -13,7 +13,7 @@ import torch
 from distconv.errors import DataError
 
 LARGEST = 1 << 20
-"""Largest number of voxels along a side: three coordinates are packed into an integer of 60 bits."""
+"""Largest number of voxels along a side, since three coordinates are packed into an integer of 60 bits."""
 
 
 @dataclass(frozen=True, eq=False)

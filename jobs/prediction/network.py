@@ -1,6 +1,8 @@
 """The network of a prediction: from a run's checkpoint, or from a file of weights.
 
-Called by ``distconv predict``. Checkpoints are independent of the grid, so that a prediction may use any grid.
+:func:`find_network` reads the metadata, :func:`build_network` builds the network, and :func:`distribute_network`
+distributes it and loads the weights of a checkpoint. Called by ``distconv predict``. Checkpoints are independent of the
+grid, so that a prediction may use any grid.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ class TrainedNetwork:
     task: str
     """Task of the training. Empty for a file of weights."""
     settings: Mapping[str, Any]
+    """Settings of the training, as its checkpoint stores them. Empty for a file of weights."""
     notes: Mapping[str, Any]
+    """Metadata of the trainer (``Recoverable.notes``), with the normalization. Empty for a file of weights."""
     digest: str
-    """Hash of the weights: an interrupted output is resumed only with the same weights."""
+    """Hash of the weights. An interrupted output is resumed only with the same weights."""
     folder: Path | None = None
     """Folder of the checkpoint. None for a file of weights."""
 
@@ -63,7 +67,7 @@ def find_network(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
 
     Returns
     -------
-    Trained
+    TrainedNetwork
 
     Raises
     ------
@@ -75,6 +79,7 @@ def find_network(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
         if path.is_file():
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             return TrainedNetwork(path, "", {}, {}, digest)
+        # On rank 0 alone, so nothing here may communicate with the other ranks.
         directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
         folder = checkpoint.newest(directory, MPI.COMM_SELF)
         if folder is None:

@@ -32,6 +32,7 @@ from .windows import Blend, WindowSource
 
 DATASET = "prediction"
 _GROUPS = ("heldout/", "test/", "", "train/")
+"""Groups of a file in which samples are sought. The first one that has the dataset is used."""
 _AXES = "dhw"
 
 
@@ -41,8 +42,10 @@ class PredictionInputs:
 
     source: StoredSource
     name: str
+    """Dataset of samples in ``source``."""
     labels: StoredSource | None
     label: str
+    """Dataset of labels in ``labels``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,12 +72,12 @@ def open_inputs(options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.
 
     Returns
     -------
-    Inputs
+    PredictionInputs
 
     Raises
     ------
     DataError
-        On all ranks, if there is no dataset of samples, or none of the given label name.
+        On all ranks, if there is no dataset of samples, or no dataset with the given label name.
     """
     image, label = trained.names
     source, name = _open_first(options.data, options.image_name, image, comm, options.readers)
@@ -137,7 +140,7 @@ def loader_field(
             "three spatial dimensions"
         )
     if trained.task == "classify":
-        dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its share
+        dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its block of them
     if options.normalise_as is not None:
         other, name = _open_first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
         with closing(other):
@@ -254,6 +257,7 @@ class PredictionRun:
     def _predict_by_windows(self, begun: int, window: tuple[int, ...]) -> Iterator[tuple[int, DistTensor]]:
         windows = WindowSource(self.inputs.source, self.inputs.name, window, self.options.overlap)
         each, blend = len(windows.places), Blend(self.grid, windows.space, window)
+        # A batch may hold windows of several samples. The first batch may begin in a sample that is written already.
         for batch in self._loader(windows).epoch(0, begun * each // self.options.batch):
             outputs = self._outputs(batch.tensors[0])
             if tuple(outputs.shape[2:]) != window:

@@ -25,6 +25,7 @@ from distconv.whole_files import write_picture
 from .samples import DATASET, PredictionInputs
 
 SHOWN = 4
+"""Maximum number of samples in the figure."""
 _LARGEST = 512
 """Approximate maximum number of pixels of a map along each side."""
 
@@ -38,7 +39,7 @@ def score(
     ----------
     path : pathlib.Path
         File of predictions.
-    inputs : Inputs
+    inputs : PredictionInputs
         Samples and labels.
     grid : ProcessGrid
         Grid that divides the reading.
@@ -107,7 +108,7 @@ def draw(path: Path, predictions: Path, inputs: PredictionInputs, title: str) ->
         File to write.
     predictions : pathlib.Path
         File of predictions.
-    inputs : Inputs
+    inputs : PredictionInputs
         Samples and labels.
     title : str
 

@@ -22,7 +22,7 @@ from distconv.tensor import DistTensor
 SIGMA = 0.125
 """Standard deviation of the Gaussian weights as a fraction of the window."""
 SMALLEST = 1e-3
-"""Minimum weight: at corners the Gaussian is so small that a division by it would amplify rounding errors."""
+"""Minimum weight. At corners the Gaussian is so small that a division by it would amplify rounding errors."""
 
 
 def window_starts(extent: int, window: int, overlap: float) -> list[int]:
@@ -180,6 +180,7 @@ class Blend:
         output : DistTensor
             Output (1, C, ...) with the spatial size of the window.
         """
+        # Boundaries of the ranks' blocks of the sample, relative to the window. Each rank receives its part.
         bounds: Mapping[str, tuple[int, ...]] = {
             axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
             for axis, begin, extent, whole in zip(self._dist.axes[2:], position, self.window, self.space, strict=True)
@@ -203,7 +204,7 @@ class Blend:
         self._weight[(slice(None), slice(None), *here)] += weight
 
     def result(self) -> DistTensor:
-        """Return the weighted mean (1, C, ...) after all windows were added."""
+        """Return the weighted mean (1, C, ...). Call it after the windows that cover the sample were added."""
         assert self._sum is not None and self._weight is not None
         return DistTensor(self._sum / self._weight, self._dist, (1, self._sum.shape[1], *self.space))
 

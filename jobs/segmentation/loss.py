@@ -27,7 +27,7 @@ class SegmentationLoss:
     ignore : int, optional
         Label value excluded from the loss.
     weights : Tensor, shape (C,), optional
-        Class weights, as in ``F.cross_entropy``.
+        Class weights, as in ``F.cross_entropy``. They weight neither the soft Dice nor the binary cross entropy.
     dice : bool
         If True, add one minus the soft Dice coefficient, averaged over classes. It is F1 with probabilities in place of
         decisions. With cross entropy alone, a network predicts rare classes only after many steps.

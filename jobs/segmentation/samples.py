@@ -1,7 +1,7 @@
 """Images and label maps opened for training: number of classes, channel moments, loaders.
 
-Used by the ``segment`` trainer and, as a base class, by the samples of :mod:`distconv.jobs.mesh`. The module does not
-know the network or its loss.
+Used by :class:`distconv.jobs.segmentation.trainer.SegmentationTrainer` and, as a base class, by the samples of
+:mod:`distconv.jobs.mesh`. The module is independent of the network and its loss.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from distconv.grid import ProcessGrid
 HELD_OUT = ("test", "heldout", "val")
 """Names of the file group that becomes the group ``test``. The first one that exists is used."""
 MOST_LABELS = 1 << 16
+"""Limit of the difference between the largest and the smallest label of a block that is read."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ class Confusion:
         self.counts += counted.reshape(self.counts.shape)
 
     def sum_over(self, comm: MPI.Intracomm) -> SegmentationScores:
-        """Add the counts of all ranks in place and return the scores. Collective: call on every rank."""
+        """Add the counts of all ranks in place and return the scores. Collective: call it once, on every rank."""
         comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
         return self.scores
 

@@ -62,6 +62,7 @@ class SegmentationTraining(training.Trainer):
 
     samples: SegmentationSamples
     criterion: SegmentationLoss
+    """Loss. The subclass sets it."""
     evaluated_at_once = 0
     """Samples in a mini-batch of an evaluation; 0 for as many as in a training step."""
 
@@ -74,7 +75,7 @@ class SegmentationTraining(training.Trainer):
         device: str,
         **loading: Any,
     ) -> None:
-        """Prepare training; ``loader_options`` holds the loader options that augment training samples."""
+        """Prepare training; ``loading`` holds the options of the training loader, such as its augmentations."""
         super().__init__(settings, model, grid_or_plan, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loader_options(device)}

@@ -31,8 +31,9 @@ from distconv.whole_files import open_regular
 from .mfcc import CoefficientRecipe, mfcc
 
 HELD_OUT_TAKES = 5
+"""Value of ``take`` from which on a clip is a training clip."""
 MOST_CLASSES = 10**5
-"""Upper bound for the number of classes: a label from here on is an error in the file."""
+"""Upper bound of the number of classes. A larger label is an error in the file."""
 
 _KINDS = {"iu": "whole numbers", "iuf": "numbers", "iufb": "numbers"}
 

@@ -1,8 +1,7 @@
 """Training and test sequences, and their mini-batches over a grid that splits samples (n) and time (w).
 
 Sequences of a mini-batch are padded to the longest. An additional channel marks the last step of each sequence, at
-which
-the network's state is the result. Padding has no effect on the states before it.
+which the network's state is the result. Padding has no effect on the states before it.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class SequenceLoader(EpochLoader):
     device : str
         Device of the tensors.
     **order
-        Options of :class:`distconv.data.loader.EpochLoader`.
+        Options of :class:`distconv.data.loader.EpochLoader`, such as ``seed`` and ``shuffle``.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Classifier(Training):
         """Return a loader of ``train`` or ``test`` for evaluation, in the order of the samples."""
 
     def check_logits(self, logits: torch.Tensor) -> None:
-        """Raise DistconvError if the output does not have one logit per class."""
+        """Raise DistconvError if the output has too few logits. By default nothing is checked."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of ``outputs`` (N, classes) for ``labels`` (N).

@@ -180,13 +180,15 @@ def train(options: argparse.Namespace, job: Job) -> int:
     ------
     DistconvError
         On all ranks, if options do not fit, samples cannot be read, the run cannot be written, or a loss is not finite.
+    SystemExit
+        On all ranks, if a signal stops the training (:func:`distconv.jobs.training.run.take_steps`).
     """
     comm = MPI.COMM_WORLD
     if options.print_config:
         if comm.rank == 0:
             print(format_options(options), end="")
         return 0
-    config = format_options(options)
+    config = format_options(options)  # Before the next line, which stores the plan's batch-norm scope in the options.
     parallelism, device = _parallelism_from_options(options, comm, job), select_device(options.device, comm)
     begin = time.perf_counter()
     with closing(job.samples(options, comm)) as samples:

@@ -1,6 +1,6 @@
 """Models by name: a reference model, or a user's ``package.module:factory``.
 
-Called by the commands that train, predict and plan. It runs user code, so that every error becomes a ModelError.
+Called by the commands that train, predict and plan. Every error of the user's code becomes a ModelError.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def build_model(
     Raises
     ------
     ModelError
-        On all ranks, in one line, if there is no such model, it cannot be imported or built, or is no nn.Module.
+        On all ranks, in one line, if there is no such model, it cannot be imported or built, or is not an nn.Module.
     """
     return try_on_all_ranks(
         comm,

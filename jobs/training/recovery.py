@@ -43,6 +43,7 @@ class Recoverable(ABC):
         self.step_count = 0
         """Number of completed steps, those before a resumption included."""
         self.checkpoints_begun = 0
+        """Number of checkpoints that this process has started to write."""
         self._saving: checkpoint.AsyncSave | None = None
 
     @property
@@ -201,7 +202,7 @@ class Recoverable(ABC):
             settings, position = saved.values["settings"], saved.values["position"]
             # Checkpoints from before a setting was introduced lack it: they used its default.
             then = asdict(type(self.settings)()) | settings | {"training samples": position["samples"]}
-            self._steps_of(then)
+            self._steps_of(then)  # Raises KeyError or TypeError if the settings are not those of a training.
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint of step {saved.step}: not written by distconv train, since it has no settings and "

@@ -162,9 +162,9 @@ def format_times(training_s: float, total_s: float) -> str:
     Parameters
     ----------
     training_s : float
-        Seconds of all steps and evaluations.
+        Seconds from opening the samples to the last step, with the evaluations between epochs.
     total_s : float
-        Seconds of the job.
+        Seconds of the job: ``training_s`` and the final evaluation.
 
     Returns
     -------

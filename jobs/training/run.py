@@ -128,8 +128,8 @@ def take_steps(
             StepTrace(options.trace, Path(options.out) / TRACE, trainer.comm) as traced,
         ):
             stopped = _take_steps(options, trainer, metrics, requests, traced=traced, evaluate=evaluate)
-    except (PipelineError, CommunicatorError):  # perhaps on this rank alone
-        raise
+    except (PipelineError, CommunicatorError):
+        raise  # Perhaps on this rank alone: the collective finish_saving would wait for the other ranks.
     except DistconvError:
         trainer.finish_saving()
         raise
@@ -162,10 +162,12 @@ def _take_steps(
             with traced.step(trainer.step_count + 1):
                 trainer.step(*batch.tensors)
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
+            # Collective, so it comes first: every rank calls it exactly once per step.
             stops = requests.stop_requested() and not last
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.finish_steps()
+            # least_written is the minimum over all ranks, so that all ranks commit in the same step without waiting.
             if requests.least_written == trainer.checkpoints_begun:
                 trainer.finish_saving()
             if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:

@@ -31,21 +31,26 @@ class TrainingSettings:
     warm_up: float = 0.1
     """Fraction of the steps over which the learning rate rises."""
     momentum: float = 0.9
+    """Momentum of ``sgd``. Other optimizers receive theirs in ``optimizer_args``."""
     weight_decay: float = 0.0
+    """Weight decay of ``sgd``, ``adam`` and ``adamw``. Other optimizers receive theirs in ``optimizer_args``."""
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the optimizer."""
+    """Further arguments of the optimizer, which override ``lr``, ``momentum`` and ``weight_decay``."""
     scheduler: str = ""
-    """Class of torch.optim.lr_scheduler. Empty: a linear rise, then half a cosine."""
+    """Class of torch.optim.lr_scheduler. If empty, the rate rises linearly and then follows half a cosine."""
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
-    """Maximum norm of the gradients of all parameters. None: gradients are not clipped."""
+    """Maximum norm of the gradients of all parameters, or None if gradients are not clipped."""
     accumulate: int = 1
     """Parts of a mini-batch whose gradients are accumulated."""
     ema: float | None = None
-    """Decay of the moving average of the weights per step. None: there is no average."""
+    """Decay of the moving average of the weights per step, or None if there is no average."""
     dtype: str = "float32"
     precision: str = "full"
-    """``bf16``: torch.autocast computes in bfloat16; weights, gradients and the loss stay in float32."""
+    """``full`` or ``bf16``. With ``bf16``, torch.autocast computes in bfloat16.
+
+    Weights, gradients and the loss stay in float32.
+    """
     batch_norm: str = "global"
     """Scope of batch-norm statistics (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False
@@ -115,7 +120,8 @@ def make_optimizer(settings: TrainingSettings, parameters: Iterable[torch.nn.Par
     Returns
     -------
     torch.optim.Optimizer
-        ``optimizer_args`` override the other settings.
+        ``optimizer_args`` override the other settings. Only ``sgd`` receives ``momentum``, and only ``sgd``, ``adam``
+        and ``adamw`` receive ``weight_decay``. The class name ``SGD`` receives neither.
 
     Raises
     ------

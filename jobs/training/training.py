@@ -58,7 +58,7 @@ class Training(Recoverable):
     """A model in training over the ranks of ``comm``; subclasses define how ranks divide the work."""
 
     steps_in_flight = 0
-    """Number of steps that a rank may be ahead of another."""
+    """Number of steps that a rank may be ahead of another (0 on a grid, the number of stages in a pipeline)."""
 
     def __init__(
         self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
@@ -135,10 +135,12 @@ class Training(Recoverable):
     def capture(self, choice: str) -> None:
         """Select whether later steps are captured: ``choice`` is one of ``distconv.jobs.captured_steps.CHOICES``.
 
+        Here, ``auto`` has no effect. :class:`Trainer` overrides the method.
+
         Raises
         ------
         DistconvError
-            If ``choice`` is ``on`` and steps cannot be captured.
+            If ``choice`` is ``on``.
         """
         if choice == "on":
             raise DistconvError(
@@ -201,7 +203,7 @@ class Training(Recoverable):
 
     @property
     def evaluation_model(self) -> torch.nn.Module:
-        """Model used for evaluation: the moving average of the weights if there is one, otherwise the model."""
+        """Model used for evaluation, which is the moving average of the weights if there is one."""
         return self.model if self.average is None else self.average.module
 
     @property
@@ -315,7 +317,8 @@ class Trainer(Training):
         Raises
         ------
         DistconvError
-            On all ranks, if the loss is not finite. The weights are unchanged then.
+            On all ranks, if the loss is not finite. The weights are unchanged then, but the gradients and the running
+            statistics of batch norm are not.
         """
         self.model.train()
         self.schedule(self.optimizer)
@@ -336,7 +339,10 @@ class Trainer(Training):
         return value
 
     def _accumulate(self, inputs: Iterable[torch.Tensor], labels: Iterable[torch.Tensor]) -> float:
-        """Accumulate the gradients of all parts, and return the loss of the batch. Collective."""
+        """Accumulate the gradients of all parts, and return the loss of the batch. Collective.
+
+        Each part counts by its number of samples. Only the last part's backward pass all-reduces the gradients.
+        """
         samples = [len(each) for each in labels]
         losses = []
         for number, part in enumerate(zip(inputs, labels, strict=True), 1):

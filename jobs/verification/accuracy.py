@@ -15,13 +15,17 @@ import scipy.stats
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """Predicted seconds per step of a variant of a model, those of some steps, and in words ``what`` it is."""
+    """Predicted and measured seconds per step of one variant of a model."""
 
     model: str
     name: str
+    """Name of the variant in the table."""
     what: str
+    """Description of the variant, such as its schedule or its number of ranks."""
     predicted: float
+    """Predicted seconds per step."""
     times: Sequence[float]
+    """Measured seconds of each step."""
 
     @property
     def measured(self) -> float:

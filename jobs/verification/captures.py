@@ -41,7 +41,7 @@ examples:
 """
 
 STEPS = 5
-"""Enough for a first replay, one with gradients that are there, and others."""
+"""Steps of each network. Some replays then find no gradients, and others accumulate into existing gradients."""
 
 Left = list[tuple[str, torch.Tensor | None]]
 """Tensors that training leaves, with their names."""
@@ -50,6 +50,11 @@ Train = Callable[[bool], Left]
 """Trains a network from its start, with captured steps or without."""
 
 EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
+"""Verdicts.
+
+``EXACT``: the results are identical. ``REFUSED``: the capture raised CaptureError. ``UNSUPPORTED``: the eager training
+raised an error. ``DIFFERENT``: the results differ, or the captured training raised another error.
+"""
 
 
 def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
@@ -127,7 +132,7 @@ def state(model: nn.Module) -> Left:
 
 @dataclass(frozen=True)
 class CaptureCase:
-    """A network, the habits of its user, and data."""
+    """A network, the options of its training step (``Habits``), and the data of all steps."""
 
     network: networks.DrawnNetwork
     text: str

@@ -39,11 +39,16 @@ examples:
 
 LOSS_LIMIT, WEIGHT_LIMIT = 1e-10, 1e-9
 RATE = 3e-4
-"""At a few times this rate mesh1k is chaotic on small samples: its last batch norms see one cell of each of four
-samples, and 20 steps then make 1e-8 of any round-off, also that of another order of one process's own sums.
+"""Default learning rate.
+
+At a few times this rate, training of mesh1k on small samples is chaotic, since its last batch norms normalize over one
+cell of each of four samples. In 20 steps any round-off then grows to 1e-8, even that of reordered sums on one process.
 """
 SMALLEST = 1e-6
-"""The scale on which smaller tensors are compared: a bias in front of a batch norm has no gradient but round-off."""
+"""Lower bound of the value that differences are relative to.
+
+The gradient of a bias in front of a batch norm is round-off only, so its relative difference has no meaning.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Difference:
 
     @property
     def exact(self) -> bool:
-        """Within the limits that count as equal: accumulation in another order, nothing more."""
+        """True if both differences are within the limits, which allow for sums in another order. Otherwise False."""
         return self.loss <= LOSS_LIMIT and self.weight <= WEIGHT_LIMIT
 
 
@@ -271,6 +276,7 @@ def compare_mesh(
     -------
     list of Difference
     """
+    # The first difference is that of the grid, the second one that of round-off alone.
     grid = ProcessGrid(comm, **axes)
     with tempfile.TemporaryDirectory() as own:
         path = Path(comm.bcast(own)) / "synthetic.h5"

@@ -56,7 +56,7 @@ CASES = {
 
 CHOSEN = "explored"
 WARM_UP, TURNS = 1, 3
-"""Steps before those that are measured, in each turn; and turns, each of which begins with a profile."""
+"""Warm-up steps in each turn, and number of turns. Each turn profiles the network and then measures steps."""
 
 EXAMPLES = """\
 examples:
@@ -67,7 +67,7 @@ examples:
 
 @dataclass(frozen=True)
 class PipelineVariant:
-    """One way to train: its name in the table, what it is predicted to take, and the plan that is measured."""
+    """One way to train: its name in the table, its choice with the predicted time, and the plan that is measured."""
 
     name: str
     choice: Choice

@@ -50,13 +50,15 @@ CASES = {
 
 
 GRIDS = ("n", "h", "w", "c")
-"""Axes along which all ranks are put, one after the other."""
+"""Axes of the measured grids. Each grid has all ranks along one of them."""
 
 PLANNED = "planned"
 
 TURNS = 3
-"""Times that a network is profiled, each time with its share of the steps behind it: the speed of a shared machine
-changes within minutes, and is to change for both."""
+"""Number of turns. Each one profiles the network and then measures a part of the steps.
+
+The speed of a shared machine changes within minutes. In turns, such a change affects profiles and steps equally.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,7 @@ examples:
 
 STEPS_PER_FAULT = 30
 LIMIT_S = 300.0
-"""How long a job may take to its next step, and to its end once it is disturbed."""
+"""Maximum seconds to the next step of a job, and from a fault to the end of the job."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ class _Wrong(Exception):
 
 
 class _Training:
-    """A training in a folder, which its jobs take further."""
+    """A training in a folder, which one job after another resumes."""
 
     def __init__(self, options: argparse.Namespace, out: Path) -> None:
         self.out, self.steps, self._log = out, STEPS_PER_FAULT * options.faults, out.with_suffix(".log")
@@ -100,7 +100,7 @@ class _Training:
         self._command = [*options.mpiexec.split(), "-n", str(options.ranks), sys.executable, "-m", "distconv"]
         self._command += [*words.split(), "--grid", f"h={options.ranks}", "--out", str(out)]
         self.limit_s = LIMIT_S + self.steps
-        """How long a job may take that nobody disturbs: a second for each step, at most."""
+        """Maximum seconds of a job without a fault, which are ``LIMIT_S`` and a second for each step."""
 
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
@@ -210,7 +210,7 @@ FAULTS: dict[str, Callable[[_Job, random.Random], None]] = {
 
 
 def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[str]:
-    """Take the training to its end, disturbed on its way; how often by what."""
+    """Run jobs with one fault each, then one that completes the training. Return the number of faults of each type."""
     done: Counter[str] = Counter()
     for number in range(faults):
         # All kinds come in turn, each time in another order.
@@ -219,7 +219,7 @@ def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[s
         kind = kinds[number % len(FAULTS)]
         with training.job(*_way(training)) as job:
             if _reaches(training, job, draw.randint(1, STEPS_PER_FAULT)):
-                with contextlib.suppress(IndexError, ProcessLookupError):  # it has ended meanwhile
+                with contextlib.suppress(IndexError, ProcessLookupError):  # the job has ended in the meantime
                     FAULTS[kind](job, draw)
                     done[kind] += 1
             if job.wait(LIMIT_S) == 0 and training.steps not in [each.step for each in training.checkpoints()]:
@@ -237,7 +237,7 @@ def _way(training: _Training) -> list[str]:
 
 
 def _reaches(training: _Training, job: _Job, steps: int) -> bool:
-    """Wait until the job has taken so many steps; whether it did, or has ended before."""
+    """Wait until the job has taken so many steps. Return False if it ended before."""
     until, first = time.monotonic() + LIMIT_S, None
     while job.process.poll() is None:
         losses = training.losses() if job.ranks() else []

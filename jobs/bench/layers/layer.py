@@ -93,7 +93,7 @@ class LayerStack:
         self.x = scatter(torch.randn(options.batch, options.channels, options.size, options.size), grid)
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Take a step: forward, backward, update."""
         self.optimizer.zero_grad()
         self.model(self.x).mean().backward()
         self.optimizer.step()
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise DistconvError for options that would be ignored, and layers that cannot be."""
+    """Raise DistconvError for options that would be ignored, and for impossible layers."""
     strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
     if strange and options.layer:
         raise DistconvError(

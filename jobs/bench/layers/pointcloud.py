@@ -50,7 +50,7 @@ NETWORKS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[..., torch.nn
     "vgg16_bn": (sparse_vgg16_bn, dense_vgg16_bn),
     "resnet": (sparse_resnet, dense_resnet),
 }
-"""Sparse networks and their dense twins."""
+"""Sparse networks and their dense equivalents."""
 
 DENSE, OUT_OF_MEMORY = "D-1", "out of memory"
 
@@ -194,7 +194,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
     Raises
     ------
     DistconvError
-        If that is not enough.
+        If the step needs more memory.
     """
     cap = options.cap << 30
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
@@ -243,7 +243,7 @@ def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) ->
 
 
 def _preserve_random_state(step: Callable[[], object]) -> Callable[[], object]:
-    """Return ``step`` for one rank by itself: it restores the random state, which other ranks do not advance."""
+    """Return ``step`` for a single rank: it restores the random state, which the other ranks have not advanced."""
 
     def run() -> None:
         with torch.random.fork_rng(devices=[]):

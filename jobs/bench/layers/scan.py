@@ -38,9 +38,9 @@ examples:
 LAYERS: dict[str, type[ScanRNN | ScanGRU]] = {"rnn": ScanRNN, "gru": ScanGRU}
 WAYS = (Method.AUTOGRAD, Method.SEQUENTIAL, Method.BLELLOCH, Method.TRUNCATED)
 NEAR = 1.1
-"""How much slower than the fastest a choice may be and still be a good one."""
+"""Largest ratio of a choice's time to the fastest time at which the choice still counts as good."""
 RATE = 5e9
-"""Operations a second that the limit counts with."""
+"""Assumed operations per second, by which times are estimated for ``--limit``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)
     chosen = fastest_method(BackwardProblem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
-    # Over ranks torch has no way back: its figure, of one rank, is there to compare with.
+    # torch's autograd cannot run over ranks. Its time on one rank is shown for comparison.
     offered = {way: least_s for way, least_s in least.items() if grid.size == 1 or way is not Method.AUTOGRAD}
     best = min(offered.values(), default=None)
     ratio = offered[chosen] / best if best and chosen in offered else None
@@ -140,7 +140,7 @@ def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int
 def _step(
     options: argparse.Namespace, grid: ProcessGrid, device: torch.device, way: Method, size: tuple[int, int]
 ) -> Callable[[], object]:
-    """Return a function that takes a step of the layer by ``way`` on T steps and B samples."""
+    """Return a function that takes a step with the backward algorithm ``way`` on T time steps and B samples."""
     torch.manual_seed(0)
     layer = LAYERS[options.model](1, options.hidden, method=way.value).to(device)
     x: torch.Tensor = (torch.rand(*size, 1, device=device) < 0.5).float()

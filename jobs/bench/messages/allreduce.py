@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _ReturnGradients(torch.autograd.Function):
-    """The identity, whose backward pass has each parameter's share of its gradient."""
+    """The identity. Its backward pass enqueues this rank's contribution to each parameter's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, comm: Any, parameters: Any, shares: Any) -> torch.Tensor:

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DistconvError
-        If the kernel's extent is even: its halo would be no exchange between equals.
+        If the kernel size is even, since neighbors would then exchange halos of different widths.
     """
     world = MPI.COMM_WORLD
     if options.kernel % 2 == 0:

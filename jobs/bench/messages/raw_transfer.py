@@ -12,7 +12,7 @@ from distconv.communication.routes import Peer, TransferBox
 from distconv.communication.transfer import TransferPlan
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""To and from."""
+"""Pairs of a destination and a source of the same shape."""
 
 
 class RawTransfer:

@@ -92,7 +92,7 @@ def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
 
 
 def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch.device) -> Actions:
-    """Forward of a 3x3 convolution over ``comm``, its local work and its exchange by themselves."""
+    """Return the forward pass of a 3x3 convolution over ``comm``, its local work alone, and its exchange alone."""
     grid = dc.ProcessGrid(comm, h=comm.size)
     dist, shape = Distribution(grid, default_axes(None, 4)), (options.batch, options.channels, *options.input[1:])
     x = random_tensor(dist, shape, device)

@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, tuple[Any, int]] = {
     "adam": (torch.optim.Adam, 2),
     "adamw": (torch.optim.AdamW, 2),
 }
-"""With the tensors of state per parameter, which are there after the first step."""
+"""Constructor of each optimizer, and its number of state tensors per parameter after the first step."""
 
 TRAINED = {
     "sgd": "one step of SGD",
@@ -84,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(measure(options, ProcessGrid(MPI.COMM_SELF)))))
         return 0
     grid = ProcessGrid(comm, **(options.grid or {"h": comm.size}))
-    # The one rank goes first: the others hold nothing yet, and sleep.
+    # The run on one rank goes first, while the other ranks have no tensors and sleep.
     alone = run_on_rank_0(comm, lambda: measure_by_itself(options))
-    # The one that takes less goes first: the peak is that of the process.
+    # The split state goes first, since it takes less: the peak of a process never falls.
     split = comm.gather(measure(options, grid, split=True), root=0) if options.shard_optimizer else None
     peaks = comm.gather(measure(options, grid), root=0)
     if peaks is not None:
@@ -160,7 +160,7 @@ def measure_by_itself(options: argparse.Namespace) -> Peak:
     Raises
     ------
     DistconvError
-        If that fails.
+        If the process fails.
     """
     words = ["memory", "--alone", "--model", options.model, "--size", str(options.size), "--batch", str(options.batch)]
     words += ["--optimizer", options.optimizer]

@@ -167,13 +167,13 @@ class _Saves:
         self._content = os.urandom(self.nbytes)
 
     def begin(self) -> checkpoint.AsyncSave:
-        """Begin the next one. Collective."""
+        """Begin the next checkpoint. Collective."""
         self._number += 1
         tensors, values = checkpoint.capture_state(self._model, self._optimizer, self._comm)
         return checkpoint.AsyncSave(self._folder, self._number, tensors, values, self._comm)
 
     def save(self) -> None:
-        """Save, and wait for it. Collective."""
+        """Write a checkpoint and wait for it. Collective."""
         self.begin().finish(keep=1)
 
     def write_raw(self) -> None:
@@ -186,7 +186,10 @@ class _Saves:
         path.unlink()
 
     def save_during(self, step: Callable[[], None]) -> tuple[list[float], float]:
-        """Return the seconds of each step until all ranks have written, and of the training's stall. Collective."""
+        """Write a checkpoint during steps. Collective.
+
+        Return the seconds of each step until all ranks have written, and the seconds for which the save stops training.
+        """
         self._comm.Barrier()
         start = time.perf_counter()
         saving = self.begin()

@@ -66,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _ALLOCATOR = ("MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
-"""Variables of our allocator, which the reference process has not."""
+"""Prefixes of environment variables that select an allocator. The reference process does not inherit them."""
 
 
 class _TorchChild:
-    """Plain torch in a process of its own: runs steps when told to."""
+    """Plain torch in a child process, which takes steps on request."""
 
     def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
         env = {name: value for name, value in environment_without_launcher().items() if not name.startswith(_ALLOCATOR)}
@@ -113,7 +113,7 @@ def _distributed(
         torch_step.step(model, x)
 
     act = dc.capture(step) if captured else step
-    for _ in range(2):  # with gradients and without: there is a recording for each
+    for _ in range(2):  # without and with existing gradients: each case has its own recording
         act()
     return lambda count: statistics.median(time_action(comm, CPU, act) for _ in range(count))
 

@@ -12,6 +12,16 @@ Cell (j, i) has its four corners counter-clockwise::
         |     edge 0      |
     0 (j, i)  ------- 1 (j, i+1)
 
+The docstrings of the kernels use these terms:
+
+- A *corner* is a pair of a cell and one of its nodes. Its *subzone* is the quarter of the cell next to the node. It is
+  bounded by the middles of two edges and the center of the cell.
+- dV/dx of a corner is the derivative of the cell's area V with respect to the x coordinate of the node.
+- The *median mesh* connects the center of each cell with the middles of its edges.
+- The *hourglass velocity* is the part of the four corner velocities that no velocity field linear in x and y has. In a
+  parallelogram it does not change the area, so that the pressure does not resist it.
+- A *mesh line* is a row or a column of edges from wall to wall.
+
 The unit of length is 128 initial cell sides. The unit of time is such that flows move about one unit of length per unit
 of time.
 

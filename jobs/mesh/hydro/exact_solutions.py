@@ -87,8 +87,7 @@ def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
 
     With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become ordinary
     differential equations. They are integrated from the strong shock inwards with the classical Runge-Kutta method.
-    alpha
-    is pi / 2 times the integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
+    alpha is pi / 2 times the integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
 
     Source: Sedov, "Similarity and Dimensional Methods in Mechanics", chapter 4; two dimensions, R proportional to
     t^(1/2).

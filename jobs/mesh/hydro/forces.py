@@ -56,10 +56,10 @@ def set_pressure_row(state: HydroState, gas: Gas, fx: Floats, fy: Floats, j: int
 
 @kernel
 def add_hourglass_row(state: HydroState, gas: Gas, damping: float, fx: Floats, fy: Floats, j: int) -> None:
-    """Add the forces that damp the hourglass velocity of each cell in row ``j``, which no linear field contains.
+    """Add the forces that damp the hourglass velocity of each cell in row ``j``.
 
-    The force is -damping rho c sqrt(V) g (g . u) / (g . g), with the hourglass pattern (1, -1, 1, -1) made orthogonal
-    to linear fields. The last factor bounds the force in cells of any shape.
+    The force is -damping rho c sqrt(V) g (g . u) / (g . g). Here g is the hourglass pattern (1, -1, 1, -1) of the four
+    corners, made orthogonal to linear fields. The division by g . g bounds the force in cells of any shape.
 
     Source: Flanagan, Belytschko, Int. J. Numer. Meth. Eng. 17 (1981), viscous form.
 

@@ -53,8 +53,7 @@ class Sketch:
             Length over which the field varies.
         odd_at_walls : bool
             If True, the field is odd about each wall and therefore zero there. As a stream function it has no jets
-            along
-            the walls.
+            along the walls.
 
         Returns
         -------
@@ -266,7 +265,7 @@ def initial_condition(family: str, size: int, seed: np.random.SeedSequence) -> I
         A key of ``FAMILIES``.
     size : int
         Number of cells along each side.
-    seed : SeedSequence
+    seed : numpy.random.SeedSequence
         Seed of all random numbers.
 
     Returns

@@ -49,8 +49,7 @@ def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     """Return a function compiled on first use, with its machine code cached on disk.
 
     Fast-math is off, so that a run is identical on every rank and in every repetition. Division by zero follows IEEE,
-    which
-    avoids a branch at each division.
+    which avoids a branch at each division.
 
     Parameters
     ----------

@@ -87,8 +87,7 @@ class Hydro:
         Settings of the time step.
     work_velocity : str
         ``"mean"``. With ``"end"``, work is computed with the velocity at the end of the step, a common mistake that
-        does
-        not conserve energy. It exists so that the test of conservation can be shown to fail.
+        does not conserve energy. It exists so that the test of conservation can be shown to fail.
 
     Raises
     ------

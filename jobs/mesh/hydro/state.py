@@ -54,7 +54,11 @@ class Gas(NamedTuple):
 
 
 class Openness(NamedTuple):
-    """1 - psi of the viscosity limiter on the edges along x (H+1, W) and along y (H, W+1)."""
+    """Factor of the viscosity of each edge: 0 where the velocity is linear along a mesh line, up to 1 in a shock.
+
+    It is 1 - psi, where psi is the limiter of :func:`.viscosity.openness`. Edges along x have shape (H+1, W), and edges
+    along y have shape (H, W+1).
+    """
 
     along_x: Floats
     along_y: Floats

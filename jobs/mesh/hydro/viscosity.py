@@ -1,7 +1,8 @@
 """Edge artificial viscosity with a limiter.
 
-Each edge of a cell that shortens across its part of the median mesh pushes its two ends apart. The limiter removes the
-force where the velocity is linear along a mesh line. Smooth flow and uniform compression therefore have no viscosity.
+Each edge of a cell whose ends approach each other across its segment of the median mesh pushes them apart. The limiter
+removes the force where the velocity is linear along a mesh line. Smooth flow and uniform compression therefore have no
+viscosity.
 
 Source: Caramana, Shashkov, Whalen, "Formulations of artificial viscosity for multi-dimensional shock wave
 computations", J. Comput. Phys. 144 (1998), section 4.
@@ -29,7 +30,8 @@ Edges = tuple[Floats, Floats, Floats, Floats]
 def openness(before: Edge, edge: Edge, after: Edge) -> float:
     """Return 1 - psi of an edge: 0 in linear flow, 1 where the velocity changes abruptly.
 
-    psi compares the velocity gradients of the edges before and after it on the mesh line with its own.
+    The limiter psi, from 0 to 1, compares the velocity gradients of the previous and the next edge on the mesh line
+    with the edge's own.
 
     Parameters
     ----------
@@ -106,8 +108,7 @@ def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> 
     """Set ``across`` and ``up`` to the differences of ``values`` along the edges in the two directions.
 
     The first and the last edge of a mesh line lie beyond a wall, where the flow is mirrored. They are their neighbors
-    with
-    the component along the wall reversed.
+    with the component along the wall reversed.
 
     Parameters
     ----------
@@ -173,7 +174,8 @@ def edge_force(
     du, dv : float
         Velocity of the far end relative to the near end.
     sx, sy : float
-        Median-mesh vector of the edge in this cell.
+        Normal of the segment from the middle of the edge to the center of the cell. It has the segment's length and
+        points from the near end to the far end.
     weight : float
         Density times openness.
     sound : float

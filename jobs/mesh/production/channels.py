@@ -1,7 +1,7 @@
 """The 18 channels of a sample, computed from the state of a run.
 
-All are cell values (H, W). ``d/dx`` is the cell's mean gradient: dV/dx of its corners times the velocities there, over
-V.
+All are cell values (H, W). ``du/dx`` is the mean over the cell: the sum of dV/dx times u over its four corners, divided
+by the area V. Here dV/dx is the derivative of V with respect to the x coordinate of the corner.
 
 ==  ======================  ====================================================================
  0  log density             natural logarithm of mass / area
@@ -152,6 +152,7 @@ def viscous_heating(state: HydroState, gas: Gas, coefficients: Coefficients, vol
     edge_openness(state, openness)
     viscous_forces(state, gas, coefficients, openness, fx, fy)
     heating = np.empty((height, width))
+    # From energy 0, in a step of duration 1, with areas in place of masses: the result is the power per area.
     internal_work(np.zeros((height, width)), state.u, state.v, fx, fy, volume, 1.0, heating)
     return np.maximum(heating, 0.0, out=heating)
 

@@ -175,7 +175,7 @@ def write_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen:
     Parameters
     ----------
     group : h5py.Group
-        ``train`` or ``test``.
+        ``train`` or ``heldout``.
     recipe : MeshRecipe
     parts : RunFolder
         Finished runs.

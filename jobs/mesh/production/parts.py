@@ -56,7 +56,7 @@ class FlowRun:
 
     @property
     def name(self) -> str:
-        """Split, family and index: the stem of the run's file name."""
+        """Split, family and index, which are the stem of the run's file name."""
         return f"{SPLITS[self.split]}-{list(FAMILIES)[self.family]}-{self.index:05d}"
 
 
@@ -134,7 +134,7 @@ class RunFolder:
 
     @property
     def stop_file(self) -> Path:
-        """File by which a rank that has given up stops the other ranks."""
+        """File by which a rank that has failed stops the other ranks after their current runs."""
         return self.folder / f"alarm-{self.session}"
 
     def file(self, run: FlowRun) -> Path:

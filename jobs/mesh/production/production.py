@@ -35,8 +35,7 @@ def call_on_rank_0(comm: MPI.Comm | None, action: Callable[[], Result]) -> Resul
     """Call a function on rank 0 and return its result on all ranks. Collective: call on every rank.
 
     Unlike in ``agreement.try_on_rank_0``, the wait of the other ranks has no time limit: assembling a large file may
-    take
-    longer than ``DISTCONV_TIMEOUT_S``.
+    take longer than ``DISTCONV_TIMEOUT_S``.
 
     Parameters
     ----------
@@ -54,6 +53,10 @@ def call_on_rank_0(comm: MPI.Comm | None, action: Callable[[], Result]) -> Resul
     ------
     DataError
         On all ranks, with the message of rank 0.
+
+    Warnings
+    --------
+    Only a DataError is raised on all ranks. After any other exception of ``action``, the other ranks wait for rank 0.
     """
     if comm is None or comm.size == 1:
         return action()
@@ -100,7 +103,7 @@ def produce(
     seed : int
         Seed of the data set.
     criteria : Criteria
-        Labels and accepted snapshots.
+        Definition of labels, and conditions for accepting a snapshot.
     comm : MPI.Comm, optional
         The ranks; None for this process alone.
     progress : bool

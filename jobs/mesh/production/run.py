@@ -33,8 +33,8 @@ __all__ = ["Criteria", "LabelledSnapshot", "RunResult", "perform_run", "run_seed
 LOOKS = 4
 """Candidates per time horizon.
 
-A mesh that degrades shortens the time step, so the end of a run is its most expensive part. Candidates that lie close
-together share it.
+A mesh that degrades shortens the time step, so the end of a run is its most expensive part. The windows of candidates
+that lie close together overlap and share its cost.
 """
 
 
@@ -131,7 +131,10 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot and the record of its smallest Jacobians; without a state if too many cells are bad."""
+    """A snapshot and the record of its smallest Jacobians, which is extended until tau later.
+
+    ``state`` is None if too many cells are bad. Such a candidate is never accepted.
+    """
 
     state: HydroState | None
     time: float
@@ -177,10 +180,10 @@ def perform_run(
         Family of flow.
     size : int
         Number of cells along each side.
-    seed : SeedSequence
+    seed : numpy.random.SeedSequence
         Seed of the initial condition.
     criteria : Criteria
-        Labels and conditions.
+        Definition of labels, and conditions for accepting a snapshot.
     watch : callable, optional
         Called with the solver after every step.
 

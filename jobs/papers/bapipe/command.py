@@ -39,23 +39,27 @@ TABLES = ("I-II", "III", "IV", "VI", "cuts")
 GPU_BATCH = 64
 FITTED_GPUS = 4
 DP_AT_32 = {4: 0.62, 8: 0.55}
-"""Table III, VGG-16: epoch time of 64 samples per GPU over that of 32, with data parallelism."""
+"""Epoch time of VGG-16 with 64 samples per GPU over that with 32, by data parallelism (Table III)."""
 
 
 @dataclass(frozen=True)
 class SpeedupRow:
-    """A row of Table III: speedups over data parallelism with 64 samples per GPU; (M, B, speedup) of GPipe.
+    """A row of Table III: speedups over data parallelism with 64 samples per GPU.
 
-    The paper has no row of 2 GPUs.
+    The paper has no results for 2 GPUs. These speedups are None.
     """
 
     model: str
     gpus: int
     pipedream: float | None
     gpipe: tuple[int, int, float | None]
+    """Number of micro-batches, samples of a micro-batch, and speedup."""
     schedule: str
+    """Schedule that BaPipe chose."""
     microbatches: int
+    """Number of micro-batches that BaPipe chose."""
     size: int
+    """Samples of a micro-batch that BaPipe chose."""
     bapipe: float | None
 
 

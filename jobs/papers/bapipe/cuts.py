@@ -43,9 +43,9 @@ def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str
     ----------
     model : str
     setting : ExplorationContext
-        Machine and numbers of micro-batches.
+        Network and machine.
     name : str
-        Name of the row.
+        Schedule.
 
     Returns
     -------

@@ -1,11 +1,16 @@
 """BaPipe's Table VI: ResNet-50 on FPGA boards, data parallelism against a pipeline in the event simulation.
 
 A layer takes as long as its arithmetic or its DDR traffic, whichever is longer, for one sample at a time in fp16. The
-features that the backward pass needs go to DDR and back. Weights and their gradients of a pipeline's stage stay on chip
-as far as they fit; what does not, and all of them in data parallelism, comes from DDR: a weight is read in each pass,
-its gradient read and written in the backward pass. How often data parallelism does that the paper does not say: once
-per sample, as a board that streams samples does ("streamed"), or once per mini-batch, layer by layer ("by layer"; both
-with samples shared out by the boards' speed, "equal" by their number).
+features that the backward pass needs are written to DDR and read back. Weights and gradients of a pipeline's stage stay
+on chip as far as they fit. The remaining ones, and all of them in data parallelism, are in DDR. Each pass reads the
+weights, and the backward pass also reads and writes their gradients.
+
+The paper does not state how often data parallelism does that. The table has three columns:
+
+- "streamed": once per sample, as in a board that streams samples;
+- "by layer": once per mini-batch, layer by layer;
+- "equal": as "by layer", but all boards compute the same number of samples. In the other columns, the number of samples
+  is proportional to the board's speed.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2.1, 4.3, Tables V and VI; Wang et al. 2020 (FPDeep).
 """
@@ -38,7 +43,7 @@ from .networks import IMAGE
 BATCH = 128
 FP16_BYTES = 2
 ROUNDS = 8
-"""Iterations: the fraction on chip depends on the split points, and these depend on the layer times."""
+"""Number of iterations. The fraction on chip depends on the split points, which depend on the layer times."""
 
 TABLE_VI = (
     (("vcu118",) * 4, 1.0),
@@ -52,7 +57,10 @@ PIPELINES = tuple(name for name in ASYNCHRONOUS if name != PARALLEL)
 
 @dataclass(frozen=True)
 class FpgaConvolution:
-    """A layer's work for one sample, with what follows it done on the way; counts of elements."""
+    """Work of a convolution for one sample. The layers after it up to the next convolution add nothing.
+
+    ``inputs``, ``outputs`` and ``weights`` are numbers of elements.
+    """
 
     name: str
     forward_flops: float
@@ -95,7 +103,7 @@ class FpgaConvolution:
 
 
 def table_vi() -> Rows:
-    """Return the batch time of each cluster with the paper's speedup."""
+    """Print the time of a mini-batch on each cluster of boards, and our and the paper's speedup. Return the rows."""
     print(f"\nTable VI: ResNet-50, {BATCH} samples in fp16, micro-batches of 1; seconds, speedup over data parallelism")
     print(f"{'':<20}{'data parallelism':<30}{'pipeline':<20}{'speedup over':<21}{'paper':>6}  stages' weights")
     print(f"{'boards':<20}{'streamed':>9}{'by layer':>10}{'equal':>9}  ", end="")
@@ -147,7 +155,7 @@ def _convolution(op: Operation) -> FpgaConvolution:
 def parallel_time(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
 ) -> float:
-    """Return the seconds of a mini-batch that boards share.
+    """Return the seconds of a mini-batch by data parallelism.
 
     Parameters
     ----------
@@ -156,7 +164,7 @@ def parallel_time(
     fetched : float
         As in :meth:`FpgaConvolution.seconds`.
     equal : bool
-        True shares the samples equally. Otherwise in proportion to the boards' speed.
+        True gives all boards the same number of samples. Otherwise the number is proportional to the board's speed.
 
     Returns
     -------
@@ -217,7 +225,7 @@ def _stages(
 
 
 def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
-    """Return the sums between positions."""
+    """Return the sums of values between positions, which may split a value."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.interp([0.0, *positions, float(len(values))], np.arange(len(sums)), sums)
     return [float(b - a) for a, b in pairwise(at)]

@@ -92,7 +92,10 @@ def gnmt(layers: int, samples: int, machine: Machine) -> Profile:
 
 
 class _Recurrent:
-    """Collects layers; float32."""
+    """Builder of the layer profile of a recurrent network in float32.
+
+    Each method adds layers that read the named layers, and returns the name of the last one.
+    """
 
     def __init__(self, samples: int, roofline: Roofline) -> None:
         self.samples, self.roofline = samples, roofline

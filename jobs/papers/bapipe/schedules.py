@@ -18,13 +18,13 @@ from distconv.pipeline import schedule, simulate
 STAGES, MICROBATCHES = 4, 16
 FORWARD, BACKWARD, TRANSFER = 1.0, 2.0, 0.5
 DEMANDS = {"1f1b-as": FORWARD, "fbp-as": (FORWARD + BACKWARD) / 2, "1f1b-sno": FORWARD, "1f1b-so": FORWARD}
-"""The paper's: seconds of a transfer of a bytes by a link of a/F or 2a/(F+B)."""
+"""Seconds of the longest transfer that each schedule hides, by the paper's bandwidth for a bytes (a/F or 2a/(F+B))."""
 
 _PRECISION = 1e-6
 
 
 def schedules_table() -> Rows:
-    """Time, features and demand of each schedule."""
+    """Print the time, the stored features and the longest hidden transfer of each schedule. Return the rows."""
     print(
         f"\nTables I and II: N={STAGES}, M={MICROBATCHES}, F={FORWARD:g} s, B={BACKWARD:g} s, SR={TRANSFER:g} s;",
         end="",
@@ -51,7 +51,7 @@ def _paper(name: str) -> float:
 
 
 def closed_form(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
-    """Return the seconds of a mini-batch by the paper's closed form.
+    """Return the seconds of a mini-batch by the closed form of the performance model.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Figure 12: VGG-16 trained with Adam by PipeDream's pipeline of four stages and without one, top 1 and top 5.
 
-It is a simulation in one process, which gives the numbers of the pipeline over ranks.
+The pipeline is simulated in one process, with the same results as over ranks.
 
 Source: BPPSA, appendix C: ImageNet, batches of 32, Adam with rate 0.00003, 90 epochs in three runs of each.
 """
@@ -29,11 +29,14 @@ from distconv.pipeline.splitting.split import split
 from .training import Batch, batches
 
 RATE, FALLS = 1e-3, (1 / 3, 2 / 3)
-"""Learning rate of Adam; ours, as so few iterations learn nothing at the paper's 0.00003. It falls to a tenth at these
-fractions of the iterations; the paper says "step decay" alone."""
+"""Learning rate of Adam, and fractions of the iterations at which it falls to a tenth.
+
+Both are chosen here. At the paper's rate of 0.00003, so few iterations learn nothing. The paper mentions a "step decay"
+without details.
+"""
 
 CUTS = (2, 4, 7)
-"""Layers after which stages begin: the paper leaves them open."""
+"""Layers after which stages begin. The paper does not state them."""
 
 SEEDS = (0, 1, 2)
 SCHEDULES = {"baseline": "gpipe", "PipeDream": "pipedream"}
@@ -90,7 +93,7 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
     ----------
     model : torch.nn.Module
     schedule : str
-        One of ``SCHEDULES``.
+        A value of ``SCHEDULES``.
     data : sequence of Batch
         Batches.
     """

@@ -40,7 +40,7 @@ examples:
 """
 
 NEEDED = {"figure-6": "data", "figure-12": "data", "figure-13": "sounds"}
-"""Parts that want data, and the option that names them."""
+"""Parts that require data, and the option that names the data."""
 PARTS = ("table-1", "figure-10", "ranks", *epochs.TABLES, *NEEDED)
 CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000, 128, 16)]
 
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If a part is asked for without its data.
+        If a part is requested without its data.
     """
     for part, option in NEEDED.items():
         if part in options.parts and getattr(options, option) is None:

@@ -25,7 +25,7 @@ from distconv.jobs.timing import CPU, time_interleaved, timed_variants
 HIDDEN, CLASSES = 20, 10
 RATES = {"rnn": 1e-5, "gru": 3e-4}
 BITSTREAMS, IRMAS = 32_000, 6_705
-"""Samples of an epoch; IRMAS has as many to train on, and the paper does not say of how many its epochs are."""
+"""Samples of an epoch. For IRMAS, the paper does not state the number; this is the size of the training set."""
 
 COLUMNS = {
     "FP": ("autograd", False),
@@ -34,13 +34,13 @@ COLUMNS = {
     "BPPSA": ("blelloch", True),
     "auto": ("auto", True),
 }
-"""The way back through time, and whether it is gone; ``auto`` is what distconv chooses."""
+"""Backward algorithm of each column, and True if the column includes the backward pass. ``auto`` selects one."""
 
 GRAPHS = {"graph": "baseline", "graph, scan": "BPPSA"}
-"""Columns of a GPU, whose forward and backward pass are the CUDA graph of other ones."""
+"""Further columns on a GPU, with forward and backward pass of another column replayed as a CUDA graph."""
 
 WARM_UP = 3
-"""Runs of what becomes a CUDA graph."""
+"""Runs of an action before it is recorded as a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -152,22 +152,23 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
 
 
 def ratios(forward: float, baseline: float, scan_forward: float, scan: float) -> tuple[float, float]:
-    """Return the speed-ups of the scan's epoch and of its backward passes; NaN where these took no time.
+    """Return the speed-ups of an epoch and of its backward passes by the scan.
 
     Parameters
     ----------
     forward : float
-        Seconds of BP's forward passes.
+        Seconds of an epoch's forward passes with BP.
     baseline : float
-        Seconds of BP's backward passes.
+        Seconds of an epoch with BP, forward and backward.
     scan_forward : float
-        Seconds of the scan's forward passes.
+        Seconds of an epoch's forward passes with the scan.
     scan : float
-        Seconds of the scan's backward passes.
+        Seconds of an epoch with the scan, forward and backward.
 
     Returns
     -------
     (float, float)
+        The second one is NaN if the scan's backward passes took no time.
 
     Examples
     --------

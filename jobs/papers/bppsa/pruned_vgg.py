@@ -1,8 +1,8 @@
 """Figure 10: FLOP of each step of a scan over the layers of a pruned VGG-11, and of each operator of BP.
 
-The scan is computed (in float32, for one sample), and its products counted as they happen. With data the network is
-trained, pruned, and trained on with what was pruned at zero, and the sample is a test image; else the weights that stay
-are the largest of each layer's initial ones: which they are depends on training, how many there are does not.
+The scan is computed (in float32, for one sample), and its products are counted. With data, the network is trained,
+pruned, and trained again while the pruned weights stay zero, and the sample is a test image. Without data, the smallest
+initial weights of each layer are pruned. Training changes which weights are pruned, but not their number.
 
 Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, the same in each layer.
 """
@@ -32,7 +32,7 @@ from distconv.layers.scan import transposed_jacobian
 from .training import MOMENTUM, Batch, batches
 
 RATE = 0.01
-"""Learning rate of SGD with momentum, before and after pruning; ours."""
+"""Learning rate of SGD with momentum, before and after pruning. It is not from the paper."""
 
 DEPTH = 2
 """Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
@@ -40,7 +40,7 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class PrunedVggRecipe:
-    """How the network is trained on images of ``data``: so many iterations before pruning, and as many after it."""
+    """Training of the network on the images in ``data``: ``iterations`` before pruning, and as many after it."""
 
     data: Path
     iterations: int
@@ -60,7 +60,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
     Returns
     -------
     dict of torch.Tensor to torch.Tensor
-        Mask of the pruned weights for each parameter.
+        Indices of the pruned weights in the flattened parameter, for each parameter.
     """
     pruned = {}
     for layer in model.modules():

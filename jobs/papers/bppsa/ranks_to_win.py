@@ -1,7 +1,10 @@
-"""At how many ranks a scan over a recurrence would win, by machine files: the critical path of 3.6 in seconds.
+"""Number of ranks from which on a scan over a recurrence would win, predicted from machine files (critical path, 3.6).
 
-Three rivals: products one after another on one rank, with a call for each; the same compiled, so that only arithmetic
-and memory count (one fixed time in total); and the best scan over p ranks, each with its share of the steps.
+Three algorithms are compared:
+
+- sequential products on one rank, with a call for each;
+- the same, compiled, so that only arithmetic and memory count (one fixed time in total);
+- the best scan over p ranks, each of which has a block of the steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Constants of a machine, fitted to measured step times; and Amdahl's law, fitted to the same as a yardstick.
 
-A few constants of a machine's data sheet are not what programs get: peak rates are not reached, latencies of messages
-between GPUs are in no data sheet. Starting from the data sheet and within bounds that physics sets, those are moved
-until predicted step times and speed-ups agree with the measured ones as well as they can.
+Some constants cannot be taken from data sheets: programs do not reach peak rates, and data sheets do not state the
+latencies of messages between GPUs. The fit starts from the data sheets, stays within physical bounds, and minimizes the
+differences of predicted and measured step times and speed-ups.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ Predict = Callable[[Machine, PublishedTime], float]
 
 @dataclass(frozen=True)
 class FittedConstant:
-    """A constant that may be fitted: its value in the data sheets, in SI units, and how far it may go from there."""
+    """A constant that may be fitted."""
 
     name: str
     unit: str
     sheet: float
+    """Value in the data sheets, in ``unit``, where the fit starts."""
     low: float
     high: float
     source: str
+    """Source of ``sheet``, as the page states it."""
     bounds: str
+    """Reason for ``low`` and ``high``, as the page states it."""
 
 
 LASSEN = (
@@ -178,7 +181,7 @@ def _residuals(machine: Machine, cells: Sequence[PublishedTime], predict: Predic
 
 
 def amdahl(serial: float, group: int, base_group: int = 1) -> float:
-    """Return the speed-up of some GPUs over others by Amdahl's law.
+    """Return the speed-up of ``group`` GPUs over ``base_group`` GPUs by Amdahl's law.
 
     Parameters
     ----------
@@ -206,7 +209,7 @@ def _over_one(serial: float, group: int) -> float:
 
 
 def fit_amdahl(cells: Sequence[PublishedTime]) -> float:
-    """Return the serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
+    """Return the serial fraction for which Amdahl's law has the least mean absolute error over ``cells``."""
 
     def mean_error(serial: float) -> float:
         return float(np.mean([abs(amdahl(serial, c.group, c.base_group) / c.speedup - 1) for c in cells]))

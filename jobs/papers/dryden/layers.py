@@ -1,7 +1,7 @@
 """Speed-ups of single convolutions that the paper prints (VI-A), and what the model predicts for them.
 
-The text prints three numbers and says in words how others compare; all are held out. It excludes the allreduce of
-dL/dw, and prints neither the grids nor, but for ResNet-50's conv1, the layers' extents.
+The text prints three numbers and compares other layers in words. All are held out. The times exclude the all-reduce of
+dL/dw. The text prints neither the grids nor the sizes of the layers, except those of ResNet-50's conv1.
 
 Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 """
@@ -25,15 +25,14 @@ SLABS: Mapping[int, Grid] = {gpus: {"h": gpus} for gpus in SQUARES}
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """A convolution of VI-A: ``ratio`` of FP and BP together at N=1 on ``gpus`` GPUs (None: the text names no number).
-
-    ``source`` says where its extents come from.
-    """
+    """A convolution of VI-A with its sizes and its published speed-up."""
 
     name: str
     layer: PaperLayer
     source: str
+    """Source of the sizes."""
     ratio: PrintedRatio | None = None
+    """Published speed-up, or None if the text prints no number for the layer."""
 
 
 RECALLED = "recalled from Figure 3, not in the text"
@@ -50,7 +49,7 @@ LAYERS = (
 )
 
 SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 16)))
-"""One of each printed ratio, with GPUs: what other forms of the model are compared by."""
+"""A layer for each printed ratio, and its number of GPUs. The page compares other forms of the model on them."""
 
 
 def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, float, float]:

@@ -35,12 +35,13 @@ Grid = Mapping[str, int]
 Grids = Mapping[int, Grid]
 
 SETTINGS = Settings(batch_norm="local")
-"""LBANN's batch norm takes its statistics from what each rank has (III-B)."""
+"""Batch norm over each rank's block, as in LBANN (III-B)."""
 
 GRIDS: Grids = {1: {}, 2: {"h": 2}, 4: {"h": 2, "w": 2}, 8: {"h": 4, "w": 2}, 16: {"h": 8, "w": 2}}
-"""How the GPUs of a sample divide it, the same for all layers; the paper does not say.
+"""Grid of all layers by number of GPUs per sample. The paper does not state its grids.
 
-A square on each node, and the nodes along h: of two-dimensional grids that with the fewest neighbours on other nodes.
+Each node has a square, and nodes follow along h. Of the two-dimensional grids, these have the fewest neighbors on other
+nodes.
 """
 
 CELLS = tuple(cell for table in TABLES for cell in table.cells)
@@ -174,15 +175,14 @@ def amdahl_error(serial: float) -> Callable[[PublishedTime], float]:
 
 @dataclass(frozen=True)
 class PredictedTimes:
-    """Predictions with the constants of the data sheets and with fitted ones, and Amdahl's law.
-
-    Its share is fitted to the calibration cells, and to the very cells that are held out.
-    """
+    """Predictions with the constants of the data sheets and with fitted ones, and Amdahl's law for comparison."""
 
     sheets: Predictions
     fitted: Predictions
     amdahl_serial: float
+    """Serial fraction fitted to the calibration cells."""
     amdahl_serial_best: float
+    """Serial fraction fitted to the held-out cells themselves, which is the best that Amdahl's law can do."""
 
     @classmethod
     def of(cls, machine: Machine, cells: Sequence[PublishedTime] = CELLS, *, fit: bool = True) -> PredictedTimes:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublishedTime:
-    """One mini-batch time: ``samples`` in all, ``group`` GPUs for each ``samples_per_group`` of them.
+    """One mini-batch time: a cell of a table.
 
-    ``base_s`` is the time of the first column of the same row, over which the paper gives its speed-ups.
+    The mini-batch has ``samples`` samples, and ``group`` GPUs compute each ``samples_per_group`` of them. Speed-ups are
+    relative to the first column of the same row, which has ``base_group`` GPUs and the time ``base_s``.
     """
 
     table: str
@@ -23,17 +24,17 @@ class PublishedTime:
 
     @property
     def ranks(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.samples // self.samples_per_group * self.group
 
     @property
     def is_base(self) -> bool:
-        """Return True if it is in the first column: its speed-up is 1 by definition."""
+        """Return True if it is in the first column, whose speed-up is 1 by definition."""
         return self.group == self.base_group
 
     @property
     def speedup(self) -> float:
-        """From the times, which have three digits where the paper's own ratios have two."""
+        """Speed-up, computed from the times, which have three digits. The paper's own ratios have two."""
         return self.base_s / self.time_s
 
 
@@ -127,7 +128,10 @@ TABLES = (TABLE_I, TABLE_II, TABLE_III)
 
 @dataclass(frozen=True)
 class PrintedRatio:
-    """A speed-up that VI-A prints for FP and BP of a layer together at N=1; ``gpus`` is None where it names none."""
+    """A speed-up over one GPU that VI-A prints for FP and BP of a layer together at N=1.
+
+    ``gpus`` is None if the text does not state the number of GPUs.
+    """
 
     ratio: float
     gpus: int | None

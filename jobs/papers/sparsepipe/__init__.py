@@ -4,5 +4,5 @@
 
     accuracy  Accuracy of the sparse VGG16-BN and its dense equivalent after the same short training
     command   Prints pipeline partitions of networks: published layer profiles, and SparsePipe's mixed GPUs
-    setting   SparsePipe's heterogeneous setting
+    setting   SparsePipe's heterogeneous setting: GPUs, layer times, published partitions
 """

@@ -39,10 +39,10 @@ examples:
 
 NETWORKS = {"sparse": sparse_vgg16_bn, "dense": dense_vgg16_bn}
 LEAST = 32
-"""Voxels along a side that the dense one needs."""
+"""Minimum number of voxels along each side for the dense network."""
 
 EVALUATED = 32
-"""Clouds of a batch that is not trained on."""
+"""Clouds per batch in evaluation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If the dense network is to see too few voxels.
+        If a resolution is too small for the dense network.
     """
     if "dense" in options.networks and min(options.resolution) < LEAST:
         raise DataError(

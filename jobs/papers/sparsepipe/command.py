@@ -149,7 +149,7 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
 
 
 def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> Rows:
-    """Return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth.
+    """Print and return the partitions for the GPUs of Table III and those of the paper, one row for each bandwidth.
 
     Parameters
     ----------

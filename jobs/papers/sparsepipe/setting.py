@@ -1,8 +1,9 @@
 """SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, its partitions.
 
-The paper prints neither layer times nor the bandwidth between its servers. Times here are a roofline's, what Table I
-allows, or in the proportions that layers have where we measured them. The partitions of Table III are of the sparse
-network; the dense one is the paper's baseline, which its GPUs hold for 32 samples only. What comes out is in README.md.
+The paper prints neither layer times nor the bandwidth between its servers. Layer times are those of a roofline with the
+rates of Table I, or those of a measured profile scaled to the total time in Table II. The partitions of Table III are
+of the sparse network. The dense one is the paper's baseline, which its GPUs hold for 32 samples only. README.md in this
+folder contains the results.
 
 Source: Zhai et al. 2020 (SparsePipe), IV-A, IV-C, Tables I-III.
 """
@@ -23,16 +24,19 @@ GPUS = {
     "TitanXP": Roofline(12.1e12, 547e9, 10e-6),
     "RTX": Roofline(13.4e12, 352e9, 10e-6),
 }
-"""Table I: peak single precision and memory bandwidth; a kernel's fixed cost is ours."""
+"""Peak single-precision rate and memory bandwidth (Table I), and an assumed fixed cost of a kernel."""
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """GPUs of a row of Table III, and the split that each of its two methods found: replicas and GPUs per stage."""
+    """GPUs of a row of Table III, and the partition that each of its two methods found."""
 
     counts: dict[str, int]
+    """Number of GPUs of each type."""
     homogeneous: str
+    """Replicas of each stage by MP, which does not distinguish the types."""
     assignment: tuple[dict[str, int], ...]
+    """GPUs of each stage by HETE-MP."""
 
     @property
     def heterogeneous(self) -> str:
@@ -53,28 +57,31 @@ RESOLUTION = 50
 CLASSES = 40
 
 SURFACE_SITES = 0.076 * 32**3 / 32**2
-"""Occupied voxels at resolution r are this times r^2, as of a surface: Table II at 32^3."""
+"""Number of occupied voxels at resolution r, divided by r^2 as for a surface (Table II at 32^3)."""
 
 MOST_SITES = 0.026 * 50**3
-"""There are no more points than that: Table II at 50^3."""
+"""Upper bound of the number of occupied voxels, since the number of points is limited (Table II at 50^3)."""
 
 SURFACE_NEIGHBOURS = 9
-"""Occupied voxels of the 27 around a voxel on a surface: a sheet of 3 x 3."""
+"""Occupied voxels of the 27 around a voxel on a surface, which is a sheet of 3 x 3."""
 
 
 CUT = 24
 """The layer with which the second stage of HETE-MP's 7-1 begins (IV-C)."""
 
 EPOCH_S = 129.63
-"""Table II: an epoch of the sparse network at 50^3 on one GPU."""
+"""Seconds of an epoch of the sparse network at 50^3 on one GPU (Table II)."""
 
 CLOUDS = 9843
 """Training clouds of ModelNet40."""
 
 MEASURED, MEASURED_BATCH = Path(__file__).with_name("vgg16_bn-50-batch16.json"), 16
-"""The layers of the sparse network with 16 embedded shapes of 4,096 points at 50^3, in one thread of an AMD EPYC
-virtual machine that others used too: ``distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 16
---classes 40 --warmup 1 --iterations 5``."""
+"""Measured profile of the sparse network, and its number of samples.
+
+It was measured with 16 embedded shapes of 4,096 points at 50^3, in one thread of a shared AMD EPYC virtual machine, by
+``distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 16 --classes 40
+--warmup 1 --iterations 5``.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,9 @@ def by_roofline(sparse: bool) -> ProfileSource:
 def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[ProfileSource]:
     """Return the sparse network of a measured profile, scaled to the total time in Table II on a Titan XP.
 
-    Its ``batch`` is made the paper's in proportion, which is too much for the parameters of linear layers.
-    One source scales times to other GPUs by their operations per second, the other by their bandwidth, both of Table I:
-    a layer lies between the two.
+    Times are scaled from ``batch`` to the paper's mini-batch in proportion. For linear layers, whose weights are read
+    once per mini-batch, this is too much. One source scales times to other GPUs by their operations per second, the
+    other by their bandwidth, both of Table I. A layer lies between the two.
 
     Parameters
     ----------
@@ -128,7 +135,7 @@ def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Prof
     Raises
     ------
     ProfileError
-        If the file is no profile.
+        If the file is not a valid profile.
     """
     profile = scale_profile(Profile.load(path), BATCH / batch)
     total = EPOCH_S * BATCH / CLOUDS / sum(layer.time_s for layer in profile.layers)
@@ -152,7 +159,7 @@ def _slower(profile: Profile, factor: float) -> Profile:
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One layer: operations and bytes moved forward, bytes of output and parameters; backward takes so many times."""
+    """Work of one layer for a mini-batch. ``flops`` and ``moved_bytes`` are those of the forward pass."""
 
     name: str
     flops: float
@@ -160,6 +167,7 @@ class LayerWork:
     output_bytes: float
     parameter_bytes: float
     backward: float
+    """Time of the backward pass relative to the forward pass."""
 
 
 def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:

@@ -1,4 +1,4 @@
-"""The picture of a staleness experiment: learning curves, and accuracy against the percentage of stale weights."""
+"""Figure of a staleness experiment: learning curves, and accuracy over the percentage of stale weights."""
 
 from __future__ import annotations
 

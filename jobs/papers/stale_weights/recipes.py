@@ -1,10 +1,16 @@
-"""How the staleness experiment trains each network, and in which variants.
+"""Recipes of the staleness experiment: hyperparameters and variants of each network.
 
-Source: stale weights (Zhang, Abdelrahman 2021), appendix A: minibatch, rates, momentum, weight decay, falling rates.
-Ours is what the paper leaves open: the constants of the inverse policy (those of Caffe's LeNet example), when a rate is
-"decreased twice" (after a half and three quarters, as He et al. 2016 do it), the augmentation (crop and flip). A rate
-falls at the same fraction of the iterations however many there are. AlexNet's placements are ours, ResNet-56's is after
-residual group 1, as in Table 5, its rate the nonpipelined one (Table 8's are not in the text).
+Source: stale weights (Zhang, Abdelrahman 2021), appendix A: mini-batch, rates and their decay, momentum, weight decay.
+
+The paper leaves some choices open. They were made as follows:
+
+- The constants of the inverse policy are those of Caffe's LeNet example.
+- A rate that is "decreased twice" falls after a half and three quarters of the iterations (He et al. 2016).
+- The augmentation is crop and flip.
+- AlexNet's placements are chosen here. ResNet-56 is split after residual group 1, as in Table 5, and its
+  rate is the nonpipelined one, since the text lacks those of Table 8.
+
+A rate falls at the same fraction of the iterations for any number of iterations.
 """
 
 from __future__ import annotations
@@ -17,20 +23,21 @@ from distconv.errors import DistconvError
 
 MOMENTUM = 0.9
 PIPELINED_SHARE = 2 / 3
-"""Pipelined fraction of a hybrid's iterations: 20,000 of 30,000 in the paper's Figure 7."""
+"""Pipelined fraction of a hybrid's iterations (20,000 of 30,000 in the paper's Figure 7)."""
 
 
 class VariantError(DistconvError, ValueError):
-    """A variant that is not written as one."""
+    """A string that is not a valid variant."""
 
 
 @dataclass(frozen=True)
 class TrainingVariant:
-    """One way to train: with registers after the layers of ``placement``, or not pipelined where there are none.
+    """One way to train: pipelined with registers after the layers of ``placement``, or not pipelined if it is empty.
 
-    A ``hybrid`` continues without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash`` a backward
-    pass has the weights of its forward pass, as in PipeDream (6.7), else the newest ones. ``rate`` is the learning rate
-    in all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
+    A register is a stage boundary. Layers are counted from 1.
+    A ``hybrid`` continues without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash``, a backward
+    pass uses the weights of its forward pass, as in PipeDream (6.7), and otherwise the newest ones. ``rate`` is the
+    learning rate of all iterations. None selects the recipe's rates for pipelined and for other iterations.
 
     >>> TrainingVariant.parse("hybrid:7,13@0.01")
     TrainingVariant(placement=(7, 13), hybrid=True, stash=False, rate=0.01)
@@ -48,7 +55,7 @@ class TrainingVariant:
         Raises
         ------
         VariantError
-            If the text is none of these.
+            If the string is not a valid variant.
         """
         match = re.fullmatch(r"(?:nonpipelined|(hybrid:|stash:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
         if match is None or (match[3] and not float(match[3])):
@@ -86,7 +93,7 @@ class TrainingRecipe:
     falls: Callable[[float], float]
     falls_in_words: str
     iterations: int
-    """Ours; the paper has ``paper_iterations``."""
+    """Default number of iterations. The paper has ``paper_iterations``."""
     paper_iterations: int
     variants: tuple[str, ...]
     nesterov: bool = False

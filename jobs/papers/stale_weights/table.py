@@ -67,7 +67,7 @@ class VariantRow:
 
     @property
     def error(self) -> float | None:
-        """Its standard error; None with one seed."""
+        """Standard error of the mean, or None with one seed."""
         return standard_error([result["accuracy"] for result in self.results.values()])
 
     @property

@@ -52,10 +52,9 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluations: int) -> dict[str, Any]:
-    """Train as ``run`` says; returns the test accuracy at the end, the share of stale weights, the curve, the time.
+    """Train with the settings of ``run``, and return the results.
 
-    ``curve`` has (iteration, test accuracy, mean loss of the mini-batches done since the point before) at
-    ``evaluations`` evenly spaced iterations. A run whose loss is not finite ends there: ``diverged_at`` says when.
+    Training ends at the first loss that is not finite.
 
     Parameters
     ----------
@@ -69,6 +68,9 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
     Returns
     -------
     dict
+        ``accuracy`` on the test images at the end, ``stale_share`` (fraction of stale weights), ``diverged_at`` (the
+        iteration of a loss that is not finite, or None), ``curve`` and ``seconds``. ``curve`` has the iteration, the
+        test accuracy, and the mean loss since the previous point, at evenly spaced iterations.
     """
     begin = time.perf_counter()
     model = build(run, samples)

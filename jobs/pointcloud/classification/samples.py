@@ -49,8 +49,7 @@ class CloudSamples:
     ----------
     path : Path, optional
         A data set for :class:`distconv.jobs.pointcloud.datasets.PointClouds`; None for the embedded shapes, which are
-        the
-        same in every run.
+        the same in every run.
     comm : MPI.Intracomm
         The ranks that read the clouds.
 

@@ -49,7 +49,7 @@ class CloudSettings(common.TrainingSettings):
 
 
 class _Clouds(Classifier):
-    """Parts of a training on clouds that data-parallel, spatial and pipelined training share."""
+    """Parts that :class:`CloudTrainer` and :class:`CloudPipelineTrainer` share."""
 
     settings: CloudSettings
     samples: CloudSamples
@@ -66,7 +66,7 @@ class _Clouds(Classifier):
         )
 
     def _prepare_input(self, x: SparseTensor) -> Any:
-        """Return the input as the evaluated network requires it."""
+        """Return the input as the evaluated network requires it: in a pipeline the full tensor, else its blocks."""
         return x
 
 

@@ -55,9 +55,9 @@ class Pipelining:
     weights : str, optional
         Weights used by backward passes. None: the schedule's default.
     vertical_sync : bool
-        True uses one version of the weights in all stages.
+        True uses the same version of the weights for a micro-batch in all stages.
     batch_norm : str
-        Samples of the running statistics: ``micro`` (micro-batch) or ``deferred`` (mini-batch).
+        Update of the running statistics: after each micro-batch (``micro``) or each mini-batch (``deferred``).
     switch_after : int, optional
         Step, counted from 0, from which mini-batches are no longer pipelined. None: never.
     cuts : tuple of str, optional

@@ -15,7 +15,7 @@ from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
 
 MACHINE = "localhost"
-"""Machine whose predicted times balance the stages: only their ratios matter."""
+"""Machine whose predicted times balance the stages. Only their ratios matter."""
 
 
 def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequence[int]) -> list[str]:

@@ -58,7 +58,8 @@ class PipelineTrainer(training.Training):
     device : str
         Device of this rank.
     staged : callable
-        Makes the stages from the parts of the model.
+        Makes the stages from the parts of the model. By default the parts themselves. Parts of a sparse network become
+        stages that exchange packed sparse tensors.
     example : torch.Tensor, optional
         Input of the model for ``distconv.pipeline.split``, which may require one.
 
@@ -95,7 +96,7 @@ class PipelineTrainer(training.Training):
         self.pipelining, self.steps_in_flight = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
         self.cuts: list[int] | list[str]
-        """Split points: numbers of layers after which the model is split, or names of layers before which it is."""
+        """Split points (numbers of layers after which, or names of layers before which the model is split)."""
         if pipelining.ppv is not None:
             self.cuts = list(pipelining.ppv)
         elif pipelining.cuts is not None:
@@ -183,7 +184,12 @@ class PipelineTrainer(training.Training):
     def finish_steps(self) -> None:
         """Drain the pipeline. Collective.
 
-        The next step fills it again. In asynchronous schedules this changes the results.
+        The next step fills it again.
+
+        Warnings
+        --------
+        In asynchronous schedules a drain changes the results. Trainings with other ``--checkpoint-every`` therefore
+        have other weights.
         """
         self.pipe.drain()
         self._record_losses()

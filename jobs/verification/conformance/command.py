@@ -68,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD.
+    """Run the requested cases, in this job or in new jobs. Collective over MPI.COMM_WORLD.
 
     Raises
     ------
     DataError
-        If torch's samples were asked for together with other families.
+        If torch's samples were requested together with other families.
     """
     comm = MPI.COMM_WORLD
     run_on_rank_0(comm, lambda: _check_files(options))

@@ -24,7 +24,7 @@ from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, classify
 
 _OWN_WORDS = ("DTensor", "shard", "placement", "mesh")
-"""An error with one of them says that DTensor lacks something."""
+"""Words of errors that report a limitation of DTensor."""
 
 
 class _World(backends.DistributedBackend):

@@ -1,4 +1,4 @@
-"""torch's samples: every operator and module that its own tests know, in all spellings and variants.
+"""torch's samples: every operator and module that its own tests cover, in all spellings and variants.
 
 Source: ``torch.testing._internal``, OpInfo and ModuleInfo.
 """
@@ -36,10 +36,10 @@ WITHOUT_ELEMENTS = {
     "addmv": "torch computes it, and its backward pass raises",
     "index_fill": "torch raises, and names strides of its memory",
 }
-"""Operators that cannot be compared without elements, and why."""
+"""Operators that cannot be compared on tensors without elements, and the reasons."""
 
 DTYPES = (torch.float64, torch.int64, torch.bool)
-"""Dtypes of samples: the first of these that an operator accepts."""
+"""Dtypes of samples, of which the first that an operator accepts is used."""
 
 UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 """Operators whose values are whatever the memory holds."""
@@ -54,7 +54,7 @@ KINDS = (
 """Kinds of layouts in which the largest sample of each operator is computed."""
 
 MOST = 40
-"""Samples among which the largest is looked for."""
+"""Maximum number of samples among which the largest one is selected."""
 
 _DIMS = {1: ["n"], 2: ["n", "w"], 3: ["n", "c", "w"], 4: ["n", "c", "h", "w"], 5: ["n", "c", "d", "h", "w"]}
 
@@ -133,7 +133,7 @@ class Sample(Case):
 
 
 def can_be_split(value: Any) -> bool:
-    """Return True if an argument is a tensor of at least one dimension, with a memory of its own."""
+    """Return True if an argument is a strided tensor of at least one dimension."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dim() > 0
 
 
@@ -180,7 +180,7 @@ def _all(name: str, most: int | None) -> Iterator[Sample]:
 
 
 def largest(name: str) -> Iterator[Sample]:
-    """Return the first and last of the largest samples of an operator, in all variants; of a module the first ones."""
+    """Yield the first and last of an operator's largest samples, in all variants, or the first samples of a module."""
     for info in _databases()[name]:
         if hasattr(info, "module_cls"):
             of_module = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
@@ -208,9 +208,10 @@ class Emptied(Sample):
 
 
 def emptied(name: str) -> Iterator[Emptied]:
-    """Yield the largest sample of one operator with one dimension of its first tensor after the other of extent 0.
+    """Yield variants of the largest sample of an operator in which a dimension has size 0.
 
-    Once that of the first tensor alone, and once, where the others have dimensions of the same extent, these too.
+    Each dimension of the first tensor is emptied in turn. If there are other tensors, a second variant also empties
+    their dimensions of the same size.
     """
     for info in [] if name in WITHOUT_ELEMENTS else _databases()[name]:
         if hasattr(info, "module_cls"):
@@ -228,7 +229,10 @@ def emptied(name: str) -> Iterator[Emptied]:
 
 
 def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
-    """Return ``value``, if it is ``first``, without elements along ``dim``, and with ``every`` others like it."""
+    """Return ``first`` without elements along ``dim``, and other values unchanged.
+
+    With ``every``, other tensors are emptied along their dimensions of the same size.
+    """
     if not can_be_split(value) or not (every or value is first):
         return value
     empty = [d for d, n in enumerate(value.shape) if n == first.shape[dim] and (value is not first or d == dim)]
@@ -275,7 +279,7 @@ def _stays(sample: Any) -> bool:
 
 
 def _spelled(operator: Any, option: str, sample: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
-    """Yield a sample of ``operator``, called by each of ``functions``."""
+    """Return a sample of ``operator`` that calls each of ``functions``."""
     calls = [partial(_finished, sample.output_process_fn_grad if finish else _same, f) for f in functions if f]
     function = calls[0] if len(calls) == 1 else partial(_every, calls)
     return Sample(_name(operator), option, function, (sample.input, *sample.args), sample.kwargs)

@@ -46,17 +46,22 @@ def _parsed(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
 
 @dataclass(frozen=True)
 class Input:
-    """One tensor that goes into a case."""
+    """One input tensor of a case."""
 
     dims: str
+    """Dimensions, written as the module describes."""
     values: str = "normal"
     """A key of :data:`VALUES`."""
     grad: bool = True
-    """True if its gradient is asked for (if its dtype can have one)."""
+    """True compares its gradient, if its dtype can have one."""
     layout: Literal["split", "balanced", "whole", "plain"] = "split"
-    """``balanced``: never uneven or cyclic; ``whole``: a replicated DistTensor; ``plain``: no DistTensor."""
+    """Distribution of the input over ranks.
+
+    ``split`` is that of the layout, and ``balanced`` is the same without uneven or cyclic blocks. ``whole`` is a
+    replicated DistTensor, and ``plain`` an ordinary tensor.
+    """
     dtype: torch.dtype | None = None
-    """Other than the case's."""
+    """Dtype of the tensor. None selects the dtype of the case."""
 
     def axes(self) -> tuple[str | None, ...]:
         """Return the grid axis of each dimension."""
@@ -99,11 +104,11 @@ def plain(dims: str, values: str = "normal", **options: Any) -> Input:
     Parameters
     ----------
     dims : str
-        Letters of the dimensions.
+        Dimensions, written as the module describes.
     values : str
-        Kind of the values.
+        A key of ``VALUES``.
     **options
-        Options of the command.
+        Further fields of :class:`Input`.
 
     Returns
     -------
@@ -118,11 +123,11 @@ def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
     Parameters
     ----------
     dims : str
-        Letters of the dimensions.
+        Dimensions, written as the module describes.
     values : str
-        Kind of the values.
+        A key of ``VALUES``.
     **options
-        Options of the command.
+        Further fields of :class:`Input`.
 
     Returns
     -------
@@ -141,18 +146,18 @@ class ConformanceCase(runner.Case):
     inputs: tuple[Input, ...]
     module: Callable[[Sizes], nn.Module] | None = None
     parallel: bool = False
-    """True if the module goes through ``dc.parallelize``."""
+    """True passes the module to ``dc.parallelize``. Otherwise it remains as built."""
     least: Sizes = field(default_factory=dict)
-    """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
+    """Smallest spatial sizes (default 1) that torch accepts, for the layouts with empty blocks."""
     multiple: int = 1
     """Divisor of the number of channels."""
     dtype: torch.dtype = torch.float64
     sizes: Sizes = field(default_factory=dict)
-    """Other usual extents than the layouts'."""
+    """Sizes that replace the usual ones of the layouts."""
     condition: float = 1.0
-    """How many times more round-off counts in this case than usual."""
+    """Factor on the tolerance of the comparison, for cases that amplify round-off."""
     kinds: tuple[str, ...] | None = None
-    """Kinds of layouts it runs on (default: all that split what it has)."""
+    """Kinds of layouts it runs on. None selects all kinds that split one of its dimensions."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -187,11 +192,13 @@ def case(
     ----------
     operator : str
     option : str
-        Name of the case.
+        Distinguishes the cases of ``operator``.
     function : callable
         Computes the results from the inputs.
     *inputs
+        Instances of :class:`Input`.
     **attributes
+        Further fields of :class:`ConformanceCase`.
 
     Returns
     -------
@@ -213,11 +220,13 @@ def modules(
     ----------
     operator : str
     option : str
-        Name of the case.
+        Distinguishes the cases of ``operator``.
     build : callable
         Builds the module for the sizes.
     *inputs
+        Instances of :class:`Input`.
     **attributes
+        Further fields of :class:`ConformanceCase`. ``function`` calls the module; by default with the inputs.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Random differential runs: the distributed operators and whole small networks against one-process torch.
+"""Random differential runs: operators and small networks over ranks against plain torch on one process.
 
 ``draw.py`` (a case from two numbers) -> ``operators.py``, ``windows.py``, ``derivatives.py``, ``networks.py`` (what is
 drawn) -> ``layouts.py`` (how its inputs are split) -> ``runs.py`` (many cases, by the engine).

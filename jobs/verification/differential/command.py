@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
+    """Run the requested cases, in this job or in new jobs. Collective over MPI.COMM_WORLD."""
     if options.ranks is None:
         return _here(MPI.COMM_WORLD, options)
     with tempfile.TemporaryDirectory() as folder:

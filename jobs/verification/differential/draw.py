@@ -28,9 +28,11 @@ class DrawnProgram:
     as_torch_takes_it: bool = False
     """True if a program that torch rejects is not compared."""
     sizes: tuple[tuple[str, int], ...] = ()
-    """Extents of what has letters for them."""
+    """Size of each letter, for cases of the conformance table."""
     condition: float = 1.0
+    """Factor on the tolerance of the comparison."""
     infinite: bool = False
+    """True if an input has infinite values."""
 
 
 class Draw:
@@ -52,7 +54,7 @@ class Draw:
         Parameters
         ----------
         options : sequence of T
-            Options of the command.
+            Values to draw from.
         weights : sequence of float
 
         Returns
@@ -67,9 +69,9 @@ class Draw:
         Parameters
         ----------
         options : sequence of T
-            Options of the command.
+            Values to draw from.
         most : int
-            Maximum number.
+            Maximum number of drawn values.
 
         Returns
         -------

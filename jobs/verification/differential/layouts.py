@@ -16,7 +16,7 @@ from distconv.placement import scatter
 from distconv.tensor import DistTensor
 
 _ELSEWHERE = 0.06
-"""How often an input is split over another grid of the same ranks."""
+"""Probability that an input is split over another grid of the same ranks."""
 
 
 class Drawn(DistributedBackend):
@@ -59,7 +59,7 @@ class Drawn(DistributedBackend):
         if leaf is not None and style != "own":
             leaf.requires_grad_(grad)
         x = scatter(leaf, dist, root=root)
-        x._set_layout(dist, x.shape, None)  # the other world's lies in order, and draws its random numbers so
+        x._set_layout(dist, x.shape, None)  # row-major as on one process, where random numbers are drawn in that order
         if style == "own":
             x = DistTensor(self._in_memory(x.local.detach()), x.dist, x.shape).requires_grad_(grad)
         self._leaves.append((x, x if style == "own" else leaf, root))
@@ -110,7 +110,7 @@ class Drawn(DistributedBackend):
 
 
 _CHANNELS = 0.25
-"""How often channels are among the axes that a grid may split."""
+"""Probability that channels are among the axes that a grid may split."""
 
 
 def draw_extents(ranks: int, spatial: int, choices: random.Random) -> dict[str, int]:

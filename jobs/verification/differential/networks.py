@@ -69,7 +69,7 @@ _DRAWN: dict[str, Callable[[Draw, int], nn.Module]] = {
 
 
 class DrawnNetwork(nn.Module):
-    """Body and head; ``between`` moves what the body gives (to a plain tensor on every rank, for instance)."""
+    """Body and head. A function between them may, for example, gather the features to a plain tensor on every rank."""
 
     def __init__(self, blocks: list[nn.Module], head: nn.Module, unused: bool) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class Habits:
     gradients: str
     """``backward``, or ``grad`` for torch.autograd.grad."""
     hooks: str
-    """``none``, ``tensor``, ``accumulated``, ``node``, ``layer``: hooks, which must see whole gradients."""
+    """Kind of hooks, which must receive full gradients (``none``, ``tensor``, ``accumulated``, ``node``, ``layer``)."""
     gathered: bool
-    """The head runs on a gathered, plain tensor."""
+    """True runs the head on a gathered, plain tensor."""
     frozen: bool
     clipped: bool
     to_input: bool
-    """dL/dx is wanted, too."""
+    """True computes dL/dx, too."""
 
     def __str__(self) -> str:
         told = [f"x{self.accumulate}", self.gradients, f"hooks {self.hooks}"]
@@ -280,7 +280,7 @@ def hook(backend: ReferenceBackend, parameters: list[nn.Parameter], kind: str) -
             view: Any = parameter.view_as(parameter)
             node = view.grad_fn.next_functions[0][0]
             node.register_prehook(lambda out: (out[0].clamp(-0.01, 0.01) + out[0] ** 2,))
-            vars(parameter)["node"] = node  # as in torch, the hook lives as long as somebody holds the node
+            vars(parameter)["node"] = node  # as in torch, the hook exists only while the node is referenced
 
 
 def hook_layer(layer: nn.Module) -> None:

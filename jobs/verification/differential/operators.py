@@ -31,7 +31,7 @@ def of_torch(draw: Draw) -> DrawnProgram:
 
 
 def of_table(draw: Draw) -> DrawnProgram:
-    """Return a case of the conformance table, of other extents."""
+    """Return a case of the conformance table with drawn sizes."""
     case = draw.pick(*_CASES)
     extents = {"n": draw.number(1, 5), "c": case.multiple * draw.number(1, 3)}
     extents |= {axis: case.least.get(axis, 1) + draw.number(0, 5 if axis == "d" else 11) for axis in SPATIAL}

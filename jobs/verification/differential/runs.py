@@ -20,11 +20,11 @@ TIME_LIMIT_S = 60.0
 KINDS = {"operators": (operators.draw,), "networks": (networks.draw,), "all": (operators.draw, networks.draw)}
 _NETWORKS_AMONG_ALL = 0.25
 _FIRST_ONLY = 0.2
-"""How often all but the first tensor of a sample of torch's is plain."""
+"""Probability that only the first tensor of one of torch's samples is distributed."""
 
 
 class DrawnCase(runner.Case):
-    """A program, and the numbers that it and its layout follow from."""
+    """A program with the seed and the index that determine the program and its layout."""
 
     def __init__(self, program: DrawnProgram, seed: int, index: int) -> None:
         self.program, self.seed, self.index = program, seed, index

@@ -96,7 +96,7 @@ def max_pool(draw: Draw) -> DrawnProgram:
     kernel, stride, padding = _windows(draw, count)
     dilation = draw.numbers(count, 1, 3) if draw.chance(0.3) else (1,) * count
     sizes = _grown(draw, draw.extents(count), padding, _reached(kernel, dilation))
-    # Of a window that has nothing but padding torch gives an index outside of the tensor, and writes a gradient there.
+    # For a window with padding only, torch returns an index outside the tensor, and writes a gradient there.
     sizes = tuple(max(size, d) if p else size for size, d, p in zip(sizes, dilation, padding, strict=True))
     options = {"ceil_mode": draw.chance(0.4), "return_indices": draw.chance(0.2)}
     x = image(draw, draw.number(1, 3), sizes, ties=draw.chance(0.5))

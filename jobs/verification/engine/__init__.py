@@ -1,7 +1,11 @@
 """The engine of all comparisons with one process: a case, in its layouts, over the ranks of jobs.
 
+A *case* is a computation on given inputs, such as one operator with one set of options. A *layout* is a grid, with a
+distribution of the inputs over it. Every rank computes a case twice: with plain torch on the full inputs, and with
+distconv on its blocks. The comparison of both gives a *verdict* for each layout.
+
 ``backends.py`` (one process, or ranks) and ``layouts.py`` (how inputs are split) -> ``runner.py`` (a case on both)
--> ``verdicts.py`` (comparison) -> ``journal.py`` (lines) -> ``launch.py`` (all cases, in jobs, past what hangs).
+-> ``verdicts.py`` (comparison) -> ``journal.py`` (lines) -> ``launch.py`` (all cases, in jobs that resume after hangs).
 Cases come from three sources: the table and torch's samples (``conformance``), and random draws (``differential``).
 
 ::

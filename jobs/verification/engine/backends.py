@@ -1,4 +1,4 @@
-"""The backends that compute a case is computed: one process with plain tensors, and the ranks with distributed ones."""
+"""The backends that compute a case: one process with plain tensors, and the ranks with distributed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from distconv.placement import gather, scatter
 from distconv.tensor import DistTensor
 
 Dims = str | Sequence[str | None] | None
-"""The grid axis of each dimension, None where it is whole; of several letters the first that the grid splits."""
+"""Grid axis of each dimension, or None if the dimension is not split.
+
+A string of several axes, such as ``"nw"``, selects the first of them that the grid splits.
+"""
 
 _SEED = 5
 
@@ -39,7 +42,11 @@ def _random_like(y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 class ReferenceBackend:
-    """One process: plain torch. Cases leave what is to be compared in ``results``."""
+    """One process with plain torch.
+
+    A case calls these methods instead of creating tensors itself, so that the same code runs on both backends. Tensors
+    to compare are in ``results``.
+    """
 
     def __init__(self, layout: CaseLayout) -> None:
         self.layout, self.results = layout, dict[str, torch.Tensor]()
@@ -56,7 +63,7 @@ class ReferenceBackend:
         grad : bool
             True for a tensor that requires a gradient.
         balanced : bool
-            True for blocks of equal size, up to one.
+            True for blocks whose sizes differ by at most one, whatever the layout requires.
 
         Returns
         -------
@@ -125,7 +132,7 @@ class ReferenceBackend:
         Raises
         ------
         OthersRaise
-            If something did.
+            If another rank failed.
         """
 
     def record(self, name: str, tensor: torch.Tensor | None) -> None:
@@ -182,7 +189,15 @@ class ReferenceBackend:
 
 
 class DistributedBackend(ReferenceBackend):
-    """The ranks of ``grid``, inputs split as ``layout`` says; ``fails`` says whether something failed on any rank."""
+    """The ranks of ``grid``, with inputs split as ``layout`` requires.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    layout : CaseLayout
+    fails : callable
+        Collective. Receives True on ranks that failed, and returns True on all ranks if any rank failed.
+    """
 
     def __init__(self, grid: ProcessGrid, layout: CaseLayout, fails: Callable[[bool], bool]) -> None:
         super().__init__(layout)
@@ -228,7 +243,7 @@ class DistributedBackend(ReferenceBackend):
         Raises
         ------
         OthersRaise
-            If something did, but not on this rank.
+            If another rank failed. On the failed rank the method returns, since its own error is reported.
         """
         if self._fails(failed) and not failed:
             raise OthersRaise("not on this rank")

@@ -27,9 +27,9 @@ class Line:
     text: str = ""
     """The message of an exception, or what is wrong."""
     moved_bytes: int = 0
-    """Messages that change a distribution: redistributions and their adjoints."""
+    """Messages that change a distribution (redistributions and their adjoints)."""
     halo_bytes: int = 0
-    """All other messages: halo exchanges, assembled boxes, shares of sums, and their adjoints."""
+    """All other messages (halo exchanges, gathered input regions, partial sums, and their adjoints)."""
     reduced_bytes: int = 0
     """Buffers handed to allreduces."""
 
@@ -68,7 +68,7 @@ def _where(same_verdict: Sequence[Line], everywhere: bool, one_option: bool) -> 
 
 
 def size(count: int) -> str:
-    """Bytes for people.
+    """Return a number of bytes with its unit.
 
     >>> size(900), size(12_400)
     ('900 B', '12.4 kB')

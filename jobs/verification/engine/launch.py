@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mpiexec() -> str:
-    """Return the mpiexec to start ranks with: the environment's own, or the one in the path."""
+    """Return the path of mpiexec: that of the Python environment, otherwise the first one in PATH."""
     installed = Path(sys.prefix) / "bin" / "mpiexec"
     return str(installed) if installed.exists() else shutil.which("mpiexec") or "mpiexec"
 
@@ -51,7 +51,7 @@ def run(
     job : CaseRun
         Computes a case.
     groups : iterable of (str, iterable of Case)
-        Families, and cases that rank 0 reports at once.
+        Name of a family, and cases whose lines rank 0 reports together.
     path : pathlib.Path or None
         The journal, if there is one.
     tell : callable
@@ -106,7 +106,7 @@ def past_hangs(launcher: str, ranks: int, arguments: Sequence[str], path: Path) 
             start(launcher, ranks, [*arguments, "--journal", str(path)])
         except DistconvError as error:
             failed = error
-        # An ended job may leave with the exit code of one that has found something wrong, too.
+        # The journal decides, not the exit code: a job that was killed in a case may end with code 1, too.
         if not Journal(path).end_with_a_hang():
             if failed:
                 raise failed

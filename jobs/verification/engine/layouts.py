@@ -25,9 +25,9 @@ class CaseLayout:
     sizes: tuple[tuple[str, int], ...] = ()
     """Size of each letter, if the case has letters for sizes."""
     blocks: str = "balanced"
-    """``uneven`` and ``cyclic`` blocks are those along the axes of the grid; ``whole``: nothing is split."""
+    """``balanced``, ``uneven`` or ``cyclic`` blocks along the axes of the grid, or ``whole`` if nothing is split."""
     first_only: bool = False
-    """Only the first tensor is distributed."""
+    """True distributes the first input only. Otherwise all inputs are distributed."""
 
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
@@ -42,7 +42,7 @@ class CaseLayout:
         dims : sequence of str or None
             Grid axes that may split each dimension.
         balanced : bool
-            True for blocks of equal size, up to one.
+            True for blocks whose sizes differ by at most one, whatever the layout requires.
 
         Returns
         -------
@@ -65,16 +65,19 @@ def _rising(extent: int, parts: int) -> tuple[int, ...]:
 
 
 class Splittable:
-    """Case that layouts are made for, with the sizes of its inputs as letters or as numbers."""
+    """Base class of a case, with the properties that determine its layouts.
+
+    The sizes of its inputs are given by letters (n, c, d, h, w), which a layout replaces by numbers, or are fixed.
+    """
 
     kinds: Sequence[str] | None = None
-    """Kinds of layouts that it is computed in (default: all that split a dimension it has)."""
+    """Keys of ``KINDS``. None selects all kinds that split a dimension of the case."""
     least: Extents = {}  # noqa: RUF012
-    """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
+    """Smallest spatial sizes that torch accepts (default 1), for the layouts with empty blocks."""
     multiple: int = 0
-    """Divisor of the number of channels; 0 if the sizes are fixed."""
+    """Divisor of the number of channels, or 0 if the sizes are fixed."""
     sizes: Extents = {}  # noqa: RUF012
-    """Other usual extents than the layouts'."""
+    """Sizes that replace those of ``USUAL``."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -102,11 +105,14 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "channels + samples": ("c n", "balanced", "divided"),
     "channels + space": ("c 1", "balanced", "divided"),
 }
-"""Every kind of layout: the axes of its grid (1 and 2: the spatial ones of a case in their order; /n: or the samples,
-where there is none), its blocks, and which extent the first of these axes splits, if it is not the usual one."""
+"""Axes of the grid, blocks, and size along the first axis, by kind of layout.
+
+The size is empty for the usual one. Axes 1 and 2 are the first and the second spatial axis of the case. ``1/n`` is the
+first spatial axis, or n if there is none.
+"""
 
 RESIZED = frozenset({"one", "least", "ragged", "few"})
-"""Extents that a case of given tensors cannot have."""
+"""Sizes in ``KINDS`` that require a case without fixed sizes."""
 
 
 def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:

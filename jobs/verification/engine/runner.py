@@ -29,17 +29,19 @@ from distconv.jobs.verification.engine.watch import Watch
 from distconv.layers.common import call_site
 
 TIME_LIMIT_S = 30.0
+"""Default time limit of a case on one layout."""
 
 
 class Case(Splittable):
-    """Something to compute in both worlds: ``option`` says which of the cases of ``operator`` it is."""
+    """A computation that runs on one process and over ranks. Subclasses define :meth:`compute`."""
 
     operator: str
     option: str
+    """Distinguishes the cases of ``operator``."""
     condition: float = 1.0
-    """How many times more round-off counts in this case than usual."""
+    """Factor on the tolerance of the comparison, for cases that amplify round-off."""
     as_torch_takes_it: bool = False
-    """True if a case that torch rejects is not reported."""
+    """True leaves out a case that torch rejects. Otherwise distconv must reject it, too."""
 
     @property
     def infinite(self) -> bool:
@@ -74,11 +76,11 @@ class _Share(NamedTuple):
 
 
 class CaseRun:
-    """A run on the ranks of ``comm``."""
+    """Computes cases on the ranks of ``comm``. Collective: construct it, and call its methods, on every rank."""
 
     def __init__(self, comm: MPI.Intracomm, time_limit_s: float = TIME_LIMIT_S) -> None:
         self.comm = comm
-        self._private = comm.Dup()
+        self._private = comm.Dup()  # The engine's own messages do not mix with those that a failed case has left.
         self._grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
         self._watch = Watch(comm, time_limit_s)
 
@@ -100,6 +102,7 @@ class CaseRun:
             for layout in self.layouts(case):
                 grid = self.grid(layout.extents)
                 self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
+                # The reference depends on the sizes alone, so layouts with the same sizes share it.
                 if layout.sizes not in parts:
                     parts[layout.sizes] = self._attempt(case, ReferenceBackend(layout))
                 if case.as_torch_takes_it and parts[layout.sizes].refused:
@@ -168,7 +171,7 @@ class CaseRun:
             except Exception as error:
                 self._watch.case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
                 refused = refusal(error)
-                backend.together(failed=True)
+                backend.together(failed=True)  # Matches the call in which the other ranks wait, so that they raise.
         replicates = any(issubclass(warning.category, ReplicationWarning) for warning in told)
         return _RankPart(refused, backend.results, traffic, replicates)
 

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, to
 """Largest error, relative to the largest value of the tensor."""
 
 _SMALL = 1e-2
-"""Tensors whose values stay below this (differences that cancel) are measured against it."""
+"""Lower bound of the scale of a tensor, for results that cancel to nearly zero."""
 
 _NOT_FINITE = "is infinite or NaN where torch's is not, or not where it is"
 
@@ -31,10 +31,17 @@ _WAY_OUT = re.compile(
 
 
 class Verdict(Enum):
-    """Verdict on a case. WRONG: a different value, or different outcomes on ranks; UNCLEAR: an error without a fix.
+    """Verdict on a case on one layout.
 
-    INFINITE: an input has infinities, and NaN stands in other places than torch's: a block is padded with zeros where
-    torch has neighbours, and zero times infinity is NaN. Such numbers mean that a training has diverged before.
+    - EXACT: the results agree with torch. REDISTRIBUTES: the same, after redistributions. REPLICATES: the same, but
+      every rank computed the full result.
+    - RAISES: all ranks raise an UnsupportedOperation or another DistconvError with a suggested fix.
+    - REFUSED: torch rejects the case, and distconv raises with torch's message. OTHER_WORDS: with another message.
+    - INFINITE: an input has infinities, and NaN has other positions than in torch's result. A block is padded with
+      zeros where torch has neighbors, and zero times infinity is NaN. Such inputs occur only in diverged trainings.
+    - WRONG: a different value, or different outcomes on ranks.
+    - UNCLEAR: an error that distconv did not raise, or without a suggested fix.
+    - HANGS: the job hung or ended in the case.
     """
 
     EXACT = "exact"
@@ -57,12 +64,14 @@ BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
 
 
 class Refusal(NamedTuple):
-    """An exception, as its rank saw it."""
+    """An exception that a case raised on one rank."""
 
     kind: str
+    """Name of its class."""
     text: str
+    """Its message."""
     on_purpose: bool
-    """A DistconvError (in the world of one process: any)."""
+    """True for a DistconvError. Otherwise distconv did not raise it deliberately."""
 
 
 class RankOutcome(NamedTuple):

@@ -15,7 +15,7 @@ HANG = 75
 
 
 class Watch:
-    """Ends the job, after each rank has said where it is, when one case takes longer than ``limit_s``."""
+    """Aborts the job if a case takes longer than ``limit_s``. Each rank prints its case before."""
 
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
         self._rank, self._limit_s = comm.rank, limit_s
@@ -42,5 +42,5 @@ class Watch:
         while not done.wait(1.0):
             if time.monotonic() - self._since > self._limit_s:
                 print(f"HANG: rank {self._rank}: {self.case}", file=sys.stderr, flush=True)
-                time.sleep(2.0)  # the other ranks say where they are, too
+                time.sleep(2.0)  # the other ranks print their cases, too
                 MPI.COMM_WORLD.Abort(HANG)

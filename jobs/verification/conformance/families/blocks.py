@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Residual(nn.Module):
-    """x + its own convolution of x."""
+    """The input plus a convolution of it."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SqueezeExcite(nn.Module):
 
 
 class ExciteByMean(nn.Module):
-    """The same with mean() and 1x1 convolutions, as some write it."""
+    """Squeeze-and-excitation with ``mean()`` and a 1x1 convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ExciteByMean(nn.Module):
 
 
 class Tied(nn.Module):
-    """One convolution used twice, and its weight once more as it is."""
+    """A convolution that is used twice, and whose weight is used directly, too."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Tied(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Parameters that meet the tensor element by element."""
+    """Parameters that scale and shift the tensor elementwise."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class ScaledResidual(nn.Module):
 
 
 class CroppedSkip(nn.Module):
-    """The original U-Net's skip: valid convolutions, the skip cropped to what came up."""
+    """The original U-Net's skip: valid convolutions, and the skip cropped to the size of the upsampled tensor."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

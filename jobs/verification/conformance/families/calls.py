@@ -26,7 +26,7 @@ def _inferred(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _penalty(x: torch.Tensor) -> torch.Tensor:
-    """Return a term on dL/dx, as in gradient penalties; elementwise up to here."""
+    """Return a term on dL/dx, as in gradient penalties. The differentiated function is elementwise."""
     (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
     return gradient * x
 

@@ -79,7 +79,7 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
 
 
 def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
-    """Return the cells (B, C, ...) that a layer's windows cover, of ``frame`` and no others."""
+    """Return the cells (B, C, ...) that the windows of the outputs in ``frame`` cover, with padding."""
     (low, high), dilation = _reach(layer.offsets), getattr(layer, "dilation", 1)
     pads, inside = list[int](), [slice(None), slice(None)]
     for n, first, cells, v, h in zip(x.shape[2:], frame.first, frame.cells, low, high, strict=True):
@@ -149,7 +149,7 @@ def _pooled(layer: Any, x: _Sites) -> _Sites:
 
 
 def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
-    """Return all windows' cells (K, B, C, ...), by their place in the window."""
+    """Return all windows' cells (K, B, C, ...), by their position in the window."""
     low, _ = _reach(layer.offsets)
     windows = []
     for offset in layer.offsets:

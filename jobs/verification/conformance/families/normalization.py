@@ -54,7 +54,7 @@ _MODULES: dict[tuple[str, str], dict[str, Any]] = {
     ("nn.InstanceNorm2d", "evaluation, running statistics"): {"steps": _evaluated, "track_running_stats": True},
     ("nn.LayerNorm", "channels last, as in ConvNeXt"): {"steps": _channels_last},
 }
-"""Operator, option; arguments, and what is called, of which values, in which dimensions."""
+"""Arguments of the module by operator and option. ``steps``, ``values`` and ``dims`` change the call and its input."""
 
 
 def _module(operator: str, option: str) -> list[ConformanceCase]:
@@ -66,7 +66,7 @@ def _module(operator: str, option: str) -> list[ConformanceCase]:
     def build(sizes: Sizes) -> nn.Module:
         kind = getattr(nn, operator.removeprefix("nn."))
         module: nn.Module = kind(*([groups] if groups else []), sizes["c"], **options)
-        for parameter in module.parameters():  # others than ones and zeros
+        for parameter in module.parameters():  # values other than ones and zeros
             nn.init.normal_(parameter)
         return module
 

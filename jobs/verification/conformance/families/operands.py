@@ -30,7 +30,7 @@ _SECONDS: dict[str, Input] = {
     "one sample, split": Input("N=1 C H W"),
     "without gradient": fixed("N C W:h H:w"),
 }
-"""Second operands, by how they lie."""
+"""Second operands, by their shape and distribution."""
 
 _JOINED: dict[str, Input] = {
     "another number of channels": Input("N C+2 H W"),

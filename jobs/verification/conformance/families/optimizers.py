@@ -48,7 +48,10 @@ def _network(sizes: Sizes) -> nn.Module:
 def _trained(
     build: Callable[..., torch.optim.Optimizer], options: dict[str, Any], change: Callable[..., Any] | None = None
 ) -> Callable[..., torch.Tensor]:
-    """Take two steps, and return the outputs of the network."""
+    """Return a function that takes two steps and returns the outputs of the network.
+
+    ``change`` is applied to the parameters after each backward pass.
+    """
 
     def train(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         parameters = list(module.parameters())

@@ -93,7 +93,7 @@ _MEMORY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "turned": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
     "expanded": lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 7, 9),
 }
-"""How a tensor's memory runs otherwise."""
+"""Conversions to memory layouts that are not row-major."""
 
 _IN_ANY_MEMORY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),

@@ -18,7 +18,7 @@ _X = Input("N C H W")
 def _windows(
     name: str, option: str, *arguments: Any, values: str = "normal", least: int = 1, **options: Any
 ) -> ConformanceCase:
-    """Return a function of windows; ``least``: smallest extent that it takes."""
+    """Return the case of a function with windows. ``least`` is the smallest spatial size that it accepts."""
     count = int(name[-2]) if name[-2].isdigit() else 2
     sizes = dict.fromkeys(("d", "h", "w"), least)
     function = getattr(F, name)
@@ -73,7 +73,7 @@ _MODULES: dict[str, tuple[Callable[[Sizes], nn.Module], int]] = {
     "nn.UpsamplingBilinear2d": (lambda sizes: nn.UpsamplingBilinear2d(scale_factor=2), 1),
     "nn.PixelShuffle": (lambda sizes: nn.PixelShuffle(2), 4),
 }
-"""And what channels are a multiple of."""
+"""Module, and divisor of the number of channels."""
 
 CASES: tuple[ConformanceCase, ...] = (
     *(_windows(name, option, *arguments, **options) for name, option, arguments, options in _POOLS),
