@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from mpi4py import MPI
 
@@ -193,6 +193,19 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if MPI.COMM_WORLD.rank == 0:
             super()._print_message(message, file)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments as argparse does; options of a file (``--config``) exclude each other, too."""
+        options, rest = super().parse_known_args(args, namespace)
+        for group in self._mutually_exclusive_groups:
+            values = {action.dest: action for action in group._group_actions}
+            given = [
+                action for name, action in values.items() if getattr(options, name, action.default) != action.default
+            ]
+            if len(given) > 1:
+                first, second = (action.option_strings[-1] for action in given[:2])
+                self.error(f"argument {second}: not allowed with argument {first}; one of them is in the options file")
+        return options, rest
 
     def error(self, message: str) -> NoReturn:
         """Print a one-line error and exit with the code for invalid input.

@@ -95,11 +95,21 @@ def format_options(options: argparse.Namespace, without: Sequence[str] = ()) -> 
     for name, value in vars(options).items():
         if name in _OF_THE_CALL or name in without or value is None:
             continue
-        if name == "grid":
-            value = ",".join(f"{axis}={parts}" for axis, parts in value.items())
-        plain = isinstance(value, (bool, int, float, str, dict, list))
-        values[name] = value if plain else str(value)
+        values[name] = _plain(name, value)
     return str(yaml.safe_dump(values, sort_keys=True, default_flow_style=False))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a parsed option as a value of YAML: as it is, or as the user writes it on the command line."""
+    if name == "grid":
+        return ",".join(f"{axis}={parts}" for axis, parts in value.items())
+    if name == "devices":
+        return ",".join(f"{kind}:{count}" for kind, count in value.items())
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, range):
+        return f"{value.start}:{value.stop}"
+    return value if isinstance(value, (bool, int, float, str, dict, list)) else str(value)
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
         "--weight-decay",
         type=nonnegative_float,
         default=defaults.weight_decay,
-        help="weight decay of the optimizer (default: %(default)s)",
+        help="weight decay of sgd, adam and adamw; pass that of others by --optimizer-args (default: %(default)s)",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -41,6 +42,41 @@ def test_a_file_is_what_its_words_are(tmp_path: Path) -> None:
     assert vars(found) | {"config": None} == vars(expected)
     later = parser().parse_args(["--lr", "9", "--config", str(tmp_path / "a.yaml"), "--seed", "7"])
     assert (later.lr, later.seed) == (0.3, 7)
+
+
+TRAINING = [words for words, _ in cli.COMMANDS.items() if words[0] == "train"]
+VALUES = {
+    "--accumulate": "2", "--batch": "6", "--clip-norm": "0.5", "--devices": "old:2,new:1", "--ema": "0.9",
+    "--grid": "n=2,h=2", "--lr": "0.25", "--microbatches": "3", "--optimizer-args": "{betas: [0.8, 0.9]}",
+    "--plan": "a b.json", "--ppv": "3,5,7", "--replicas": "2,1", "--scheduler-args": "{gamma: 0.5}", "--trace": "10:13",
+    "--weight-decay": "0.125", "--warm-up": "0.5", "--crop": "h=8,w=16", "--class-weights": "1,2", "--mirror": "hw",
+}  # fmt: skip
+"""A value of options that are not plain strings."""
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
+def test_each_option_is_read_back_as_it_was(words: tuple[str, ...], tmp_path: Path) -> None:
+    command = cli.COMMANDS[words]
+    made = cli.make_parser(f"distconv {' '.join(words)}", importlib.import_module(command.module))
+    tried = 0
+    for action in made._actions:
+        option = (action.option_strings or [""])[-1]
+        if action.dest == "resume" or (option not in VALUES and action.choices is None):
+            continue
+        value = VALUES.get(option) or str(list(action.choices)[-1])  # type: ignore[arg-type]
+        expected = made.parse_args([f"{option}={value}"])
+        (tmp_path / "a.yaml").write_text(format_options(expected))
+        found = made.parse_args(["--config", str(tmp_path / "a.yaml")])
+        assert vars(found) | {"config": None} == vars(expected), option
+        tried += 1
+    assert tried >= 12
+
+
+def test_options_of_a_file_exclude_each_other_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text("plan: old.json")
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--config", str(tmp_path / "a.yaml"), "--grid", "n=4"])
+    assert "not allowed with argument --grid; one of them is in the options file" in capsys.readouterr().err
 
 
 def test_options_about_one_call_are_not_printed() -> None:

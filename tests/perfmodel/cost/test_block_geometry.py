@@ -131,8 +131,6 @@ def test_neighbours_on_other_nodes_are_counted():
 
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("axes", [{"h": 3, "w": 3}, {"n": 2, "h": 4, "w": 2}, {"h": 6, "w": 4}, {"n": 2, "h": 3}])
-    "axes", [{"h": 3, "w": 3}, {"n": 2, "h": 4, "w": 2}, {"h": 6, "w": 4}, {"n": 2, "h": 3, "w": 2}]
-)
 def test_neighbours_on_other_nodes_are_those_of_each_rank_by_itself(axes, per_node):
     parts = AxisParts.from_axes(axes, math.prod(axes.values()), per_node)
     for axis in set(axes) - {"n"}:
