@@ -195,7 +195,19 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments as argparse does; options of a file (``--config``) exclude each other, too."""
+        """Parse arguments as argparse does; options of a file (``--config``) exclude each other, too.
+
+        Parameters
+        ----------
+        args : sequence of str, optional
+            Command-line arguments (default: those of the process).
+        namespace : argparse.Namespace, optional
+            Options that are already parsed.
+
+        Returns
+        -------
+        tuple
+        """
         options, rest = super().parse_known_args(args, namespace)
         for group in self._mutually_exclusive_groups:
             values = {action.dest: action for action in group._group_actions}
