@@ -49,7 +49,9 @@ def random_tensor(dist: Distribution, shape: Sequence[int], device: torch.device
     DistTensor
         The values depend on the grid.
     """
-    numbers = torch.Generator(device).manual_seed(dist.grid.rank)
+    coordinates = {axis: dist.grid.coordinate(axis, dist.grid.rank) for axis in dist.split_axes}
+    # Replicas of a block draw the same numbers, as a replicated tensor requires.
+    numbers = torch.Generator(device).manual_seed(dist.grid.rank_of(coordinates))
     return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
 
 

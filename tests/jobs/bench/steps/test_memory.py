@@ -52,7 +52,6 @@ def test_figures_are_those_of_the_table_and_ratios_are_quotients_of_peaks(
 
 @pytest.mark.long
 @pytest.mark.time_limit(240)
-@pytest.mark.slow
 def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:
     words = ["--model", "vgg16_bn", "--width", "16", "--size", "32", "--batch", "2"]
     arguments = ["bench", "memory", *words, "--optimizer", "adam", "--shard-optimizer"]
