@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from distconv.arrangement import Arrangement
-from distconv.distribution import Distribution, Interval
+from distconv.distribution import Distribution
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
 from distconv.plan import Plan, format_parts
@@ -175,20 +175,16 @@ def _parts(dist: Distribution[Arrangement], dim: int | None) -> int:
     return 1 if axis is None else dist.grid.shape[axis]
 
 
-def _intervals(dist: Distribution[Arrangement], shape: Sequence[int], dim: int, index: int) -> tuple[Interval, ...]:
-    return dist.intervals(dim, index, shape[dim])
-
-
 def _label(dist: Distribution[Arrangement], shape: Sequence[int], dim: int | None, index: int) -> str:
     """Return the axis and the global indices of a block, such as ``h 0:25``; "" for a dimension that is not split."""
     if dim is None:
         return ""
-    ranges = [f"{each.start}:{each.stop}" for each in _intervals(dist, shape, dim, index)]
+    ranges = [f"{each.start}:{each.stop}" for each in dist.intervals(dim, index, shape[dim])]
     return f"{dist.split[dim]} {','.join(ranges[:3]) or '-'}{',...' * (len(ranges) > 3)}"
 
 
 def _extent(dist: Distribution[Arrangement], shape: Sequence[int], dim: int | None, index: int) -> int:
-    return 1 if dim is None else sum(each.extent for each in _intervals(dist, shape, dim, index))
+    return 1 if dim is None else sum(each.extent for each in dist.intervals(dim, index, shape[dim]))
 
 
 def _ranks_at(dist: Distribution[Arrangement], indices: dict[int | None, int]) -> tuple[int, ...]:

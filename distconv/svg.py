@@ -93,9 +93,9 @@ class Drawing:
         bold : bool
             Use bold letters.
         """
-        weight = ' font-weight="bold"' if bold else ""
         if not words:
             return
+        weight = ' font-weight="bold"' if bold else ""
         self._shapes.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" fill="{color}"{weight}>'
             f"{escape(words, quote=False)}</text>"

@@ -286,7 +286,7 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
         comm.Allreduce(MPI.IN_PLACE, failed, MPI.MAX)
     if failed[0] >= 0:
         message = comm.bcast(reason, root=int(failed[0]))
-        # A command whose output nobody reads any more (`distconv ... | head`) checks the cause, and ends silently.
+        # The command line ends silently if this cause is a closed pipe (`distconv ... | head`).
         raise error(message if comm.size == 1 else f"{message} (on rank {failed[0]})") from broken_pipe
     return result  # type: ignore[return-value]
 

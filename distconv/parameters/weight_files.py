@@ -31,7 +31,7 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     ----------
     path : Path
         A file of ``torch.save(model.state_dict())`` or of safetensors, or a folder of ``torch.distributed.checkpoint``.
-        Of a saved dictionary with the key ``"state_dict"`` this entry is read.
+        If the saved dictionary has the key ``"state_dict"``, only this entry is read.
     comm : MPI.Intracomm
         Communicator of all ranks that call.
 

@@ -52,7 +52,7 @@ def draw(path: Path, exploration: Exploration) -> None:
 def shown_choices(exploration: Exploration) -> list[Choice]:
     """Return the fastest combinations, including those that do not fit, and the choice.
 
-    Of combinations with the same label the choice is kept, otherwise the fastest.
+    If several combinations have the same label, the choice is kept, otherwise the fastest.
 
     Parameters
     ----------

@@ -55,9 +55,9 @@ GRIDS = ("n", "h", "w", "c")
 PLANNED = "planned"
 
 TURNS = 3
-"""Number of turns. Each one profiles the network and then measures a part of the steps.
+"""Number of rounds. Each profiles the network and then measures a part of the steps.
 
-The speed of a shared machine changes within minutes. In turns, such a change affects profiles and steps equally.
+The speed of a shared machine changes within minutes, which affects interleaved profiles and steps equally.
 """
 
 

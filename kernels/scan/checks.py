@@ -115,7 +115,7 @@ class _RankArguments:
     sizes: tuple[Size | None, ...]
     stacked: bool
     source_samples: tuple[int, ...]
-    """Distinct numbers of samples of the sources; valid is none, or the number of samples of the gradient."""
+    """Distinct numbers of samples of the sources: empty, or only that of the gradient, if they are valid."""
 
 
 def _describe_arguments(gradient: torch.Tensor | None, level: Level) -> _RankArguments:

@@ -36,12 +36,12 @@ class TimeRanks:
 
     @property
     def earlier(self) -> int | None:
-        """The rank that takes the steps before these; None if there is none."""
+        """The rank that takes the steps before these, or None for the first steps."""
         return self._neighbour(1 if self.reverse else -1)
 
     @property
     def later(self) -> int | None:
-        """The rank that takes the steps after these; None if there is none."""
+        """The rank that takes the steps after these, or None for the last steps."""
         return self._neighbour(-1 if self.reverse else 1)
 
     def _neighbour(self, distance: int) -> int | None:

@@ -31,7 +31,7 @@ class Sites:
     coords: torch.Tensor
     stride: int
     finer: Sites | None = None
-    """The set from which a stride has derived these sites; None if there is none. Transposed layers return to it."""
+    """The set from which a stride has derived these sites, or None. Transposed layers return to it."""
     is_sorted: bool = False
     """True if the rows are known to be sorted. Otherwise ``order`` sorts them."""
 

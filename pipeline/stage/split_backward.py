@@ -36,7 +36,7 @@ class WeightBackward:
     edges : list of autograd edges
         The operators' nodes of the autograd graph.
     gradients : list of Tensor or None
-        Gradient that reached each operator in the first half; None if there is none.
+        Gradient that reached each operator in the first half, or None for operators that no gradient reached.
     """
 
     weights: list[list[torch.Tensor]]

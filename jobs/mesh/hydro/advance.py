@@ -207,7 +207,7 @@ def internal_work(
 
 @kernel
 def first_broken_cell(state: HydroState) -> int:
-    """Return the flat index of the first cell whose area or internal energy is not positive; -1 if there is none."""
+    """Return the flat index of the first cell whose area or internal energy is not positive, or -1."""
     x, y, _, _, energy = state
     height, width = energy.shape
     for j in range(height):

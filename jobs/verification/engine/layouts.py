@@ -108,7 +108,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
 """Axes of the grid, blocks, and size along the first axis, by kind of layout.
 
 The size is empty for the usual one. Axes 1 and 2 are the first and the second spatial axis of the case. ``1/n`` is the
-first spatial axis, or n if there is none.
+first spatial axis, or n without spatial axes.
 """
 
 RESIZED = frozenset({"one", "least", "ragged", "few"})
@@ -159,7 +159,7 @@ def _factors(ranks: int) -> list[int] | None:
 
 
 def _changed(case: Splittable, resized: str, axis: str, parts: int) -> Extents | None:
-    """Return the size along ``axis`` that a kind of layout requires, {} for the usual one, None if there is none."""
+    """Return the size along ``axis`` that a kind of layout requires; {} for the usual one, None if no size fits."""
     step = math.lcm(max(1, case.multiple), parts)
     numbers = range(max(1, case.multiple), 8 * parts + 1, max(1, case.multiple))
     extents = {

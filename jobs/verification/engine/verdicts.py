@@ -92,7 +92,7 @@ def difference(
 ) -> str:
     """Return the first difference between results, or an empty string.
 
-    Of a DistTensor this rank's block is compared. Nothing is sent, so that a mistake of one rank leaves no other
+    Only the block of this rank is compared. Nothing is sent, so that a mistake of one rank leaves no other
     waiting.
 
     Parameters

@@ -111,7 +111,7 @@ def test_dimensions_that_merge_after_others_equals_one_process(comm, shape):
 
 
 def test_where_one_process_copies_the_result_shares_no_memory(comm):
-    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the full tensor."""
+    """On each rank the transposed block (1, 3, 4) could be viewed as (3, 4), but not the full tensor."""
     x = dc.scatter(normal(2, 3, 4), grid_over(comm, n=comm.size))
     y = x.transpose(0, 1).reshape(6, 4)
     y.zero_()
