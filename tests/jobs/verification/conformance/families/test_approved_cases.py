@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.table import ConformanceCase
 from distconv.jobs.verification.engine.backends import ReferenceBackend
+from distconv.jobs.verification.engine.runner import CaseRun
+from distconv.jobs.verification.engine.verdicts import BAD, Verdict
 from tests.jobs.approved import assert_approved, size_of
 
 RANKS = 4
@@ -27,8 +31,16 @@ def format_options(case: ConformanceCase) -> str:
     return f"{case.operator}, {case.option} [{kinds}]\n    {found}"
 
 
-@pytest.mark.filterwarnings("ignore")  # some are of calls that torch warns of
-@pytest.mark.parametrize("family", TABLE)
-def test_cases_are_as_approved(family: str) -> None:
-    torch.manual_seed(0)
-    assert_approved(f"conformance/{family}", "\n".join(map(format_options, TABLE[family])))
+@pytest.mark.filterwarnings("ignore")  # some calls make torch warn
+def test_cases_are_as_approved() -> None:  # one test, so that the short run has all families
+    for family, cases in TABLE.items():
+        torch.manual_seed(0)
+        assert_approved(f"conformance/{family}", "\n".join(map(format_options, cases)))
+
+
+@pytest.mark.ranks(3)
+def test_cases_of_every_family_are_exact_on_three_ranks(comm: Any) -> None:
+    run = CaseRun(comm)
+    for family, cases in TABLE.items():
+        verdicts = {line.verdict for case in cases[:: len(cases) // 3] for line in run.lines(family, case)}
+        assert Verdict.EXACT in verdicts and not verdicts & set(BAD), (family, verdicts)
