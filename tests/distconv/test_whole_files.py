@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distconv.whole_files import Folder, atomic_path, open_regular, write_file
+from distconv.whole_files import Folder, Stream, atomic_path, open_regular, write_file
 
 
 def full(*_: object) -> int:
@@ -160,3 +160,12 @@ def test_a_file_that_others_write_is_whole_or_not_there(tmp_path: Path, fails: b
         make()
     assert path.read_text() == ("old" if fails else "new")
     assert os.listdir(tmp_path) == ["data.h5"]
+
+
+def test_sync_forces_the_file_of_the_stream_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    path = tmp_path / "log"
+    with Stream(path, os.open(path, os.O_WRONLY | os.O_CREAT)) as stream:
+        stream.sync()
+        assert synced == [stream.fileno()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,15 @@ def test_no_link_is_followed_when_a_checkpoint_is_written_or_deleted(comm: Any, 
     assert (folder / "step-000000").is_symlink()
     assert [path.name for path in mine.iterdir()] == [MANIFEST]
     assert (mine / MANIFEST).read_text() == "mine"
+
+
+def test_a_checkpoint_in_the_background_says_when_this_rank_has_written_it(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, write = threading.Event(), writing.AsyncSave._write
+    monkeypatch.setattr(writing.AsyncSave, "_write", lambda self: may_write.wait(30) and write(self))
+    saving = checkpoint.AsyncSave(shared_tmp_path, 1, tensors(), VALUES, comm)
+    assert saving.is_written is False
+    may_write.set()
+    saving.finish()
+    assert saving.is_written is True

@@ -7,6 +7,7 @@ import pytest
 
 from distconv.jobs.pointcloud import shapes as shapes_module
 from distconv.jobs.pointcloud.shapes import CLUTTER, HIDDEN, PART_NAMES, SHAPES, Shapes, _rotation
+from tests.jobs.approved import assert_approved
 
 
 def test_a_shape_follows_from_seed_group_and_index_alone() -> None:
@@ -78,3 +79,12 @@ def test_rotations_are_rotations_and_favour_no_direction() -> None:
     assert np.abs(turned @ turned.transpose(0, 2, 1) - np.eye(3)).max() < 1e-12
     assert np.abs(np.linalg.det(turned) - 1).max() < 1e-12
     assert np.abs(turned.mean(0)).max() < 5 * np.sqrt(1 / 3 / 1000)
+
+
+def test_sizes_of_the_parts_are_as_approved() -> None:
+    lines = [
+        f"{name} {part}: {np.round(np.ptp(mesh.vertices, axis=0), 3).tolist()}, {len(mesh.triangles)} triangles"
+        for name, build in SHAPES.items()
+        for part, mesh in build(np.random.default_rng(0)).items()
+    ]
+    assert_approved("pointcloud/shapes", "\n".join(lines))

@@ -90,3 +90,9 @@ def test_what_is_wrong_is_found(comm: Any, operator: Any, windows: Any, reason: 
 def test_a_function_without_a_rule_raises(comm: Any) -> None:
     with pytest.raises(TypeError, match=r"smooth has no rule. Decorate it with distconv.rule"):
         dc.check_rule(smooth, (X, X), comm)
+
+
+def test_an_operator_with_more_results_on_small_blocks_is_found() -> None:
+    rule = dc.rule(x={0: P, 1: P, 2: P, 3: P})(lambda x: (x, x + 1) if x.shape[2] < X.shape[2] else x)
+    with pytest.raises(MismatchError, match=r"results output 0, output 1, .*, but output 0, .* in a single process"):
+        dc.check_rule(rule, (X,))

@@ -92,3 +92,12 @@ def test_an_assumption_that_cannot_be_is_refused(wrong):
     graph = trace(MODELS["lenet5"].factory(), (8, 1, 28, 28))
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         evaluate(graph, {"*": {"n": 2}}, machine(), 2, **wrong)
+
+
+def test_a_prediction_with_two_grids_adds_up_layer_by_layer():
+    graph = trace(MODELS["resnet20"].factory(), (8, 3, 32, 32))
+    plan = {"*": {"n": 2, "h": 2}, "layer2.*": {"h": 4}, "layer3.*": {"n": 4}}
+    found = evaluate(graph, plan, machine(overlap=False), 4)
+    moved = {name for name, layer in found.layers.items() if layer.shuffle > 0}
+    assert {"layer2.0.conv1", "layer3.0.conv1"} <= moved < set(found.layers)
+    assert sum(layer.spent for layer in found.layers.values()) == pytest.approx(found.time, rel=1e-9)
