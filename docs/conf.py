@@ -12,12 +12,15 @@ project = "distconv"
 author = "the authors of distconv"
 version = release = dc.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "commands", "names"]
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"),
+    *("commands", "names", "support", "terms", "excerpts"),
+]
 exclude_patterns = ["_build", "extensions", "figures"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
-# Nothing of the site comes from a network. Beside a file there is no server that a search could ask for summaries.
+# Nothing of the site comes from a network. Excerpts of search results come from a file, since file:// has no server.
 html_theme = "furo"
 html_title = f"distconv {release}"
 html_show_search_summary = False
@@ -25,6 +28,7 @@ html_copy_source = False
 html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["width.css"]
+html_search_scorer = str(HERE / "extensions" / "scorer.js")
 copybutton_exclude = ".linenos, .gp, .go"
 
 napoleon_google_docstring = False

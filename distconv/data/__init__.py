@@ -1,4 +1,6 @@
-"""Samples from files to distributed tensors: each rank reads only its own boxes. ``docs/data.md`` is the guide.
+"""Samples from files to distributed tensors: each rank reads only its own boxes.
+
+``docs/how-to/read-data.md`` is the guide.
 
 ::
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="samples, in a format that distconv train reads (docs/data.md)",
+        help="samples, in a format that distconv train reads (docs/how-to/data-formats.md)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument(

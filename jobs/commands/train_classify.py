@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PATH",
         help="MNIST or CIFAR-10 folder as downloaded, CIFAR-10 batch, HDF5 file or another format of "
-        "docs/data.md, or the word digits for embedded images",
+        "docs/how-to/data-formats.md, or the word digits for embedded images",
     )
     add_reading_arguments(parser)
     parser.add_argument("--test-data", type=Path, metavar="PATH", help="test images, if --data has none")

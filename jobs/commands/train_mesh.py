@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="HDF5 file that distconv data mesh has written, or the same datasets in another format of docs/data.md",
+        help="HDF5 file that distconv data mesh has written, or the same datasets in another format "
+        "(docs/how-to/data-formats.md)",
     )
     add_reading_arguments(parser)
     parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="network (default: %(default)s)")

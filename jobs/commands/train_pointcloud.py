@@ -3,7 +3,7 @@
 Writes to the folder --out: metrics.jsonl (a line per step and per evaluation of the held-out clouds after an epoch),
 checkpoints, summary.json, and result.png. At the end, the accuracy is compared with that of a majority vote and of a
 perceptron on single points. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of
-floating-point sums. --pipeline splits the layers (docs/pipelines.md).
+floating-point sums. --pipeline splits the layers (docs/how-to/pipelines.md).
 """
 
 from __future__ import annotations

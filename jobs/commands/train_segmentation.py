@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="PATH",
-        help="HDF5, netCDF or zarr file, or folder of .npy or HDF5 files (docs/data.md), with datasets of images "
-        "and labels at its top or in groups train and test",
+        help="HDF5, netCDF or zarr file, or folder of .npy or HDF5 files (docs/how-to/data-formats.md), with datasets "
+        "of images and labels at its top or in groups train and test",
     )
     add_reading_arguments(parser)
     parser.add_argument("--test-data", type=Path, metavar="PATH", help="held-out samples, if --data has none")

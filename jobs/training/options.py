@@ -234,8 +234,8 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument(
         "--capture",
         choices=CHOICES,
-        help="record training steps once and replay them, with bit-identical results (docs/capture.md); auto: if "
-        "a replay is faster (default: auto for reference models, off for other models and with --trace)",
+        help="record training steps once and replay them, with bit-identical results (docs/how-to/capture-steps.md); "
+        "auto: if a replay is faster (default: auto for reference models, off for other models and with --trace)",
     )
     parser.add_argument(
         "--check-replicas-every",

@@ -42,6 +42,28 @@ def alike(expected: str, printed: str, apart: float = 1e-2) -> bool:
 
 
 @pytest.mark.mpi
+@pytest.mark.time_limit(300)
+def test_the_commands_of_the_segmentation_tutorial_run(tmp_path: Path) -> None:
+    page, variables, folder = (
+        Path("docs/tutorials/segmentation-3d.md"),
+        environment(tmp_path / "bin"),
+        tmp_path / "work",
+    )
+    folder.mkdir()
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    for block in blocks(page):
+        if block.language == "bash":
+            command = ["bash", "-e", "-c", block.text]
+            ended = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)
+            assert ended.returncode == 0, (block.text, ended.stderr)
+    files = {path.name for path in (folder / "runs" / "ball").iterdir()}
+    assert {"metrics.jsonl", "summary.json", "result.png", "config.yaml", "checkpoints"} <= files
+    assert list((folder / "predicted").glob("prediction.*"))
+
+
+@pytest.mark.mpi
 @pytest.mark.time_limit(180)
 @pytest.mark.parametrize("page", WITH_CONSOLE, ids=str)
 def test_each_command_prints_what_stands_below_it(page: Path, tmp_path: Path) -> None:
@@ -60,5 +82,5 @@ def test_each_command_prints_what_stands_below_it(page: Path, tmp_path: Path) ->
             assert ended.returncode == 0, (command, ended.stderr)
             assert alike(expected, ended.stdout), f"{command}\nprinted\n{ended.stdout}instead of\n{expected}"
             printed.append(ended.stdout)
-    if page.name == "tutorial.md":
+    if page.name == "first-model.md":
         assert alike(printed[2], printed[4], 2e-3), "one rank and two print the same"

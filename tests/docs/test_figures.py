@@ -53,6 +53,6 @@ def test_a_figure_is_inside_its_frame_and_readable_on_a_small_screen(name: str) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_shows_the_figure_and_describes_it(name: str) -> None:
-    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
-    described = [words for page in pages for words in re.findall(rf"!\[([^\]]*)\]\(figures/{name}\.svg\)", page)]
+    pages = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    described = [words for page in pages for words in re.findall(rf"!\[([^\]]*)\]\([./]*figures/{name}\.svg\)", page)]
     assert described and all(len(words) > 20 for words in described)

@@ -113,7 +113,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, container: argparse.
     container.add_argument(
         "--pipeline",
         metavar="SCHEDULE",
-        help=f"train as a pipeline with this schedule: {runnable} (docs/pipelines.md)",
+        help=f"train as a pipeline with this schedule: {runnable} (docs/how-to/pipelines.md)",
     )
     container.add_argument(
         "--pipeline-plan",

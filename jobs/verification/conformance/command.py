@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family", nargs="+", choices=names, metavar="NAME", help=f"only these families of cases: {', '.join(names)}"
     )
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators with these names")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables to this file as a Markdown page")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write a Markdown page, and the tables to a .csv file next to it"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
     parser.add_argument(
         "--samples",
@@ -86,8 +88,17 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             journal.write_json(options.json, lines)
         if options.page:
-            write_file(options.page, samples_page.page(lines, options.samples) if of_samples else page.page(lines))
+            _write_page(options, lines, of_samples)
     return 1 if any(line.verdict in BAD for line in lines) else 0
+
+
+def _write_page(options: argparse.Namespace, lines: Sequence[Line], of_samples: bool) -> None:
+    if of_samples:
+        write_file(options.page, samples_page.page(lines, options.samples))
+        return
+    data = options.page.with_suffix(".csv")
+    write_file(data, page.data(lines))
+    write_file(options.page, page.page(lines, data.name))
 
 
 def _check_files(options: argparse.Namespace) -> None:

@@ -1,12 +1,13 @@
-"""The page ``docs/evidence/conformance.md``: lines of runs on several rank counts as tables."""
+"""The page ``docs/evidence/conformance.md`` and its data file, from the lines of runs on several rank counts."""
 
 from __future__ import annotations
 
+import csv
+import io
 import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 import torch
 from mpi4py import MPI
@@ -23,11 +24,11 @@ SHORT = {
     "width": ("w", "all ranks along the width"),
     "samples + space": ("n·s", "two groups of samples, the other ranks along the first spatial dimension"),
     "two in space": ("s·s", "two ranks along the first spatial dimension, the others along the second"),
-    "uneven": ("uneven", "along the first spatial dimension (or the samples), in blocks that grow from perhaps none"),
-    "cyclic": ("cyclic", "the same, dealt out in turn by two or one"),
+    "uneven": ("uneven", "along the first spatial dimension (or the samples), in blocks of growing size, perhaps none"),
+    "cyclic": ("cyclic", "the same, in cyclic blocks of two or one"),
     "empty samples": ("empty n", "one sample: all ranks but one have an empty block"),
-    "empty space": ("empty s", "the smallest extent that the operator takes along the first spatial dimension"),
-    "nothing split": ("whole", "every rank holds all of every tensor"),
+    "empty space": ("empty s", "the smallest size that the operator accepts along the first spatial dimension"),
+    "nothing split": ("whole", "every tensor is replicated on all ranks"),
     "replicas": ("r", "the same, on the grid axis for replicas"),
     "replicas + space": ("r·s", "two replicas of tensors that are split along the first spatial dimension"),
     "channels": ("c", "all ranks along the channels, whose number they divide"),
@@ -51,9 +52,6 @@ _SIGNS = {
     Verdict.HANGS: "HANGS",
 }
 
-BAR = "¦"
-"""Character that replaces a vertical bar in a table."""
-
 _WORST = [
     *(Verdict.HANGS, Verdict.WRONG, Verdict.UNCLEAR, Verdict.INFINITE, Verdict.RAISES, Verdict.REPLICATES),
     *(Verdict.REDISTRIBUTES, Verdict.OTHER_WORDS, Verdict.REFUSED, Verdict.EXACT),
@@ -65,48 +63,110 @@ _PREFACE = """\
 <!-- Generated; do not edit.
 Command: distconv verify conformance --page docs/evidence/conformance.md --ranks {ranks} -->
 
-Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
-says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,
-to 1e-10 of the tensor's largest value. `mpiexec -n 4 distconv verify conformance` runs it and ends with exit code 1
-if anything is wrong. The last family, `operators`, are the largest samples with which torch tests its own operators and
-modules, by every name that torch has for them, all tensors split, modules after `dc.parallelize`; on the first of the
-rank counts alone.
+Each operator and option is computed on every kind of grid and in one process with plain torch, in float64 unless a row
+says otherwise. All results, the gradients of all inputs and parameters, and the buffers are compared block by block.
+The tolerance is 1e-10 of the largest value of the tensor. The family `operators` has the largest samples with which
+torch tests its own operators and modules, on the first of the rank counts alone.
 
-{machine}
+`mpiexec -n 4 distconv verify conformance` runs the comparison. Its exit code is 1 if anything is wrong. The results of
+all rows are in `docs/evidence/{data}`. The [support matrix](../reference/support-matrix.md) summarizes them by operator
+family and axis.
 
-| sign | meaning |
+Environment: {machine}
+
+"""
+
+_LEGEND = """\
+## Families
+
+Number of rows and kinds of grids with each result, the worst of all rank counts:
+
+{families}
+| result | meaning |
 |---|---|
 | `=` | exact, and nothing was redistributed |
-| `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
-| `r` | exact, but by no rule: every rank computes the whole, with a `ReplicationWarning`; bytes as above |
-| `!` | raises `UnsupportedOperation`, with a way out |
-| `t` | torch itself refuses these extents, and distconv, too |
-| `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |
+| `~` | exact, after redistributions; the data file has their bytes |
+| `r` | exact, computed replicated with a `ReplicationWarning` |
+| `!` | raises `UnsupportedOperation` with a suggested fix |
+| `t` | torch rejects these sizes, and so does distconv |
+| `inf` | an input has infinities, and NaN is at other positions than torch's |
 | `WRONG` | differs, or raises on some ranks only |
-| `UNCLEAR` | raises anything else, or names no way out |
+| `UNCLEAR` | raises any other error, or one without a suggested fix |
+| `HANGS` | did not end |
 
-A number of ranks behind a sign says that only these rank counts come to it; the others do better. Empty: the tensors
-have no such dimension, or the row runs on fewer kinds of grids because its messages are another row's.
+A message counts as a redistribution if a tensor moves from one distribution to another, or its gradient moves back.
+Halo exchanges, gathered input regions, reduce-scatters and all-reduces do not count.
 
-A message counts as a redistribution if it changes who owns what: a tensor moves from one distribution to another, or
-its gradient moves back. The messages that an operator's own rule needs do not count, however large: halo exchanges,
-boxes assembled for windows, shares of a sum that go to their owners, and sums over ranks. An operator that assembles
-its whole input is `=` here; the bytes of both kinds are in the JSON that `--json` writes.
+## Grids
 
 {layouts}
+The data file has a column for each kind of grid. A number of ranks after a result says that only these rank counts have
+it. A cell is empty if the tensors have no such dimension, or the row runs on fewer kinds of grids.
 """
 
 
-def page(lines: Sequence[Line]) -> str:
-    """Return the page for lines of one or several rank counts."""
+def page(lines: Sequence[Line], data_name: str) -> str:
+    """Return the page for lines of one or several rank counts.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+    data_name : str
+        Name of the file with the results of all rows.
+
+    Returns
+    -------
+    str
+    """
     counts = sorted({line.ranks for line in lines})
-    preface = _PREFACE.format(
-        ranks=",".join(map(str, counts)), machine=machine(), layouts=table(["column", "grid"], _layouts())
-    )
-    families = dict.fromkeys(line.family for line in lines)
-    parts = [preface, _totals(lines, counts)]
-    parts += [_family(family, [line for line in lines if line.family == family], counts) for family in families]
-    return "\n".join(parts)
+    preface = _PREFACE.format(ranks=",".join(map(str, counts)), machine=machine(), data=data_name)
+    legend = _LEGEND.format(families=_family_table(lines), layouts=table(["column", "grid"], _layouts()))
+    return "\n".join([preface + _totals(lines, counts), legend, _messages(lines)])
+
+
+def data_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """Return the results of each row by kind of grid.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+
+    Returns
+    -------
+    list of dict
+        The columns ``family``, ``operator``, ``option`` and one for each kind of grid, by its short name.
+    """
+    rows: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
+    for line in lines:
+        rows.setdefault((line.family, line.operator, line.option), {}).setdefault(line.layout, []).append(line)
+    return [
+        {
+            **dict(zip(("family", "operator", "option"), names, strict=True)),
+            **{SHORT[kind][0]: _cell(by_kind.get(kind, [])) for kind in KINDS},
+        }
+        for names, by_kind in rows.items()
+    ]
+
+
+def data(lines: Sequence[Line]) -> str:
+    """Return :func:`data_rows` as CSV."""
+    text = io.StringIO()
+    rows = data_rows(lines)
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _family_table(lines: Sequence[Line]) -> str:
+    """Return the number of cells with each sign, for each family."""
+    signs = list(dict.fromkeys(_SIGNS.values()))
+    counts: dict[str, Counter[str]] = {}
+    for row in data_rows(lines):
+        cells = (row[SHORT[kind][0]] for kind in KINDS)
+        counts.setdefault(row["family"], Counter()).update(cell.split()[0] for cell in cells if cell)
+    rows = [[family, *(str(found[sign]) for sign in signs)] for family, found in counts.items()]
+    return table(["family", *(f"`{sign}`" for sign in signs)], rows)
 
 
 def machine() -> str:
@@ -151,26 +211,6 @@ def _totals(lines: Sequence[Line], counts: Sequence[int]) -> str:
     return "## Totals\n\n" + table(heads, rows)
 
 
-def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
-    kinds = [kind for kind in KINDS if any(line.layout == kind for line in lines)]
-    rows = []
-    for (operator, option), own in groupby(_sorted(lines), lambda line: (line.operator, line.option)):
-        by_kind: dict[str, list[Line]] = {}
-        for line in own:
-            by_kind.setdefault(line.layout, []).append(line)
-        # A bar would end the cell.
-        names = [f"`{operator}`".replace("|", BAR), option.replace("|", BAR)]
-        rows.append([*names, *(_cell(by_kind.get(kind, [])) for kind in kinds)])
-    heads = ["operator", "option", *(SHORT[kind][0] for kind in kinds)]
-    return f"## {family}\n\n{table(heads, rows)}" + _messages(lines)
-
-
-def _sorted(lines: Sequence[Line]) -> list[Line]:
-    """Group the lines of each row, in the order of the table."""
-    order = {key: number for number, key in enumerate(dict.fromkeys((line.operator, line.option) for line in lines))}
-    return sorted(lines, key=lambda line: order[line.operator, line.option])
-
-
 def _cell(same: Sequence[Line]) -> str:
     """Return the worst verdict of one row on one kind of layout, over all rank counts."""
     if not same:
@@ -191,12 +231,12 @@ def _messages(lines: Sequence[Line]) -> str:
             by_text.setdefault(general(line), []).append(line)
     if not by_text:
         return ""
-    told = [
+    items = [
         f"- {len(same)} x {_SIGNS[same[0].verdict]}, first `{same[0].operator}` {same[0].option} over "
         f"{same[0].grid}: {text}"
         for text, same in by_text.items()
     ]
-    return "\n" + "\n".join(told) + "\n"
+    return "## Messages\n\n" + "\n".join(items) + "\n"
 
 
 def general(line: Line) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -64,7 +65,8 @@ def test_the_command_prints_lines_and_totals_and_writes_them(comm, shared_tmp_pa
     assert f"2 ranks: 2 operators, {len(lines)} cases: " in out
     assert json.loads(found.read_text())[0]["verdict"] == "exact"
     pooled = {line.layout for line in lines if line.family == "windows"}
-    assert rows(written.read_text())["windows", "lp_pool2d", "p=2 K2"] == pooled
+    assert rows(written.with_suffix(".csv"))["windows", "lp_pool2d", "p=2 K2"] == pooled
+    assert f"| 2 | 2 | {len(lines)} | " in written.read_text()
 
 
 @pytest.mark.ranks(2)
@@ -117,21 +119,15 @@ def test_bad_input_is_one_line(comm, capsys, name, arguments, message):
     assert error == "" if comm.rank else (message in error and error.count("\n") == 1)
 
 
-def rows(text, families=TABLE):
-    """Kinds of layouts that each row of a page has a sign for, by family, operator and option."""
+def rows(path, families=TABLE):
+    """Kinds of layouts with a result in each row of a data file, by family, operator and option."""
     kinds = {heading: kind for kind, (heading, _) in page.SHORT.items()}
-    found, family, heads = {}, "", []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("## "):
-            family = line[3:]
-        elif line.startswith("| operator |"):
-            heads = cells[2:]
-        elif line.startswith("| `") and family in families:
-            signs = {kinds[head] for head, cell in zip(heads, cells[2:], strict=True) if cell}
-            operator, option = (cell.strip("`").replace(page.BAR, "|") for cell in cells[:2])
-            found[family, operator, option] = signs
-    return found
+    with path.open(newline="") as file:
+        return {
+            (row["family"], row["operator"], row["option"]): {kind for head, kind in kinds.items() if row[head]}
+            for row in csv.DictReader(file)
+            if row["family"] in families
+        }
 
 
 def test_the_page_has_the_rows_and_cells_of_the_table():
@@ -145,6 +141,7 @@ def test_the_page_has_the_rows_and_cells_of_the_table():
         for family, cases in TABLE.items()
         for case in cases
     }
-    assert rows(text) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6"
-    torchs = {operator for _, operator, _ in rows(text, [OPERATORS])}
+    data = PAGE.with_suffix(".csv")
+    assert rows(data) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6"
+    torchs = {operator for _, operator, _ in rows(data, [OPERATORS])}
     assert torchs < set(samples.names()) and len(torchs) > 700
