@@ -67,12 +67,11 @@ def _find_overdue_launches() -> Iterator[tuple[float, Callable[[], str]]]:
     The watchdog calls it in its own thread, from which calls of CUDA would open a context on GPU 0 and end the capture
     of a graph. So CUDA is called only for operations that are overdue, when the job is about to be ended anyway.
     """
-    latest = time.monotonic() - watchdog.timeout_s
     for channel in open_channels():
         if channel.device.type == "cpu":
             continue  # the host itself waits for gloo, which cannot report completion before
         # Oldest first: those after the first that is not overdue are not overdue either.
-        for launch in itertools.takewhile(lambda each: each.started_at < latest, list(channel.launches)):
+        for launch in itertools.takewhile(_overdue, list(channel.launches)):
             with rendezvous.use_device(channel.device):
                 over = launch.is_done()
             if not over:
@@ -87,6 +86,10 @@ def open_channels() -> list[Channel]:
 
 def _describe_launch(launch: Launch, channel: Channel) -> str:
     return f"{launch.what} (by {channel.name})"
+
+
+def _overdue(launch: Launch) -> bool:
+    return time.monotonic() - launch.started_at > watchdog.timeout_s
 
 
 class Channel:
