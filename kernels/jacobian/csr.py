@@ -55,6 +55,7 @@ class Pattern:
         tuple of (Pattern, Tensor)
             The order is int64 (nnz,).
         """
+        # One key for both indices: sorted by row, and within a row by column.
         _, order = (rows * shape[1] + cols).sort()
         crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
@@ -83,6 +84,7 @@ class Pattern:
     @cached_property
     def rows(self) -> torch.Tensor:
         """The row of each non-zero (nnz,)."""
+        # With the size given, the host does not wait for a GPU to compute it.
         return torch.repeat_interleave(self.lengths, output_size=self.nnz)
 
     @cached_property
@@ -120,6 +122,7 @@ class Product:
         -------
         Tensor
         """
+        # Each non-zero of the product is a single term: nothing has to be added up.
         if self.out is None:
             return left.index_select(1, self.left) * right.index_select(1, self.right)
         batch = max(len(left), len(right))
@@ -149,6 +152,7 @@ class SparseJacobian:
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
         """Return the Jacobian of a torch CSR matrix (N_in, N_out), sharing values, and the pattern if it is known."""
         crow, col = matrix.crow_indices(), matrix.col_indices()
+        # The same pattern as in earlier iterations: its products with other patterns were computed then.
         pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
         if pattern is None:
             pattern = Pattern(crow.long(), col.long(), (matrix.shape[0], matrix.shape[1]))
@@ -171,6 +175,7 @@ class SparseJacobian:
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
             _known[(crow.data_ptr(), col.data_ptr(), *shape)] = pattern
+            # The pattern is valid by construction, and torch's check would read all of it.
             return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
         crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
         return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
@@ -188,6 +193,7 @@ class SparseJacobian:
         if pattern.diagonal:
             return self.values * vector
         if len(self.values) == 1 < len(vector):
+            # All samples share the matrix: one product of a sparse and a dense matrix.
             return (self.to_torch() @ vector.t()).t()
         terms = self.values * vector.index_select(1, pattern.col)
         return terms.new_zeros(len(terms), pattern.shape[0]).index_add_(1, pattern.rows, terms)

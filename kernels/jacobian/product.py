@@ -66,16 +66,21 @@ def match_nonzeros(left: Pattern, right: Pattern) -> Product:
         The pattern (N, M) of the product, and the non-zeros of both operands in each pair.
     """
     device = left.col.device
+    # [1] For each non-zero (i, k) of the left factor, the number of non-zeros (k, j) of the right one.
     counts = right.lengths[left.col]
     total = int(counts.sum())
+    # [2] The pairs: each left non-zero as often as it has partners, and with it consecutive right ones.
     first = torch.repeat_interleave(counts, output_size=total)
     begins = right.crow[left.col] - (counts.cumsum(0) - counts)
     second = begins[first] + torch.arange(total, device=device)
+    # [3] Sorted by position in the product. Pairs of one position are neighbours then.
     keys, order = (left.rows[first] * right.shape[1] + right.col[second]).sort()
     positions, out = torch.unique_consecutive(keys, return_inverse=True)
     shape = (left.shape[0], right.shape[1])
+    # [4] Compressed rows of the product.
     rows = positions // shape[1]
     crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=device)
     torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
     pattern = Pattern(crow, positions - rows * shape[1], shape)
+    # If no two pairs meet at one position, no sums are needed.
     return Product(pattern, first[order], second[order], None if len(positions) == total else out)
