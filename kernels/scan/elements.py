@@ -15,8 +15,7 @@ from typing import Any, cast, overload
 import torch
 
 from distconv.errors import ScanError
-from distconv.kernels.jacobian.csr import SparseJacobian
-from distconv.kernels.jacobian.product import count_products, multiply
+from distconv.kernels.jacobian.csr import SparseJacobian, count_products, multiply
 
 from .accounting import record_products
 
