@@ -132,6 +132,7 @@ def is_below_overlap_threshold(x: Sequence[int], weight: Sequence[int], *, on_gp
     on_gpu : bool
         Use the threshold for a GPU. Otherwise that for a CPU.
     """
+    # Each position of x meets each weight of its channels once.
     multiplications = math.prod(x) // max(1, x[1]) * math.prod(weight)
     return multiplications <= (OVERLAP_THRESHOLD_ON_GPU if on_gpu else OVERLAP_THRESHOLD)
 
@@ -180,9 +181,11 @@ class Convolution:
             y (N, F, ...) on ``out``.
         """
         touched = self._touched(piece, weight)
+        # One call computes all outputs, and adds the bias. Zeros to add to are needed only for a part of them.
         if touched == self.out:
             return self._convolve(piece, touched, weight, bias)
         y = piece.values.new_zeros((piece.values.shape[0], weight.shape[0], *(b - a for a, b in self.out)))
+        # To all outputs, also to those that the piece does not reach. add() passes no bias.
         if bias is not None:
             y += bias.view(-1, *(1,) * len(self.out))
         return self.add(y, [piece], weight)
@@ -214,11 +217,13 @@ class Convolution:
         """Return the box of outputs that the piece contributes to, or None if there are none."""
         g = self.geometry
         touched = tuple(g.touched(d, box, o) for d, (box, o) in enumerate(zip(piece.box[1:], self.out, strict=True)))
+        # torch rejects empty operands, and nothing would be added.
         return touched if piece.values.numel() and weight.numel() and volume(touched) else None
 
     def _weight_for(self, weight: torch.Tensor, piece: Piece) -> torch.Tensor:
         """Return the part of ``weight`` for the channels of ``piece``."""
         first, last = (channel - self.channels[0] for channel in piece.box[0])
+        # The weight itself if nothing is left out: parameter_gradients compares by identity.
         return weight if piece.box[0] == self.channels else weight[:, first:last]
 
     def _convolve(
@@ -321,6 +326,7 @@ class Convolution:
         tuple of (Tensor or None)
             dL/dx on the box of ``piece``, dL/dw and dL/db; None if not ``wanted``.
         """
+        # An empty block still has a gradient of the right shape: the other ranks wait for it in the all-reduce.
         if not volume(self.out) or not piece.values.numel() or not weight.numel():
             sums = grad.sum([d for d in range(grad.dim()) if d != 1])
             gradients = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
@@ -379,6 +385,7 @@ def crop(piece: Piece, box: tuple[Range, ...]) -> torch.Tensor:
     Tensor
         A view if ``box`` lies within the piece. Otherwise a copy.
     """
+    # A view, without a copy.
     if all(a <= c and d <= b for (a, b), (c, d) in zip(piece.box, box, strict=True)):
         return _view(piece.values, piece.box, box)
     return assemble_input([piece], box).values
@@ -409,6 +416,7 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
     for dim, ((a, b), (o0, o1)) in enumerate(zip(box, out, strict=True)):
         start, stop = geometry.needed(dim, (o0, o1))
         low, high = a - start, stop - b
+        # The outputs that torch gives if the padding before the piece is on both sides.
         outputs = (b - a + 2 * low - geometry.reach(dim)) // geometry.stride[dim] + 1
         if low >= 0 and outputs == o1 - o0:
             # The same padding on both sides gives exactly these outputs: no copy.
@@ -423,6 +431,7 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
 
 def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
     """Return the view on ``part`` of ``x``, whose last dimensions cover ``box``."""
+    # Dimensions before those of the box, such as the samples, stay as they are.
     for dim, (outer, inner) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
         if inner != outer:
             x = x.narrow(dim, inner[0] - outer[0], inner[1] - inner[0])

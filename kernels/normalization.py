@@ -103,6 +103,7 @@ def normalization_gradients(
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
     grad, x = copy_if_misread(grad), copy_if_misread(x)
     inverse = inverse_deviation(var, eps) if inverse is None else inverse
+    # False: the moments are constants here. What depends on them through x is added after the all-reduce.
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
         grad, x, weight, mean, var, mean, inverse, False, eps, [True, True, True]
     )
@@ -152,6 +153,7 @@ def normalize_differentiably(
     Tensor
         The shape of x.
     """
+    # The deviations first: the difference of mean squares would lose digits.
     deviation = x - mean(x)
     y = deviation * (mean(deviation * deviation) + eps).rsqrt()
     y = y if weight is None else y * weight
@@ -188,6 +190,7 @@ class BatchNormGradient:
             weight = None if weight is None else weight.to(var.dtype)
         self._x, self._weight, self._inverse = x, weight, inverse_deviation(var, eps)
         grad = self._partial = copy_if_misread(grad)
+        # A rank without values takes part in the all-reduce of the sums.
         if not x.numel():
             self.sums = self._mean.new_zeros((2, self._mean.numel()))
         elif x.is_cuda:
@@ -216,8 +219,10 @@ class BatchNormGradient:
         if not self._x.numel():
             return torch.empty_like(self._x, dtype=self._dtype)
         # dL/dx is the gradient of the normalization by constant moments, minus a linear function of x.
+        # By the number of values on all ranks.
         slope, level = self.sums / count
         if self._x.is_cuda:
+            # The kernel divides by a count, and the sums are divided already.
             one = torch.ones(1, dtype=torch.int32, device=self._x.device)
             dx: torch.Tensor = torch.batch_norm_backward_elemt(
                 self._partial, self._x, self._mean, self._inverse, self._weight, level, slope / self._inverse, one
@@ -247,6 +252,7 @@ def subtract_line(
     blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
     if blocks <= 1:
         dx.addcmul_(x - mean, slope, value=-1).sub_(level)
+        # A temporary tensor of a few channels stays in the cache.
         return
     step = max(1, x.shape[1] // blocks)
     for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):

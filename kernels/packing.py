@@ -72,6 +72,7 @@ class PackedRegions:
 
     def __init__(self, regions: Sequence[tuple[Region, int]], strides: Sequence[tuple[int, ...]]) -> None:
         assert len(strides) <= MOST_TENSORS
+        # A number without dimensions counts as one dimension of size 1.
         self._dims = max(1, len(strides[0]))
         self._table, self._cells, self._elements = _table(regions, strides)
         self._tables: dict[torch.device, torch.Tensor] = {}
@@ -115,6 +116,7 @@ class PackedRegions:
         table = self._tables.get(buffer.device)
         if table is None:
             table = self._tables[buffer.device] = torch.as_tensor(self._table, device=buffer.device)
+        # A structure of fixed size, which CUDA copies with the arguments of the kernel.
         memory = np.zeros(1, dtype=[("at", np.uintp, (MOST_TENSORS,))])
         memory["at"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
         addresses = np.uintp(buffer.data_ptr()), np.uintp(table.data_ptr())
@@ -141,6 +143,7 @@ def is_available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
     """
     if _cupy() is None or not hasattr(torch.cuda.Stream, "__cuda_stream__"):
         return False  # no CuPy, or a version of torch whose streams CuPy does not accept
+    # Bytes that are not 0, so that values that were not moved are noticed.
     sent, message = (torch.full((dtype.itemsize,), n, dtype=torch.uint8, device=device) for n in (1, 0))
     once = (1,) * dims
     try:
@@ -189,7 +192,9 @@ def kernel_source(dtype: torch.dtype, dims: int, elements: int) -> str:
     str
         Definitions for the preprocessor, followed by ``packing.cu``.
     """
+    # A dtype without a sum: the source must still compile, and ADD is never launched.
     element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
+    # Arithmetic of 32 bits is faster on a GPU.
     index = "unsigned int" if elements < 1 << 31 else "unsigned long long"
     sizes = {"INDEX": index, "DIMS": dims, "MOST_TENSORS": MOST_TENSORS}
     defined = {"ELEMENT": element, "SUM(a, b)": f"({total})", **sizes}
@@ -234,7 +239,8 @@ def _table(
                 (elements, tensor, offset, len(positions), len(inside), *(cell.extents or (1,)), *(own or (0,)))
             )
             for region, start in inside:
-                packed = _contiguous(region.extents)
+                # Strides of the region's values in the buffer, where they are contiguous.
+                packed = tuple(math.prod(region.extents[dim + 1 :]) for dim in range(len(region.extents)))
                 within = [a - b for a, b in zip(cell.first, region.first, strict=True)]
                 positions.append((start + _offset(within, packed), *(packed or (0,))))
             elements += cell.numel
@@ -250,9 +256,14 @@ def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list
     for group in _overlapping([region for region, _ in regions]):
         members = [regions[number] for number in group]
         edges = [sorted({edge for ends in each for edge in ends}) for each in _ends([region for region, _ in members])]
+        # Between two edges no region begins or ends, so a region contains all of a cell or nothing.
         for corner in itertools.product(*(itertools.pairwise(each) for each in edges)):
             first, extents = tuple(low for low, _ in corner), tuple(high - low for low, high in corner)
-            inside = [each for each in members if _contains(each[0], first)]
+            inside = [
+                (region, start)
+                for region, start in members
+                if all(low <= at < low + n for low, n, at in zip(region.first, region.extents, first, strict=True))
+            ]
             if inside:
                 yield Region(inside[0][0].tensor, first, extents), inside
 
@@ -265,10 +276,6 @@ def _ends(regions: Sequence[Region]) -> list[list[tuple[int, int]]]:
     ]
 
 
-def _contains(region: Region, index: tuple[int, ...]) -> bool:
-    return all(low <= at < low + n for low, n, at in zip(region.first, region.extents, index, strict=True))
-
-
 def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
     """Return the indices of ``regions`` in groups, such that regions of different groups are disjoint."""
     if not regions:
@@ -277,6 +284,7 @@ def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
     for ends in _ends(regions):
         low, high = np.array(ends).T
         is_overlapping &= (low[:, None] < high) & (high[:, None] > low)
+    # Regions that overlap with a common one belong to one group, even if they do not overlap with each other.
     _, labels = connected_components(coo_matrix(is_overlapping), directed=False)
     groups: dict[int, list[int]] = {}
     for number, label in enumerate(labels.tolist()):
@@ -286,7 +294,3 @@ def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
 
 def _offset(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(i * stride for i, stride in zip(index, strides, strict=True))
-
-
-def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(extents[dim + 1 :]) for dim in range(len(extents)))

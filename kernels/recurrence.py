@@ -76,8 +76,10 @@ def is_compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
 def _run_torch(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    # A copy: v changes in each step, and the carry belongs to the caller.
     gradients, v = torch.empty_like(sources), carry.clone()
     gates = factors.new_empty(factors.shape[1:])
+    # A view: the products that are written to `gates` are its rows.
     rows = gates.flatten(1)
     bypasses = [None] * len(sources) if direct is None else direct.unbind(0)
     steps = list(zip(sources.unbind(0), factors.unbind(0), bypasses, gradients.unbind(0), strict=True))
@@ -95,9 +97,11 @@ def _run_numba(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _, batch, hidden = sources.shape
+    # numba takes no None. An array without steps stands for it.
     bypass = sources.new_empty(0, batch, hidden) if direct is None else direct
     gradients, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
     operands = (v, sources, factors, bypass, weight.unflatten(0, (-1, hidden)), gradients)
+    # v and gradients are contiguous, so NumPy has their own memory, and the loop writes to them and not to copies.
     _compiled_loop()(*(tensor.detach().contiguous().numpy() for tensor in operands))
     return gradients, v
 
@@ -113,6 +117,7 @@ def _loop(  # noqa: PLR0917 - what numba compiles is called by position
     carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, gradients: Any
 ) -> None:
     steps, batch, gates, hidden = factors.shape
+    # The rest of the rows, of which there are fewer than _ROWS, is added one by one.
     blocked = hidden - hidden % _ROWS
     # Steps in the outer loop, samples in the inner one, so that memory is read consecutively.
     for t in range(steps - 1, -1, -1):

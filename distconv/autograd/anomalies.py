@@ -37,6 +37,7 @@ class _NanSearch:
     def check(self, node: Any, gradients: Sequence[torch.Tensor | None], _: Any) -> None:
         """Count a node that has run, and record the first one with a NaN in its results."""
         self.steps += 1
+        # After the first NaN nothing is searched: later gradients follow from it.
         wrong = [i for i, g in enumerate(gradients) if g is not None and not self.found and bool(g.isnan().any())]
         if wrong:
             message = f"Function '{node.name()}' returned nan values in its {wrong[0]}th output."
@@ -67,12 +68,16 @@ def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
         On every rank, with the first step that gave a NaN.
     """
     nodes = list(_walk_graph(outputs))
-    grid = next((g for node in nodes for value in _saved_objects(node) if (g := _grid_of(value)) is not None), None)
+    # Functions in Python store objects in their nodes, such as a transfer plan.
+    saved = (value for node in nodes for value in (vars(node).values() if hasattr(node, "__dict__") else ()))
+    grid = next((g for value in saved if (g := _grid_of(value)) is not None), None)
+    # Only a backward pass with messages must end on all ranks.
     if grid is None or grid.size == 1:
         return run()
     search = _NanSearch()
     hooks = [node.register_hook(partial(search.check, node)) for node in nodes]
     try:
+        # torch's own search is off, since it would raise on this rank alone; the stacks of forward calls remain on.
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
             result = run()
     finally:
@@ -80,6 +85,7 @@ def run_with_nan_check(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
             hook.remove()
     with watchdog.waiting(lambda: "search for NaN in gradients"):
         all_found = grid.world.allgather(search.found)
+    # The earliest step, and of several ranks the lowest one: all ranks raise for the same NaN.
     first = min(((failure[0], rank) for rank, failure in enumerate(all_found) if failure), default=None)
     if first is None:
         return result
@@ -93,17 +99,13 @@ def _walk_graph(outputs: Iterable[Any]) -> Iterator[Any]:
     waiting = [end.node if isinstance(end, torch.autograd.graph.GradientEdge) else end.grad_fn for end in outputs]
     seen: set[Any] = set()
     while waiting:
+        # Depth first, from lists that are the same on all ranks.
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         yield node
         waiting.extend(neighbour for neighbour, _ in node.next_functions)
-
-
-def _saved_objects(node: Any) -> list[Any]:
-    """Return the attributes that a Python function has stored in its node."""
-    return [*vars(node).values()] if hasattr(node, "__dict__") else []
 
 
 def _grid_of(value: Any) -> ProcessGrid | None:

@@ -36,6 +36,7 @@ def first_order_only(what: str) -> Callable[[Callable[..., Any]], Callable[..., 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def checked(ctx: Any, *gradients: Any) -> Any:
+            # torch enables gradients in backward only with create_graph=True.
             if torch.is_grad_enabled():
                 raise UnsupportedOperation(
                     f"a second derivative (create_graph=True) of {what} has no rule; torch's operators have: gather() "

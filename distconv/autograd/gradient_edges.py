@@ -29,6 +29,7 @@ def _node(tensor: torch.Tensor) -> Any:
     if not isinstance(tensor, DistTensor):
         return _node_of(tensor)
     node: Any = _node_of(tensor.local)
+    # By output number: a node has several outputs, each with a layout of its own.
     node.metadata[_LAYOUT, tensor.local.output_nr] = (tensor.dist, tensor.shape)
     return node
 

@@ -129,6 +129,7 @@ class GradFn:
         return getattr(self._node, name)
 
     def __eq__(self, other: object) -> bool:
+        # Two GradFn of one node are the same node to code that walks the graph.
         return self._node is (other._node if isinstance(other, GradFn) else other)
 
     def __hash__(self) -> int:

@@ -61,6 +61,7 @@ def count_step(result: Any = None) -> None:
             register_result(getattr(each, "_local", each))
     again = next((a for a in reversed(active) if isinstance(a, _Recomputation)), None)
     if again is not None:
+        # Only the innermost recomputation: an outer one continues when it has ended.
         again.on_step()
 
 
@@ -170,6 +171,7 @@ class _CheckpointedBlock(checkpoint._checkpoint_hook):
         self._first_node = 0
 
         def save_and_record(x: torch.Tensor) -> Any:
+            # Counted from the beginning of the block, so that the numbers of both computations agree.
             record.last_saved = _Steps.count - record.first_step
             return save(x)
 
@@ -184,12 +186,14 @@ class _CheckpointedBlock(checkpoint._checkpoint_hook):
         super().__exit__(*error)
         active.remove(self)
         self.record.running = False
+        # By this function, which does not record the marker as a tensor of the block.
         self.record.mark(self.save)
 
     def register_node(self, node: Any, world: Any) -> None:
         """Register the node that computed a distributed result: before it runs, the block is recomputed."""
         if self.record.world is None and world is not None and world.size > 1:
             self.record.world = world
+        # Only nodes of this block. An argument may have been computed before it.
         if node is not None and node._sequence_nr() >= self._first_node:
             node.register_prehook(_RecomputeBeforeNode(self))
 
@@ -206,6 +210,7 @@ class _RecomputeBeforeNode:
     def __call__(self, gradients: Any) -> None:
         if self._block is not None:
             self._recompute(self._block)
+        # With retain_graph=True the graph runs again, and the block is recomputed again.
         if not _keeps_graph():
             self._block = None
 
@@ -251,6 +256,7 @@ class _Recomputation(checkpoint._recomputation_hook):
         self._save_marks(_Steps.count - self._first_step)
 
     def _save_marks(self, reached: int, everything: bool = False) -> None:
+        # After the step, not before it: the tensor that is needed last may be saved at the end of the step.
         while self._marks and (everything or reached > self._marks[0].step):
             del self._marks[0]
             self.pack_hook(_NOTHING)
@@ -261,6 +267,7 @@ def _with_versions(save: Callable[..., None]) -> Callable[..., None]:
 
     def call(frame: Any, *inputs: Any) -> None:
         blocks = (each._local for each in inputs if hasattr(each, "_local"))
+        # A detached tensor shares the version counter, and keeps no graph.
         frame.versions = [(block.detach(), block._version) for block in blocks if not block.is_inference()]
         save(frame, *inputs)
 
@@ -282,6 +289,7 @@ def _ignore_policy(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return the dispatch of a selective policy such that it computes everything in distributed blocks."""
 
     def call(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # On one rank, or without distributed tensors, the policy applies.
         if active and active[-1].record.world is not None:
             return func(*args, **(kwargs or {}))
         return dispatch(mode, func, types, args, kwargs)

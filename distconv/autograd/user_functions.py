@@ -77,10 +77,12 @@ def _checkpoint_reentrant(function: Any, preserve_rng_state: bool, *args: Any) -
             "torch.utils.checkpoint with use_reentrant=True inside a block with use_reentrant=False. Pass "
             "use_reentrant=False to both"
         )
+    # As torch's own reentrant checkpoint does: without a gradient to compute, nothing is stored.
     checkpoint.check_backward_validity(args)
     if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         with torch.no_grad():
             return function(*args)
+    # A reentrant checkpoint runs the complete function again, with its side effects.
     with checkpoint.set_checkpoint_early_stop(False):
         return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
@@ -98,6 +100,7 @@ def _attach_backward_hook_node(tensors: tuple[torch.Tensor, ...]) -> tuple[torch
     """Return tensors with a new node, on which torch registers a module's full backward hooks."""
     hooked = _apply_to_blocks(BackwardHookFunction, tensors)
     layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
+    # torch registers hooks on the node. They find the layouts there.
     for node in [m.local.grad_fn if isinstance(m, DistTensor) else m.grad_fn for m in hooked]:
         if isinstance(node, _NODE):
             node.layouts = layouts

@@ -125,6 +125,7 @@ class BufferPlan:
         self._slots, self._gradients = [*recording.slots], gradients
         self._pairs: dict[int, tuple[int, int]] = {}
         """Slots of this rank's and the other rank's contribution to each sum of two ranks, by number of the sum."""
+        # Not those of gradients: each replay gets them as arguments, since the next step may have other tensors.
         self.values = {
             number: slot.tensor.detach()
             for number, slot in enumerate(self._slots)
@@ -166,6 +167,7 @@ class BufferPlan:
             return (op,)
         if op.function is _COPY and len({self.representative(slot) for slot in slots_read(op)}) == 1:
             return ()
+        # A draw must advance the generator in each replay.
         if op.writes or op.draws or not op.results or None in op.results:
             return (op,)
         if self._shares_memory(op):
@@ -179,6 +181,7 @@ class BufferPlan:
 
     def _is_kept(self, op: OperatorCall, result: int) -> bool:
         slot = self._slots[result]
+        # The caller keeps the outputs of a replay, which the next replay must not overwrite.
         if result in self.values or slot.storage in self._output_storages:
             return False
         if op.function in _PACKING and slot.storage in self._message_storages:
@@ -188,6 +191,7 @@ class BufferPlan:
 
     def _allocate(self, number: int) -> torch.Tensor:
         shape, strides, offset, dtype, device = self._slots[number].geometry
+        # The recorded strides: for others a kernel may take another path, and round differently.
         extent = (
             offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else 0
         )
@@ -216,6 +220,7 @@ class BufferPlan:
         """
         slot, comm = self._slots[op.slot], op.comm
         shape, _, _, dtype, device = slot.geometry
+        # Two contributions are added once, in any order with the same bits. The order of more additions is that of MPI.
         plain = op.channel is None and op.mpi_op == MPI.SUM and dtype in WIDE_DTYPES
         if comm.size != 2 or not plain or slot.nbytes > MAX_MESSAGE_BYTES:
             return op
@@ -244,6 +249,7 @@ class BufferPlan:
 
     def _view(self, op: OperatorCall) -> Sequence[Op]:
         source = self.representative(slots_read(op)[0])
+        # Views of memory that all replays share are made now, and no operation is left.
         if source in self.values:
             with torch.no_grad(), below_autograd():
                 views = op.function(*self._resolve(op.args), **self._resolve(op.kwargs))
@@ -254,6 +260,8 @@ class BufferPlan:
         if op.function in _IDENTITIES:
             self._representatives[result] = source
             return ()
+        # Generated code repeats the recorded geometry. Gradients may have other strides in another call, and an
+        # operator such as t_() changes the geometry of its argument.
         plain = (
             op.function.overloadpacket in _GEOMETRIC and not self._has_inplace_views and source not in self._gradients
         )
@@ -287,6 +295,7 @@ class BufferPlan:
 
     def _remove_unneeded(self, operations: Sequence[Op], outputs: Sequence[int]) -> list[Op]:
         """Return the operations that have an effect, or whose results are used."""
+        # From the last operation to the first, so that the uses of a result are known before its operation.
         used = set(map(self.representative, outputs))
         kept: list[Op] = []
         for op in reversed(operations):

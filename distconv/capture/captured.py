@@ -100,6 +100,7 @@ class Captured:
         leaves, spec = tree_flatten(args)
         number, change, may_record = self._select_recording(args, leaves, spec)
         if not self._is_same_on_all_ranks(number):
+            # All ranks come here, or none: what they have compared is the same on all of them.
             self._check_recording_allowed(change, may_record)
             if self._recording_count == _MAX_RECORDINGS:
                 reason = change or "another rank needs it"
@@ -123,6 +124,7 @@ class Captured:
     def _replay(self, number: int, leaves: Sequence[Any]) -> Any:
         try:
             return self._replays[number](leaves)
+        # Of any class: messages may be in flight after a KeyboardInterrupt, too.
         except BaseException:
             _failed_replays.append(self._replays.pop(number))
             raise
@@ -134,6 +136,7 @@ class Captured:
         recording.
         """
         first: tuple[str, bool] | None = None
+        # The newest first: most likely it fits, and its guard failure is the one that helps the user.
         for number in sorted(self._replays, reverse=True):
             change = self._replays[number].describe_change(args, leaves, spec)
             if change is None:
@@ -166,6 +169,7 @@ class Captured:
         """Record the step for ``args`` and return the number of the recording, the same on all ranks. Collective."""
         replay = CaptureReplay(self._record(args), args)
         agreement.try_on_all_ranks(self._world, lambda: self._capture_graph(replay, args), CaptureError)
+        # Numbers are the same on all ranks, so all of them drop the same recording.
         if len(self._replays) >= _MAX_RECORDINGS:
             del self._replays[min(self._replays)]
         self._recording_count += 1
@@ -178,6 +182,7 @@ class Captured:
             replay.capture_graph(args, self._pool)
 
     def _record(self, args: Sequence[Any]) -> CaptureRun:
+        # Only the last one is kept.
         for _ in range(1 + _WARM_UP_RUNS):
             run = record_run(self.__wrapped__, args)
         self._world = self._world or max(run.recording.comms(), key=lambda comm: comm.size, default=MPI.COMM_SELF)
@@ -200,6 +205,7 @@ class Captured:
         outcome = StepOutcome(replay.run, blocks, result)
         wrong = outcome.first_difference(expected)
         varies = replay.run.recording.gpu is not None and not torch.are_deterministic_algorithms_enabled()
+        # The eager step sends messages: if one rank needs a second one to compare with, all take it.
         if agreement.allreduce_max(self._world, int(varies and bool(wrong)), "check of a captured step"):
             before.restore()
             again = StepOutcome(replay.run, blocks, self.__wrapped__(*args))
@@ -220,7 +226,7 @@ class Captured:
         try:
             agreement.try_on_all_ranks(self._world, check, CaptureError)
         except CaptureError:
-            before.restore()  # The caller may take the step eagerly.
+            before.restore()  # the caller may take the step eagerly
             raise
         return result
 
@@ -280,6 +286,7 @@ class CaptureReplay:
 
     def _gradient_kinds(self, blocks: Sequence[Any]) -> Any:
         grads = map(get_gradient, self.run.leaves(blocks))
+        # Not their strides: generated code makes no views of gradients by a recorded geometry.
         kept = [(id(leaf), comm.handle) for leaf, _, comm in gradient_reduction.unsynced_grads()]
         return [None if grad is None else (grad.dtype, grad.layout) for grad in grads], kept
 
@@ -289,11 +296,13 @@ class CaptureReplay:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Replay the step for these leaves of the arguments, and return its results. Collective."""
+        # Before the first message: the communicators may have been freed with their grid.
         for comm in self._comms:
             agreement.check_communicator(comm, "the replay of a step")
         blocks, run = _blocks(leaves), self.run
         with torch.no_grad(), below_autograd():
             tensors = [tensor.detach() for tensor in self._run_recording(blocks, self._gradients_before(blocks))]
+        # The order of CaptureRun.outputs: results, gradients, contributions that no_sync keeps.
         rest = iter(tensors[self._result_count :])
         grad_leaves = run.leaves(blocks)
         for number, slot in run.gradients:

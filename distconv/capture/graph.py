@@ -77,6 +77,7 @@ def _operator_reason(recording: Recording, op: OperatorCall, constants: set[int]
         return "a CPU tensor is used. Create it on the GPU"
     if any(_is_on_host(slots[slot]) and slot not in constants for slot in slots_made(op)):
         return "a tensor is copied to the CPU or computed there. Keep it on the GPU"
+    # All devices but the host, of which only constants are left here.
     devices = {slots[slot].geometry[-1] for slot in (*slots_read(op), *slots_made(op)) if not _is_on_host(slots[slot])}
     if devices - {recording.gpu}:
         names = ", ".join(sorted(map(str, devices)))
@@ -100,6 +101,7 @@ def _python_number_slots(recording: Recording) -> set[int]:
     fixed = {n for n, slot in enumerate(slots) if slot.origin is SlotOrigin.CONSTANT and _is_on_host(slot)}
     for op in operators:
         if not op.writes and not op.draws and fixed.issuperset(slots_read(op)):
+            # Memory that the step writes to is no constant, even if its first values are.
             fixed.update(
                 slot for slot in slots_made(op) if _is_on_host(slots[slot]) and slots[slot].storage not in written
             )
@@ -186,6 +188,7 @@ class CudaGraphReplay:
         for generator in generators:
             if generator.device.type == "cuda" and generator is not torch.cuda.default_generators[device.index]:
                 self._graph.register_generator_state(generator)
+        # Results that are tensors of the recording itself, such as a parameter, are returned without a copy.
         held = {slot.tensor.untyped_storage()._cdata for slot in recording.slots if slot.tensor is not None}
         # "thread_local", since other threads, such as the watchdog's, may call CUDA during the capture.
         graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
@@ -214,10 +217,13 @@ class CudaGraphReplay:
         list of Tensor
             The outputs of the generated code, in new memory unless they existed before the step.
         """
+        # A graph reads and writes the addresses of the capture, and the tensors of this call are others.
         _copy_tensors(self._blocks, blocks)
         _copy_tensors(self._gradients, gradients)
         self._graph.replay()
+        # Gradients are accumulated in the graph's memory, and belong in the tensors of this call.
         _copy_tensors(gradients, self._gradients)
+        # New memory in each replay: the caller may keep the results of earlier ones.
         copies = [*map(_empty_like, self._overwritten)]
         _copy_tensors(copies, self._overwritten)
         for channel in self._channels:
@@ -248,6 +254,7 @@ def _empty_like(value: Any) -> Any:
 
 def _copy_tensors(targets: Sequence[Any], sources: Sequence[Any]) -> None:
     pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if isinstance(a, torch.Tensor)]
+    # torch rejects copies into memory that several indices share.
     pairs = [(_without_expanded_dims(a), _without_expanded_dims(b)) if 0 in a.stride() else (a, b) for a, b in pairs]
     if pairs:
         torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])

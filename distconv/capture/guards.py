@@ -108,6 +108,7 @@ class ArgumentGuard:
             if not _is_same(now, before):
                 path = keystr(tree_flatten_with_path(tuple(args))[0][number][0])
                 return f"argument {path.removeprefix('[').replace(']', '', 1)} {_describe_argument_change(before, now)}"
+        # A step with one tensor as two arguments has one slot for both.
         if _identity_pattern(leaves) != self._pattern:
             return "the arguments that are the same tensor are not those of the recording"
         return ""
@@ -144,6 +145,7 @@ class ModuleGuard:
         """Return the guard failure as a sentence, or "" if the guard passes."""
         for module, before in self._states:
             now = _members(module)
+            # By identity: == would compare the elements of tensors.
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
                 kind = type(module).__name__
                 if now[0] is not before[0]:
@@ -192,6 +194,7 @@ class TensorGuard:
 def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
     hooks, later = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
     return (
+        # The address, since x.data = y keeps the tensor and replaces its memory.
         tensor.data_ptr() if tensor.layout is torch.strided else id(tensor),
         tensor.shape,
         tensor.stride() if tensor.layout is torch.strided else (),
@@ -227,6 +230,7 @@ class OptimizerGuard:
 
         def note(optimizer: Optimizer, *_: Any) -> None:
             if id(optimizer) not in self._states:
+                # At the first step only: afterwards its settings and state would be those after a step.
                 self._states[id(optimizer)] = optimizer, _settings(optimizer)
                 state = {leaf: dict(kept) for leaf, kept in optimizer.state.items()}
                 saved[id(optimizer)] = [dict(group) for group in optimizer.param_groups], state
@@ -243,6 +247,7 @@ class OptimizerGuard:
                 optimizer = self._states[key][0]
                 for group, settings in zip(optimizer.param_groups, groups, strict=False):
                     group.update(settings)
+                # The step may have made state for parameters that had none. It is removed.
                 for leaf in list(optimizer.state):
                     optimizer.state[leaf].clear()  # in place, since the user may refer to the dictionary
                     optimizer.state[leaf].update(state.get(leaf, {}))

@@ -46,6 +46,7 @@ class PersistentExchange:
         tag: int = 0,
     ) -> None:
         self._memory = [tensor for _, tensor in (*sends, *receives)]
+        # Receives first, as in an eager exchange: Startall starts requests in this order.
         self.requests = [comm.Recv_init([part, MPI.BYTE], peer, tag) for peer, t in receives for part in mpi_buffers(t)]
         self.requests += [comm.Send_init([part, MPI.BYTE], peer, tag) for peer, t in sends for part in mpi_buffers(t)]
         self._start = MPI.Prequest.Startall
@@ -55,6 +56,7 @@ class PersistentExchange:
         self._start(self.requests)
         return self.requests
 
+    # Python does not free persistent requests, and after the end of MPI they no longer exist.
     def __del__(self) -> None:
         if not MPI.Is_finalized():
             for request in self.requests:
@@ -87,6 +89,7 @@ class ExchangeStart:
         ]
         requests += [
             comm.Isend([part, byte], peer)
+            # strict=False: the tensors to receive into follow those to send.
             for peer, tensor in zip(self._targets, tensors, strict=False)
             for part in mpi_buffers(tensor)
         ]

@@ -38,6 +38,7 @@ class StepSnapshot:
     """
 
     def __init__(self, run: CaptureRun, blocks: Sequence[Any]) -> None:
+        # By address: tensors that share memory are copied once.
         self._storages = {
             s.data_ptr(): (s, s.clone()) for s in (t.untyped_storage() for t in written_tensors(run, blocks))
         }
@@ -158,6 +159,7 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> boo
         return _has_equal_bits(one, other)
     if not one.numel():
         return True
+    # The bound is the larger one of half of the digits and a multiple of what two eager steps differ by.
     deviation = (again - other).abs().max()
     bound = torch.maximum(torch.finfo(one.dtype).eps ** 0.5 * other.abs().max(), _TOLERANCE_FACTOR * deviation)
     return bool(((one - other).abs() <= bound).all())
@@ -165,6 +167,7 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> boo
 
 def _has_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     value, expected = ((t.shape, t.dtype, strides_in_use(t.shape, t.stride())) for t in (one, other))
+    # Bytes, not ==: a NaN equals the same NaN, and 0 differs from -0.
     return value == expected and to_bytes(one).tobytes() == to_bytes(other).tobytes()
 
 

@@ -52,6 +52,8 @@ def _replacements(recorder: StepRecorder, gradients: SavedGradients) -> Iterator
     def is_recorded() -> bool:
         return not recorder.paused and threading.get_ident() == thread
 
+    # Other threads, such as a data loader's, do what they do in replays, too.
+
     def reporting(reason: str, function: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_recorded():
@@ -72,6 +74,7 @@ def _replacements(recorder: StepRecorder, gradients: SavedGradients) -> Iterator
     def adding_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any) -> Any:
             if is_recorded() and tensor.is_leaf:
+                # A leaf is added before its gradient is read or set: its gradient from before the step must be known.
                 gradients.add(tensor)
             return function(tensor, *args)
 
@@ -91,14 +94,14 @@ def _replacements(recorder: StepRecorder, gradients: SavedGradients) -> Iterator
         return recorder.call(function, tensors)
 
     def manual_seed(number: int) -> torch.Generator:
-        call_in_replays(partial(_seed, seed, number))
+        def set_seed() -> None:  # without a result, which the recorder would take for a tensor
+            seed(number)
+
+        call_in_replays(set_seed)
         return torch.default_generator
 
+    # Both modules have a reference of their own to these functions.
     for owner in (torch, torch.random):
         yield owner, "get_rng_state", partial(call_in_replays, get_state)
         yield owner, "set_rng_state", partial(call_in_replays, set_state)
         yield owner, "manual_seed", manual_seed
-
-
-def _seed(seed: Callable[[int], object], number: int) -> None:
-    seed(number)

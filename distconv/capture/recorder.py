@@ -93,6 +93,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _number_storage(self, tensor: torch.Tensor) -> int:
         storage, number = tensor.untyped_storage(), next(self._storage_numbers)
+        # The storage itself is not kept alive: memory is freed during the recording as in the eager step.
         # While the weak reference exists, no other storage gets this address.
         self._storages[storage._cdata] = StorageWeakRef(storage), number
         return number
@@ -142,6 +143,8 @@ class StepRecorder(TorchDispatchMode):
         if slot is not None:
             return slot
         if tensor.layout is torch.strided:
+            # Memory that is known and not held, but an unknown tensor: a view that torch made without an operator.
+            # Tensors of held memory existed before the step, as this one may have.
             storage = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))[1]
             if storage != -1 and storage not in self._held_storages and not self._gradients.contains(tensor):
                 return self._add_view(tensor)
@@ -160,6 +163,7 @@ class StepRecorder(TorchDispatchMode):
     def _add_view(self, tensor: torch.Tensor) -> int:
         """Return a slot for a view that torch makes without an operator, as ``x.data`` does."""
         source = self._last_slots[self._storage_number(tensor)]
+        # as_strided would reinterpret the strides as multiples of another element size.
         if self.recording.slots[source].geometry[3] != tensor.dtype:
             self.mark_unsupported("a view with another dtype is made without an operator of torch")
         slot = self._add_slot(SlotOrigin.RESULT, tensor)
@@ -195,20 +199,29 @@ class StepRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if self.paused or any(tensor.is_meta for tensor in tensors) or _is_on_meta(kwargs):
+        device = kwargs.get("device")
+        # Tensors on meta have no memory. They only provide shapes.
+        on_meta = device is not None and torch.device(device).type == "meta"
+        if self.paused or on_meta or any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
         self.ran_backward = self.ran_backward or torch._C._current_graph_task_id() != -1
         if any(isinstance(tensor, DistTensor) for tensor in tensors):
+            # torch disables a mode while it dispatches. The operators on blocks must be recorded, so it is enabled
+            # again.
             with self:
                 return DistTensor.__torch_dispatch__(func, types, args, kwargs)
         if not tensors and not any("Tensor" in str(returned.type) for returned in func._schema.returns):
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default:
             return self._record_constant(*args)
-        if func.namespace != "aten" or (
-            any(tag in func.tags for tag in _VALUE_DEPENDENT_TAGS) and not _is_integer_indexing(func, tensors)
-        ):
+        # Indexing with integers has the tag, too, but only masks determine the shape of the result by their values.
+        takes_mask = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+        depends_on_values = any(tag in func.tags for tag in _VALUE_DEPENDENT_TAGS) and (
+            func is not _aten.index.Tensor or takes_mask
+        )
+        if func.namespace != "aten" or depends_on_values:
             self.mark_unsupported(_unsupported_reason(func))
+        # Slots, memory and generators before the call, which may change values, geometry and random state.
         named = tree_map(
             lambda leaf: Ref(self.slot_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
         )
@@ -226,6 +239,7 @@ class StepRecorder(TorchDispatchMode):
         """Record a tensor that Python made from numbers. Each replay copies it, since the step may write to it."""
         constant = self._add_slot(SlotOrigin.CONSTANT, tensor)
         self.recording.slots[constant].tensor = tensor.clone()
+        # Another number for the same memory: from here on it belongs to a result, of which nothing has to be saved.
         self._number_storage(tensor)
         made = self._add_slot(SlotOrigin.RESULT, tensor)
         self._append(OperatorCall(self._line(), _aten.clone.default, (Ref(constant),), {}, [made], True))
@@ -241,6 +255,7 @@ class StepRecorder(TorchDispatchMode):
         """Return the slots that ``func`` changes in place, after saving memory that existed before the step."""
         slots = []
         for position, argument in enumerate(func._schema.arguments):
+            # Statistics are optional arguments, and their schemas do not say that they are written.
             statistics = argument.name in _STATISTICS and func.overloadpacket in _CHANGE_STATISTICS
             if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
                 value = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -255,6 +270,7 @@ class StepRecorder(TorchDispatchMode):
         if number in self._existing_storages and number not in self._saved and number != -1:
             storage = tensor.untyped_storage()
             with recording.paused():
+                # Once for each storage, before the first write. Views of it share the copy.
                 self._saved[number] = storage, storage.clone()
 
     # -- random numbers -----------------------------------------------------------------------------------------------
@@ -284,6 +300,7 @@ class StepRecorder(TorchDispatchMode):
             return
         out = [(peer, self.slot_of(tensor)) for peer, tensor in sends]
         into = [(peer, self.slot_of(tensor)) for peer, tensor in receives]
+        # MPI writes this memory without an operator, so it is saved here.
         for _, tensor in receives:
             self._save_memory(tensor)
         self._record_start(exchange, SendReceive(self._line(), next(self._numbers), comm, out, into, what, 0, channel))
@@ -311,6 +328,7 @@ class StepRecorder(TorchDispatchMode):
     def record_wait(self, operation: Any) -> None:
         """Record the wait for an exchange or a reduction."""
         pending = self._pending.get(id(operation))
+        # Python may give the id of a freed exchange to another one.
         if pending is not None and pending[0] is operation:
             op = pending[1]
             slots = (op.slot,) if isinstance(op, AllReduce) else tuple(s for _, s in (*op.sends, *op.receives))
@@ -356,6 +374,7 @@ class StepRecorder(TorchDispatchMode):
         object
             The result of ``body``.
         """
+        # Operations of the body go into a list of its own; the list outside continues afterwards.
         operations, self.recording.operations = self.recording.operations, []
         try:
             return body()
@@ -367,6 +386,7 @@ class StepRecorder(TorchDispatchMode):
 
     def restore(self) -> None:
         """Restore the memory and the random generators that the step has changed."""
+        # In place: other tensors, of the model and of the user, are views of this memory.
         for storage, values in self._saved.values():
             storage.copy_(values)
         for generator, state in self._generators.values():
@@ -387,16 +407,6 @@ def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
             generator: torch.Generator = torch.cuda.default_generators[index]
             return generator
     return torch.default_generator
-
-
-def _is_on_meta(kwargs: dict[str, Any]) -> bool:
-    """Return True if a call makes a tensor without memory, which can only provide shapes."""
-    return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
-
-
-def _is_integer_indexing(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return True if ``func`` is indexing with integers: the shape of its result does not depend on their values."""
-    return func is _aten.index.Tensor and not any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
 
 
 def _unsupported_reason(func: Any) -> str:

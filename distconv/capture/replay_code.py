@@ -128,6 +128,7 @@ class ReplayCode:
     def _compile(self, gradients: int) -> tuple[str, ReplayFunction]:
         for letter, count in (("a", len(self._recording.inputs)), ("g", gradients)):
             if count:
+                # The comma unpacks a sequence of one, too.
                 self._emit(f"{', '.join(f'{letter}{i}' for i in range(count))}, = {letter.upper()}")
         last = self._last_uses()
         for number, op in enumerate(self._operations):
@@ -135,6 +136,7 @@ class ReplayCode:
             if number in last:
                 self._emit(f"del {', '.join(sorted(last[number]))}")
         self._emit(f"return ({''.join(f'{self._name(slot)}, ' for slot in self._outputs)})")
+        # Constants are default arguments, because Python reads local variables faster than globals.
         defaults = ", ".join(f"{name}={name}" for name in self._constants)
         source = "\n".join([f"def replay(A, G, {defaults}):", *self._lines])
         scope = dict(self._constants)
@@ -144,6 +146,7 @@ class ReplayCode:
     def _last_uses(self) -> dict[int, set[str]]:
         """Return the variables that no later operation uses, by index of the operation."""
         last: dict[str, int] = {}
+        # A wait uses the tensors of its messages, so their memory is kept until MPI has finished.
         for number, op in enumerate(self._operations):
             for slot in (*slots_read(op), *slots_made(op)):
                 if slot not in self._values:
@@ -151,6 +154,7 @@ class ReplayCode:
         stay = {self._name(slot) for slot in self._outputs}
         uses: dict[int, set[str]] = {}
         for name, number in last.items():
+            # Only variables of results: arguments, gradients and constants have references outside of the function.
             if name not in stay and name[0] == "v":
                 uses.setdefault(number, set()).add(name)
         return uses
@@ -161,6 +165,7 @@ class ReplayCode:
             function = _with_grad_mode(op.function._op) if op.function in _NEED_GRAD_MODE else bound
             args = [self._expression(value) for value in self._arguments_of(op)]
             args += [f"{key}={self._expression(value)}" for key, value in op.kwargs.items()]
+            # An operator that works in place returns its argument, which has a variable already.
             known = slots_read(op)
             self._write_call([None if slot in known else slot for slot in op.results], op.returns_one, function, args)
         elif isinstance(op, FunctionCall):
@@ -180,6 +185,7 @@ class ReplayCode:
             begin = len(self._lines)
             for each in op.operations:
                 self._write(each)
+            # Python requires a statement.
             if len(self._lines) == begin:  # what was tried had no effect on tensors
                 self._emit("pass")
             self._indent = self._indent[:-4]
@@ -207,6 +213,7 @@ class ReplayCode:
         small = all(self._recording.slots[slot].nbytes <= MAX_MESSAGE_BYTES for _, slot in op.sends)
         if op.channel is not None:
             self._write_start(op, ChannelStart(op.channel, op.what, to, origins))
+        # Persistent requests need memory that is the same in each replay: that of all receives is kept.
         elif small and all(slot in self._values for _, slot in op.receives):
             receives = [(peer, self._values[slot]) for peer, slot in op.receives]
             sends = [(peer, self._persistent_buffer(slot)) for peer, slot in op.sends]

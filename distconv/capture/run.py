@@ -134,6 +134,7 @@ def record_run(function: Callable[..., Any], args: Sequence[Any]) -> CaptureRun:
     for leaf in leaves:
         if not is_comparable(leaf):
             recorder.mark_unsupported(f"an argument has type {type(leaf).__name__}: {_REGISTER}", "the step")
+    # By id: an argument that is passed twice remains one tensor.
     copies: dict[int, Any] = {}
     copied_args = tree_map(lambda leaf: copies.setdefault(id(leaf), _copy_argument(leaf)), tuple(args))
     blocks = [block_of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in tree_flatten(copied_args)[0]]
@@ -141,6 +142,7 @@ def record_run(function: Callable[..., Any], args: Sequence[Any]) -> CaptureRun:
         recorder.add_input(block)
 
     def note(module: torch.nn.Module, _: Any) -> None:
+        # At the first call of the module, before the step can change its members or its gradients.
         if id(module) not in modules:
             modules[id(module)] = module
             guards.append(ModuleGuard([module]))
@@ -189,6 +191,7 @@ def _copy_argument(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or block_of(value).requires_grad or block_of(value).layout != torch.strided:
         return value
     block = block_of(value)
+    # Its elements share memory, so torch rejects writes to it, and a view is enough.
     if 0 in block.stride() and block.numel() > 1:
         copy = block.expand_as(block)
     else:
@@ -215,8 +218,10 @@ def _finish_run(
     leaves, spec = tree_flatten(result)
     results = [slot_of(leaf) for leaf in leaves]
     gradients: list[tuple[int, int | None]] = []
+    # strict=False: the kept contributions follow the gradients of the leaves.
     for number, (leaf, grad) in enumerate(zip(before.leaves, before.values, strict=False)):
         now = get_gradient(leaf)
+        # By identity: a gradient that is accumulated in place is a change of memory, which operations repeat.
         if now is not grad:
             gradients.append((number, None if now is None else recorder.slot_of(now)))
     numbers = {id(block): n for n, block in enumerate(blocks) if block is not None}

@@ -102,6 +102,7 @@ def _describe_checkpoint(folder: Path, *, verify: bool) -> Iterator[str]:
     nbytes = sum(entry["bytes"] for entry in manifest["files"].values())
     weights = [entry for name, entry in manifest["tensors"].items() if name.startswith("model/")]
     if verify:
+        # A complete load, which verifies every file.
         checkpoint.load(folder, MPI.COMM_SELF)
     yield (
         f"{folder}: step {manifest['step']}, {len(weights)} tensors of a model and "

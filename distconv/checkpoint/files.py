@@ -31,10 +31,12 @@ def hdf5_image(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
         The file in consecutive parts. Parts with values are the tensors' own memory.
     """
     most = max_file_bytes({name: tensor.nbytes for name, tensor in tensors.items()})
+    # Private memory without a file: pages that HDF5 does not write take no space.
     layout = _ImageMemory(-1, most, mmap.MAP_PRIVATE)
     with h5py.File(layout, "w") as file:
         offsets = {name: _create_dataset(file, dataset_path(name, tensors), x) for name, x in tensors.items()}
     described, pieces, at = memoryview(layout), [], 0
+    # The file is HDF5's own bytes, with the values of each tensor in between, at the offset that HDF5 has reserved.
     for offset, name in sorted((offset, name) for name, offset in offsets.items() if offset is not None):
         values = tensors[name].detach().view(-1).view(torch.uint8).numpy().data
         pieces += [described[at:offset], values]
@@ -60,6 +62,7 @@ def dataset_path(name: str, others: Container[str]) -> str:
     str
         The path: ``name``, or ``name`` escaped by :func:`escape_name`.
     """
+    # HDF5 cannot have a dataset inside another one: of the names a and a/b the second one is escaped.
     parts = name.split("/")
     lies_in_another = any("/".join(parts[:count]) in others for count in range(1, len(parts)))
     return escape_name(name) if lies_in_another or "%" in name or {"", ".", ".."} & set(parts) else name
@@ -112,6 +115,8 @@ def _create_dataset(file: h5py.File, name: str, tensor: torch.Tensor) -> int | N
     """Create a dataset like ``tensor`` in ``file``; return the offset of its values, or None if it has none."""
     groups = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     groups.set_create_intermediate_group(True)
+    # Space is reserved at once, so that the offset is known, and never filled: the values are inserted when the file is
+    # written.
     at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     at_once.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -141,6 +146,7 @@ def storage_dtype(dtype: torch.dtype) -> torch.dtype:
     """
     try:
         torch.empty(0, dtype=dtype).numpy()
+    # NumPy does not know the dtype. Its bits are stored as integers.
     except TypeError:
         if dtype.itemsize not in _BIT_DTYPES:
             raise

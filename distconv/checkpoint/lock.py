@@ -40,7 +40,9 @@ def lock_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     place = directory.resolve()
     if place in _held:
-        if _is_same_file(place / LOCK, _held[place]):
+        lock = place / LOCK
+        # The file may have been deleted, perhaps with its folder. Another job could then lock a new one.
+        if lock.exists() and os.path.samestat(lock.stat(), os.fstat(_held[place])):
             return
         os.close(_held.pop(place))
     # Opened for writing, since NFS otherwise grants no exclusive lock.
@@ -57,34 +59,29 @@ def lock_directory(directory: Path) -> None:
             ) from error
         if error.errno not in _UNSUPPORTED_ERRORS:
             raise
+        # A file system without locks keeps out no other job. The checkpoint is written all the same.
         return
     _held[place] = descriptor
+    job = os.environ.get("SLURM_JOB_ID")
+    holder = f"process {os.getpid()} on {socket.gethostname()}" + (f", Slurm job {job}" if job else "")
     # Only for other jobs' errors: on a full disk this fails, and the folder is locked all the same.
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _describe_owner().encode(), 0)
+        os.pwrite(descriptor, holder.encode(), 0)
 
 
 def _open_lock_file(path: Path) -> int:
     """Open the lock file, but never another file that a link leads to."""
     try:
+        # O_NONBLOCK: opening a pipe would wait for its other end.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise CheckpointError(f"{path} is a link or a pipe, not a lock file of distconv. Delete it.") from error
     status = os.fstat(descriptor)
+    # Through a hard link the description of the owner would overwrite another file.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
         raise CheckpointError(f"{path} is a hard link or not a file, and not a lock file of distconv. Delete it.")
     return descriptor
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Return True if ``path`` is still the open file. It may have been deleted, perhaps with its folder."""
-    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
-
-
-def _describe_owner() -> str:
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"process {os.getpid()} on {socket.gethostname()}" + (f", Slurm job {job}" if job else "")

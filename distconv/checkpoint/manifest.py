@@ -207,6 +207,7 @@ def _read_content(folder: Path) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_BYTES:
                 raise OSError(f"{MANIFEST} has {size} bytes, more than any")
+            # At most the size that was checked, even if the file grows.
             return file.read(size)
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -226,16 +227,19 @@ def _decode_verified(folder: Path, content: bytes, check: Callable[[Mapping[str,
     """
     try:
         manifest = parse_json(content.decode(), MANIFEST, CheckpointError, _reject_constant)
+        # The checksum covers all keys but itself.
         said = manifest.pop("sha256") if isinstance(manifest, dict) else None
         right = said is not None and said == _checksum(manifest)
     except (ValueError, KeyError, RecursionError, CheckpointError) as error:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {SUGGESTED_FIX}") from error
+    # Before the checksum, whose rule a later format may change.
     kind = manifest.get("format") if isinstance(manifest, dict) else None
     if isinstance(kind, int) and kind > FORMAT:
         raise CheckpointError(f"checkpoint {folder} has format {kind}, this version reads up to {FORMAT}")
     if not right:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; {SUGGESTED_FIX}")
     try:
+        # True == 1.
         if kind != FORMAT or isinstance(kind, bool):
             raise CheckpointError(f"its format {kind!r} does not exist")
         check(manifest)

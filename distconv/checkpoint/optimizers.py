@@ -130,6 +130,7 @@ def check_optimizer_state(
         wrong += _describe_option_changes(saved, group, f"parameter group {number}")
     tensors, scalars = select_prefix("optimizer/", contents.tensors), contents.values[SCALARS]
     owners = {name.rpartition("/")[0] for name in (*tensors, *scalars)}
+    # By identity: a parameter that has several names belongs to one group.
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     needed: dict[tuple[int, int, torch.dtype], dict[str, _StateSpec]] = {}
     for name, parameter in model.named_parameters():
@@ -137,6 +138,7 @@ def check_optimizer_state(
         if name not in owners or id(parameter) not in group_of:
             continue
         group = group_of[id(parameter)]
+        # The form of the state depends on nothing else, so one probe serves all parameters of a kind.
         kind = (id(group), parameter.dim(), parameter.dtype)
         if kind not in needed:
             needed[kind] = _expected_state(optimizer, group, parameter)
@@ -166,6 +168,7 @@ def _expected_state(
     kind: Any = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return {}
+    # Two elements in each dimension, so that a state of the parameter's shape differs from a single value.
     small = torch.zeros([2] * parameter.dim(), dtype=parameter.dtype, device="cpu", requires_grad=True)
     small.grad = torch.zeros_like(small)
     options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -248,6 +251,7 @@ def restore_optimizer(
     list of str
         Names of saved state that belongs to no parameter.
     """
+    # Nothing raises from here on: what does not fit was found before.
     for group, values in zip(optimizer.param_groups, checkpoint.values[GROUPS], strict=True):
         group.update({key: _match_option(value, group.get(key)) for key, value in values.items() if key != "params"})
     parameters = dict(model.named_parameters())
@@ -263,6 +267,7 @@ def restore_optimizer(
 
         # State without dimensions stays on the CPU, as torch keeps Adam's step count, unless the parameter has no
         # dimensions either.
+        # Default arguments keep the values of this iteration.
         def placed(
             tensor: torch.Tensor, like: torch.Tensor = parameter, counts: bool = key in _SCALAR_STATE
         ) -> torch.Tensor:
@@ -273,6 +278,7 @@ def restore_optimizer(
 
         optimizer.state[parameter][key] = tree_map_only(torch.Tensor, placed, value)
     split = split_of(optimizer)
+    # Each rank has restored all state, and drops that of parameters which other ranks own.
     if split is not None:
         split.assign_owners(optimizer)
     return unused

@@ -49,11 +49,13 @@ def check_cover(name: str, entry: Mapping[str, Any]) -> None:
         If an element is missing, has two pieces, or a piece lies outside the shape.
     """
     shape, boxes = entry["shape"], [piece_box(piece) for piece in entry["pieces"]]
-    if not all(_is_inside(box, shape) for box in boxes):
-        raise CheckpointError(f"a piece of {name!r} lies outside its shape {tuple(shape)}")
+    for box in boxes:
+        if len(box) != len(shape) or not all(0 <= i.start <= i.stop <= e for i, e in zip(box, shape, strict=True)):
+            raise CheckpointError(f"a piece of {name!r} lies outside its shape {tuple(shape)}")
     # The edges of all boxes split the tensor into cells. Each cell is inside a box or outside of it. So it is enough to
     # count the boxes of each cell, whatever the size of the tensor.
     edges = [sorted({0, extent, *(e for box in boxes for e in box[dim])}) for dim, extent in enumerate(shape)]
+    # Before any cell takes memory: the manifest may come from anyone.
     if math.prod(len(each) for each in edges) > MAX_CELLS:
         raise CheckpointError(f"{name!r} lies in {len(boxes)} blocks that do not form a grid")
     times = np.zeros([len(each) - 1 for each in edges], dtype=np.int64)
@@ -63,15 +65,12 @@ def check_cover(name: str, entry: Mapping[str, Any]) -> None:
     sizes = np.ones_like(times)
     for dim, each in enumerate(edges):
         sizes *= np.diff(each).reshape([-1] + [1] * (len(edges) - dim - 1))
+    # Cells without elements may be covered by any number of boxes.
     if sizes[times != 1].any():
         raise CheckpointError(
             f"the pieces of {name!r} cover {sizes[times > 0].sum()} of {math.prod(shape)} elements, "
             f"{sizes[times > 1].sum()} of them more than once"
         )
-
-
-def _is_inside(box: Box, shape: Sequence[int]) -> bool:
-    return len(box) == len(shape) and all(0 <= i.start <= i.stop <= e for i, e in zip(box, shape, strict=True))
 
 
 def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: Box) -> None:
@@ -96,6 +95,7 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
         If the file has no such piece, or it has another dtype or shape.
     """
     try:
+        # A file has the name in one of both forms, by the other names in it (dataset_path).
         places = (each for each in (escape_name(name), name) if resolve_internal_link(file, each) == f"/{each}")
         stored = next((entry for each in places if isinstance(entry := file[each], h5py.Dataset)), None)
     except DataError:
@@ -107,6 +107,7 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
     if stored.shape != tuple(i.extent for i in box) or stored.dtype != kept_as:
         raise CheckpointError(f"a piece of {name!r} is {stored.dtype} {stored.shape}")
     both = tuple(one.intersect(other) for one, other in zip(box, needed, strict=True))
+    # HDF5 reads the intersection only.
     values = torch.from_numpy(np.asarray(stored[slices_within(both, box)]))
     as_bits = storage_dtype(out.dtype) != out.dtype
     out[slices_within(both, needed)] = values.view(out.dtype) if as_bits else values
@@ -124,4 +125,5 @@ def is_needed(box: Box, needed: Box) -> bool:
     needed : Box
         Global box that the rank needs.
     """
+    # An empty piece, too: it belongs to a file that some rank must verify.
     return not all(i.extent for i in box) or all(one.intersect(at).extent for one, at in zip(box, needed, strict=True))

@@ -103,6 +103,7 @@ def load(
     CheckpointError
         On all ranks, if on any it is incomplete, damaged or of a newer format, or ``check`` rejects it.
     """
+    # First, since the folder determines which messages follow.
     check_same_on_all_ranks(comm, "checkpoint to load", str(folder))
     place = Path(folder)
     # All ranks use the manifest of rank 0: on a network file system other ranks may still see an older folder.
@@ -113,11 +114,13 @@ def load(
         from_json(newest["values"]),
     )
     if check is not None:
+        # A model may not fit on one rank only.
         try_on_all_ranks(comm, lambda: check(contents), _UnfitCheckpointError)
     read = try_on_all_ranks(
         comm, lambda: _CheckpointReader(place, newest, comm, layout_of).read(contents), CheckpointError
     )
     if comm.rank == 0:
+        # The rank that deletes old checkpoints need not verify this one again.
         cache_verified(place)
     return read
 
@@ -157,6 +160,7 @@ def load_newest(
     for folder in manifest.newest_first(directory, comm):
         try:
             return replace(load(folder, comm, layout_of, check), skipped=tuple(skipped))
+        # The next older checkpoint of another model would not fit either.
         except _UnfitCheckpointError:
             raise
         except CheckpointError as error:
@@ -223,6 +227,7 @@ class _CheckpointReader:
         self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutResolver | None
     ) -> None:
         self._folder, self._listing, self._comm = folder, listing, comm
+        # One limit for all files together.
         self._until = time.monotonic() + LAG_S
         shapes = {name: entry["shape"] for name, entry in listing["tensors"].items()}
         layouts = {name: layout_of(name, shape) if layout_of else None for name, shape in shapes.items()}
@@ -251,6 +256,7 @@ class _CheckpointReader:
             else block
             for name, block in blocks.items()
         }
+        # Tensors that belong to plain values are inserted there.
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         return Checkpoint(contents.step, own, replace_tensor_names(contents.values, tensors))
 
@@ -260,6 +266,7 @@ class _CheckpointReader:
                 with h5py.File(image, "r") as file:
                     for tensor, box in needed:
                         copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
+            # h5py raises any of these for a damaged file.
             except (CheckpointError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
                 raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
@@ -274,6 +281,7 @@ class _CheckpointReader:
                 file = open_file(path, entry["bytes"])
                 break
             except CheckpointError:
+                # Rank 0 has seen all files when it read the manifest.
                 if self._comm.rank == 0 or time.monotonic() > self._until:
                     raise
                 time.sleep(0.1)

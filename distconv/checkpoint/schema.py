@@ -83,6 +83,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     CheckpointError
         If it is not; the error names the first key that is wrong.
     """
+    # The schema first: the checks that follow rely on keys and types.
     decode(manifest, _Manifest, "", CheckpointError)
     try:
         values = from_json(manifest["values"])
@@ -110,6 +111,7 @@ def _check_sizes(manifest: Mapping[str, Any]) -> None:
     pieces: dict[str, dict[str, int]] = {name: {} for name in manifest["files"]}
     for name, entry in manifest["tensors"].items():
         for piece in entry["pieces"]:
+            # A product of Python integers, which does not overflow, whatever shape the manifest claims.
             nbytes = tensor_dtype(entry).itemsize
             for interval in piece_box(piece):
                 nbytes *= interval.extent

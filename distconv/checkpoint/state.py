@@ -189,6 +189,7 @@ def load_checkpoint(
 
 def layout_resolver(model: torch.nn.Module) -> LayoutResolver:
     """Return how to read a checkpoint for ``model``: sharded parameters, and their optimizer state, as blocks."""
+    # With all names of tied parameters: a checkpoint has an entry for each of them.
     named = model.named_parameters(remove_duplicate=False)
     sharded = {name: p for name, p in named if isinstance(p, DistTensor)}
 
@@ -282,6 +283,7 @@ def restore_state(
     saved_extra = checkpoint.values.get(EXTRA, {})
     what = f"checkpoint of step {checkpoint.step}"
 
+    # Before anything is changed: if a tensor cannot be converted on one rank, no rank has a part of the new state.
     def converted() -> tuple[Tensors, Tensors]:
         converted_state = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
         return converted_state, _saved_random_states(checkpoint, model, comm)
@@ -409,6 +411,7 @@ def as_dtype(saved: torch.Tensor, wanted: torch.Tensor, name: str, what: str) ->
         If values are too large for the dtype.
     """
     values = saved.to(wanted.device, wanted.dtype)
+    # The blocks, so that the comparison needs no messages.
     if values.dtype != saved.dtype:
         before, after = (x.local if isinstance(x, DistTensor) else x for x in (saved, values))
         if (torch.isfinite(before).to(after.device) & ~torch.isfinite(after)).any():
@@ -428,6 +431,7 @@ def _saved_random_states(checkpoint: Checkpoint, model: torch.nn.Module, comm: M
                 f"checkpoint of step {checkpoint.step}: 'random/{name}' is {saved.dtype} {tuple(saved.shape)}, but a "
                 f"generator's state has {len(now)} bytes"
             )
+        # On another number of ranks there is no state for each of them: all continue that of rank 0.
         states[name] = saved[comm.rank if len(saved) == comm.size else 0].clone()
         if name == "torch":
             torch.Generator().set_state(states[name])  # raises for an invalid state, before anything is changed

@@ -54,10 +54,12 @@ def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     ValueError
         If :func:`from_json` could not restore the value.
     """
+    # bool before int, of which it is a subclass.
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, (int, float)):
         if isinstance(value, int):
+            # A plain int or float, also of a subclass such as an enumeration or a NumPy number.
             return int(value)
         return float(value) if math.isfinite(value) else {NUMBER: str(float(value))}
     if isinstance(value, (list, tuple)):
@@ -93,6 +95,7 @@ def from_json(value: Any) -> Any:
         (kind, said), *_ = value.items()
         if kind == NUMBER and said in _NOT_FINITE:
             return _NOT_FINITE[said]
+        # Without the prefix a manifest could insert tensors of the model into the values.
         if kind == TENSOR and isinstance(said, str) and said.startswith(PREFIX):
             return TensorName(said)
         raise ValueError(f"{kind!r} holds {said!r}")

@@ -41,6 +41,7 @@ def is_intact(folder: Path) -> bool:
     """
     try:
         files = read_complete_manifest(folder)["files"]
+        # Files that have not changed since they were read are not read again.
         if _verified.get(folder) != _file_states(folder):
             for name, entry in files.items():
                 with open_file(folder / name, entry["bytes"]) as file:
@@ -54,6 +55,7 @@ def is_intact(folder: Path) -> bool:
 
 def cache_verified(folder: Path) -> None:
     """Record that the files in ``folder`` were just written or verified, so they need no check until they change."""
+    # Folders that were deleted.
     for gone in [each for each in _verified if not each.exists()]:
         del _verified[gone]
     with contextlib.suppress(OSError):

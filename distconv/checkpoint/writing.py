@@ -91,13 +91,22 @@ class AsyncSave:
         self._manifest: Entry = {"format": FORMAT, "step": number}
         tensors = {**tensors, **try_on_all_ranks(comm, lambda: self._prepare(values), CheckpointError)}
         try_on_all_ranks(comm, lambda: self._check_storable(tensors), CheckpointError)
+        # None where another rank writes the same block.
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # Tensors that all ranks need and sharded ones go to different files: a rank reads, and verifies, full files.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
+        # On all ranks: one of them may lack the memory.
         self._parts = try_on_all_ranks(
             comm, lambda: [{name: _copy_to_host(tensors[name]) for name in part} for part in parts], CheckpointError
         )
-        self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
+        self._entries: Entry = {
+            name: {
+                "dtype": str(tensors[name].dtype),
+                "shape": list(tensors[name].shape),
+                "pieces": [{"box": [[i.start, i.stop] for i in box]}],
+            }
+            for name, box in boxes.items()
+        }
         self._files: Entry = {}
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="distconv-checkpoint")
@@ -124,6 +133,7 @@ class AsyncSave:
             raise self._write_error(error) from error
         try:
             if self._comm.rank == 0:
+                # Only rank 0 locks: the lock is for the job, not for a rank.
                 lock_directory(self.folder.parent)
         except OSError as error:
             raise self._write_error(error) from error
@@ -148,6 +158,7 @@ class AsyncSave:
             self._failed = error
 
     def _write_file(self, folder: Folder, blocks: dict[str, torch.Tensor]) -> None:
+        # The checksum is computed while the file is written, from the same memory.
         pieces = hdf5_image(blocks)
         with ThreadPoolExecutor(1) as hasher:
             hashed = hasher.submit(sha256_of, pieces)
@@ -159,6 +170,7 @@ class AsyncSave:
         folder.rename(partial, name)
         for tensor in blocks:
             self._entries[tensor]["pieces"][0]["file"] = name
+        # Memory of the copies is free from here on, while other ranks may still write.
         blocks.clear()
         self._files[name] = {"bytes": sum(map(len, pieces)), "sha256": digest}
 
@@ -188,13 +200,20 @@ class AsyncSave:
         try:
             # Each wait is short: a slow disk must not look like a deadlock to the watchdog. All ranks leave the loop in
             # the same iteration, since all get the same maximum.
-            while allreduce_max(self._comm, int(self._still_writes()), "end of the writing of a checkpoint"):
-                pass
+            while True:
+                self._thread.join(_POLL_S)
+                writes = self._thread.is_alive()
+                if not allreduce_max(self._comm, int(writes), "end of the writing of a checkpoint"):
+                    break
             try_on_all_ranks(self._comm, self._check_written, CheckpointError)
             with watchdog.waiting(lambda: "names of what all ranks have written"):
                 written = self._comm.gather((self._files, self._entries), root=0)
             try_on_all_ranks(
-                self._comm, lambda: remarks.extend(self._commit(written, keep)) if written else None, CheckpointError
+                # Rank 0 has received what was written. The other ranks have None, and wait for the outcome of the
+                # commit.
+                self._comm,
+                lambda: remarks.extend(self._commit(written, keep)) if written else None,
+                CheckpointError,
             )
         except CheckpointError:
             if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
@@ -205,10 +224,6 @@ class AsyncSave:
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
         return self.folder
-
-    def _still_writes(self) -> bool:
-        self._thread.join(_POLL_S)
-        return self._thread.is_alive()
 
     def _check_written(self) -> None:
         if self._failed is not None:
@@ -224,13 +239,17 @@ class AsyncSave:
         for own_files, entries in written:
             files |= own_files
             for name, entry in entries.items():
+                # Ranks that have blocks of one tensor add a piece each.
                 tensors.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
         directory = self.folder.parent
         try:
             earlier = [each for each in commits(directory) if each.folder != self.folder]
             content = encode_manifest({**self._manifest, **serial_fields(earlier), "files": files, "tensors": tensors})
             with Folder(directory) as above, Folder(self.folder.name, within=above) as folder:
+                # The commit: the manifest is complete on disk before it gets its name. Files that it lists were
+                # synchronized before.
                 folder.write(MANIFEST, [memoryview(content)])
+                # The entry of the new folder, without which the commit would be lost in a power failure.
                 above.sync()
         except OSError as error:
             raise self._write_error(error) from error
@@ -307,13 +326,9 @@ def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:
     if not isinstance(tensor, DistTensor):
         return tuple(Interval(0, extent) for extent in tensor.shape) if rank == 0 else None
     replicated = set(tensor.grid.coords) - set(tensor.dist.split_axes)
+    # Of the ranks that hold the same block, the first one along each replicated axis.
     first = all(tensor.grid.coords[axis] == 0 for axis in replicated)
     return tensor.dist.box(None, tensor.shape) if first else None
-
-
-def _entry(tensor: torch.Tensor, box: Box) -> Entry:
-    piece = {"box": [[i.start, i.stop] for i in box]}
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
 
 
 def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -343,6 +358,7 @@ def _clean_up(folder: Path, committed_files: set[str], earlier: list[Commit], ke
 
 
 def _delete_old(earlier: list[Commit], keep: int) -> None:
+    # From the newest to the oldest.
     """Delete all checkpoints before the last ``keep`` intact ones, except those with an unreadable manifest."""
     intact = 0
     for each in reversed(earlier if len(earlier) > keep else []):

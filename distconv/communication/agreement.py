@@ -132,7 +132,9 @@ def check_same_on_all_ranks(
     digest = hashlib.blake2b(f"{what}: {value}".encode(errors="surrogatepass"), digest_size=7).digest()
     number = np.array([int.from_bytes(digest, "little")])
     if find_mismatches(comm, number, lambda: f"agreement on {what}").any():
+        # The same on all ranks: all of them enter the collective calls that follow, or none does.
         values = comm.allgather((what, value))
+        # The message of rank 0 on all ranks, since they may have been called with different texts.
         error = MismatchError(_describe_mismatch(values, comm.bcast(fix)))
         error.names_calls = len({operation for operation, _ in values}) > 1
         raise error
@@ -214,6 +216,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
         On every rank, with the operation and the layer of each of them.
     """
     if is_order_checked(comm):
+        # Counted first: after a mismatch, too, the count is the same on all ranks.
         CommunicatorState.get(comm).operations += 1
         check_same_on_all_ranks(comm, what + call_stack.running_layer(), "")
 
@@ -277,6 +280,7 @@ def try_on_all_ranks(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[
     reason, broken_pipe = "", None
     try:
         result = attempt()
+    # Other exceptions are mistakes in the program. They end the job.
     except FAILURES as failure:
         reason = f"{failure}" or type(failure).__name__
         broken_pipe = failure if isinstance(failure, BrokenPipeError) else None
@@ -356,6 +360,7 @@ def _describe_mismatch(values: list[tuple[str, str]], fix: str) -> str:
         listed = "; ".join(f"{text} on {_format_ranks(ranks)}" for text, ranks in groups)
         return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
     groups = _group_ranks(value for _, value in values)
+    # Up to the end of the shortest value: strict=False.
     same = (len(set(characters)) == 1 for characters in zip(*(text for text, _ in groups), strict=False))
     first_difference = sum(itertools.takewhile(bool, same))
     listed = "; ".join(f"{_excerpt(text, first_difference)} on {_format_ranks(ranks)}" for text, ranks in groups)

@@ -64,6 +64,7 @@ class CommunicatorRegistry:
             The same object for ``comm`` and its duplicates.
         """
         registry = comm.Get_attr(_registry_key())
+        # MPI returns None for an attribute that was never set.
         if not isinstance(registry, CommunicatorRegistry):
             registry = CommunicatorRegistry()
             comm.Set_attr(_registry_key(), registry)
@@ -121,6 +122,7 @@ class CommunicatorRegistry:
             The duplicate. Its registry is this one.
         """
         duplicate = self._register(comm.Dup())
+        # The duplicate has the same registry, so a grid over it shares the communicators and the count of passes.
         duplicate.Set_attr(_registry_key(), self)
         return duplicate
 
@@ -161,6 +163,7 @@ class CommunicatorRegistry:
         return self._register(MPI.Intracomm(comm.Split(color, key)))
 
     def _register(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        # Without a second handle, a rank that has dropped the object could not take part in the collective Free.
         self._entries.append(_Entry(MPI.Intracomm(comm), weakref.ref(comm)))
         comm.Set_attr(_state_key(), CommunicatorState(next(_creation_numbers)))
         return comm
@@ -198,7 +201,9 @@ class CommunicatorRegistry:
         # All ranks made the same communicators in the same order, so entry i is the same one on all of them.
         dropped = np.array([entry.in_use() is None for entry in self._entries], dtype=np.uint8)
         with watchdog.waiting(lambda: "freeing communicators that no rank uses"):
+            # MIN: 1 only where all ranks have dropped it. A rank that still uses one keeps it alive on all.
             comm.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
+            # In the order of creation on every rank, since Free is collective.
             for entry, dropped_by_all in zip(self._entries, dropped, strict=True):
                 if dropped_by_all:
                     self._free(entry.comm)

@@ -51,6 +51,7 @@ def digest(tensor: torch.Tensor) -> int:
     int
         56 bits; fits into an int64, as does its negative.
     """
+    # 7 bytes: find_mismatches negates the number as an int64.
     return int.from_bytes(hashlib.blake2b(to_bytes(tensor).tobytes(), digest_size=7).digest(), "little")
 
 
@@ -73,6 +74,7 @@ def checksum(tensor: torch.Tensor) -> int:
     # With torch, not NumPy: FSDP could not free memory that NumPy has seen.
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).view(torch.uint8)
     whole = len(flat) // 8 * 8
+    # torch views bytes as 64-bit words only at an aligned offset.
     words = flat[:whole] if flat.storage_offset() % 8 == 0 else flat[:whole].clone()
     total = int(words.view(torch.int64).sum())
     # The sum of 4096 equal words lacks the upper 12 bits of each. Without the first values, constant tensors of
@@ -107,6 +109,7 @@ def find_differing(
     dict of str to int
         The names of the tensors that differ, identical on all ranks, and their digests on this rank.
     """
+    # The number of tensors is the same on all ranks, so one all-reduce compares all of them.
     digests = np.array([summary(tensor) for tensor in tensors.values()], dtype=np.int64)
     differs = find_mismatches(comm, digests, lambda: what)
     return {name: int(value) for name, value, wrong in zip(tensors, digests, differs, strict=True) if wrong}

@@ -82,6 +82,7 @@ class PassHistory:
         names : int
             Digest of the parameters' names, sorted by key.
         """
+        # All ranks have the same history, so all of them forget at the same pass. Otherwise their orders would differ.
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         following = self._known.setdefault(tuple(keys), BackwardPass(tuple(keys), names))
@@ -163,6 +164,7 @@ class OrderedContributions(Generic[C]):
         self._arrived[key] = contribution.name
         self._waiting[key] = contribution
         ready = []
+        # A gap holds back all later ones, on every rank: a rank whose contribution is missing cannot start them either.
         while self._position < len(self._expected) and self._expected[self._position] in self._waiting:
             ready.append(self._waiting.pop(self._expected[self._position]))
             self._position += 1
@@ -190,12 +192,15 @@ class OrderedContributions(Generic[C]):
         as_expected = self._position == len(self._expected) and not self._waiting
         if as_expected:
             if agreement.level != "off":
+                # Ranks with the same names have the same keys, so all are as expected, or none. 0 is in place of the
+                # order.
                 self._compare(0, self._history.expected.names)
             self._history.confirm()
             return []
         by_key = sorted(self._arrived)
         names = _digest(self._names(by_key))
         position = {key: index for index, key in enumerate(by_key)}
+        # The order as positions among the keys, since the numbers of parameters differ between ranks.
         in_order = self._compare(_digest([position[key] for key in self._arrived]), names)
         self._history.record(list(self._arrived) if in_order else by_key, names)
         rest = list(self._waiting.items())

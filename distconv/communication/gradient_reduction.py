@@ -176,6 +176,9 @@ class _Contribution:
         return str(getattr(self.leaf, _NAME))
 
 
+# First of all, while nothing in this function has taken another reference to the node.
+
+
 @dataclass(eq=False)
 class _Bucket:
     """Contributions of one dtype and device that are all-reduced over one communicator in one message."""
@@ -342,7 +345,9 @@ class _Backward:
 
     def finish(self) -> None:
         """Add all contributions, with the unsynced ones, to ``.grad``, and end the pass."""
-        for leaf, grad, comm in _take_unsynced_grads():
+        unsynced = unsynced_grads()
+        _unsynced.clear()
+        for leaf, grad, comm in unsynced:
             self.add(leaf, grad, comm)
         self.finish_pending()
         _running.pop(self.task, None)
@@ -355,11 +360,14 @@ class _Backward:
             for contribution in ordered.rest():
                 self._add_to_bucket(contribution)
         self._ordered.clear()
+        # In the order of their first contribution, which is the same on all ranks because contributions are ordered.
         for key in list(self.open):
             self._launch(key)
+        # Those of earlier passes, of which the GPU has the sums by now.
         comparisons = [_deferred_comparisons.pop(0) for _ in range(len(_deferred_comparisons))]
         with torch.no_grad():
             while self.launched:
+                # It stays in the list until its wait returns: if that raises, __del__ keeps its buffer for MPI.
                 self.launched[0].finish()
                 comparison = self.launched.pop(0).comparison()
                 if comparison is not None:
@@ -408,6 +416,7 @@ def enqueue_contribution(leaf: torch.Tensor, grad: torch.Tensor, comm: MPI.Intra
     if backward is None:
         backward = _running[task] = _Backward(task)
         _update_grad_property()
+        # Once for each pass, at its first contribution. Autograd calls it before backward() returns.
         torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
     backward.add(leaf, grad, comm, uniquely_owned=uniquely_owned)
 
@@ -465,6 +474,7 @@ def _add_unsynced(leaf: torch.Tensor, grad: torch.Tensor, comm: MPI.Intracomm) -
     _update_grad_property()
     with torch.no_grad():
         before = grads.get(comm.handle)
+        # A copy, since autograd or a hook may still write to the gradient. Not in place: others may hold the last sum.
         grads[comm.handle] = (grad.clone() if before is None else before[0] + grad, comm)
 
 
@@ -495,12 +505,6 @@ def set_unsynced_grads(grads: UnsyncedGrads) -> None:
     for leaf, grad, comm in grads:
         _unsynced.setdefault(id(leaf), _UnsyncedGrad(leaf)).grads[comm.handle] = grad, comm
     _update_grad_property()
-
-
-def _take_unsynced_grads() -> UnsyncedGrads:
-    taken = unsynced_grads()
-    _unsynced.clear()
-    return taken
 
 
 # -- reads of .grad while something is pending ------------------------------------------------------------------------
@@ -538,6 +542,7 @@ def discard_pending(leaf: torch.Tensor) -> None:
 
 
 def _finish_running(leaf: torch.Tensor) -> None:
+    # A copy of the list: finish_pending() may end a pass and remove it.
     for backward in list(_running.values()):
         if backward.has_pending(leaf):
             backward.finish_pending()
@@ -548,6 +553,7 @@ _GRAD: Any = torch.Tensor.grad
 
 
 def _update_grad_property() -> None:
+    # A property slows down every access, so it exists only while it is needed.
     """Intercept reads of ``Parameter.grad`` as long as contributions to any parameter are pending, and no longer."""
     if not (_unsynced or _running):
         if "grad" in vars(torch.nn.Parameter):

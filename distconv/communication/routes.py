@@ -286,12 +286,15 @@ class Routes:
             +-----------------+
         """
         need = [ranges[0] for ranges in self._needed]
+        # Compact storage with several ranges has no ghosts. A rank with an empty block has no range at all.
         own = [ranges[0] if ranges else Interval(0, 0) for ranges in self._owned]
         core = [n.intersect(o) for n, o in zip(need, own, strict=True)]
         slabs = []
         for dim, axis in enumerate(self.src.split):
             if axis is None:
                 continue
+            # Clamped: if the owned block lies outside the needed range, one side is all of it and the other one is
+            # empty.
             low = Interval(need[dim].start, max(need[dim].start, min(own[dim].start, need[dim].stop)))
             high = Interval(max(low.stop, own[dim].stop), need[dim].stop)
             for side in (low, high):
@@ -302,6 +305,7 @@ class Routes:
 
     def _preferred_source(self, target: int) -> int:
         """Return the source whose replica a target receives from, where it has a choice."""
+        # Over one group a rank prefers itself: an index that it has is copied, and never sent.
         return target if self.sources == self.targets else target % len(self.sources)
 
     def _replica_coordinates(self, source: int) -> dict[str, int]:
@@ -315,12 +319,13 @@ class Routes:
         if self._target is None:
             return []
         axes = self.src.split
+        # Coordinates along the axes that split the tensor follow from the overlap, the others from the preferred
+        # source.
         replica = self._replica_coordinates(self._preferred_source(self._target))
         peers = []
         for coords, segments in self._overlaps(self.src, axes, self._needed):
             rank = self.sources[self.src.grid.rank_of({**replica, **coords})]
             peers.append(self._peer(rank, segments, receiving=True))
-        # Sorted: an accumulation adds in this order, which determines its roundoff error.
         return sorted(peers)
 
     def _find_sends(self) -> list[Peer]:
@@ -334,14 +339,19 @@ class Routes:
         for coords, segments in self._overlaps(self.dst, axes, self._owned):
             for rest in itertools.product(*(range(grid.shape[axis]) for axis in free)):
                 target = grid.rank_of({**coords, **dict(zip(free, rest, strict=True))})
+                # Without replicas there is one source for each index. The comparison of every target would cost time
+                # only.
                 if not mine or self._replica_coordinates(self._preferred_source(target)) == mine:
                     peers.append(self._peer(self.targets[target], segments, receiving=False))
+        # Sorted: an accumulation receives from these peers and adds in this order, which determines its roundoff error.
         return sorted(peers)
 
     def _overlaps(
         self, other: IndexLayout, axes: Sequence[str | None], mine: Sequence[Sequence[Interval]]
     ) -> Iterator[tuple[Mapping[str, int], list[list[_Segment]]]]:
         """Yield the coordinates in ``other`` that overlap with ``mine``, and the segments of each dimension."""
+        # The grid axes that split different dimensions are different, so each combination of coordinates is another
+        # rank.
         tables = [self._overlap_table(other, dim, ranges) for dim, ranges in enumerate(mine)]
         for choice in itertools.product(*(table.items() for table in tables)):
             coords = {axis: index for axis, (index, _) in zip(axes, choice, strict=True) if axis}
@@ -353,6 +363,8 @@ class Routes:
         table = {}
         for index in range(other.grid.shape[axis] if axis else 1):
             theirs = other.intervals(dim, index, extent)
+            # The sender's ranges come first on both sides: a segment has its offset in the source before that in the
+            # target.
             segments = _intersect(theirs, mine) if other is self.src else _intersect(mine, theirs)
             if segments:
                 table[index] = segments
@@ -360,20 +372,24 @@ class Routes:
 
     def _peer(self, rank: int, per_dim: list[list[_Segment]], *, receiving: bool) -> Peer:
         boxes = []
+        # Both ranks find the same segments in the same order. A message is only values, without a list of its boxes.
         for segments in itertools.product(*per_dim):
             src = tuple(slice(s.src, s.src + s.extent) for s in segments)
+            # The sender has no use for the destination, and does not know the receiver's slabs.
             if self.ghosts and receiving and rank != self.rank:
-                destination = self._slab_index([s.start for s in segments])
-                offsets = [s.start - b.start for s, b in zip(segments, self.destinations[destination], strict=True)]
+                corner = [s.start for s in segments]
+                # The slabs are disjoint, and a box is in one of them: the slab that has its first index.
+                has_corner = [
+                    all(i.start <= at < i.stop for i, at in zip(slab, corner, strict=True))
+                    for slab in self.destinations
+                ]
+                destination = has_corner.index(True)
+                offsets = [at - i.start for at, i in zip(corner, self.destinations[destination], strict=True)]
             else:
                 destination, offsets = 0, [s.dst for s in segments]
             dst = tuple(slice(o, o + s.extent) for o, s in zip(offsets, segments, strict=True))
             boxes.append(TransferBox(src, dst, destination, tuple(s.extent for s in segments)))
         return Peer(rank, tuple(boxes), sum(math.prod(box.extents) for box in boxes))
-
-    def _slab_index(self, corner: Sequence[int]) -> int:
-        inside = (all(i.start <= at < i.stop for i, at in zip(box, corner, strict=True)) for box in self.destinations)
-        return list(inside).index(True)
 
     def _separate_own(self, peers: list[Peer]) -> tuple[tuple[Peer, ...], tuple[TransferBox, ...]]:
         others = tuple(peer for peer in peers if peer.rank != self.rank)

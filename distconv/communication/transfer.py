@@ -56,8 +56,10 @@ def transfer_plan(src: GridLayout, dst: GridLayout, shape: tuple[int, ...], ghos
     DistributionError
         If the layouts do not fit each other or the shape.
     """
+    # Plans that differ would send messages of other sizes or to other ranks: a hang, or wrong values.
     agreement.check_same_on_all_ranks(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
     plan = TransferPlan(src, dst, shape, ghosts=ghosts)
+    # Once for each plan. Later calls know without communication whether any rank sends a message.
     if agreement.level != "off":
         plan.crosses_ranks = bool(agreement.allreduce_max(plan.comm, not plan.is_local, "transfer plan"))
     return plan
@@ -152,7 +154,9 @@ class TransferPlan(Routes):
             This rank's block of ``dst``. It is ``local`` itself if the rank keeps all of it and nothing else.
         """
         self._check_order(what)
-        if self.is_local and self._is_identity():
+        # One box that is all of the block and all of the result: nothing moves.
+        kept = [box.extents for box in self.own]
+        if self.is_local and kept == [self.local_shape] == list(self.destination_shapes):
             return local
         return Transfer(self, local, what).finish()[0]
 
@@ -160,9 +164,6 @@ class TransferPlan(Routes):
         # Not by is_local, which differs between ranks: all of them must take part in the comparison.
         if self.crosses_ranks:
             agreement.check_order(self.comm, what)
-
-    def _is_identity(self) -> bool:
-        return len(self.own) == 1 and self.own[0].extents == self.local_shape == self.destination_shapes[0]
 
     def start_accumulate(
         self, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str = "transfer back"
@@ -199,6 +200,7 @@ class TransferPlan(Routes):
     @cached_property
     def _reversed(self) -> TransferPlan:
         plan = TransferPlan(self.dst, self.src, self.shape, comm=self.comm, sources=self.targets, targets=self.sources)
+        # The same pairs of ranks exchange messages, so nothing has to be compared again.
         plan.crosses_ranks = self.crosses_ranks
         return plan
 
@@ -212,6 +214,7 @@ class Transfer:
     def __init__(self, plan: TransferPlan, local: torch.Tensor, what: str) -> None:
         # Detached: the caller's autograd function defines the gradient, with a transfer of its own.
         self._plan, self._local = plan, local.detach()
+        # Uninitialized: messages and the rank's own boxes cover all indices.
         self._received = [local.new_empty(shape) for shape in plan.destination_shapes]
         with section("pack"):
             sends = _address(plan.sends, plan.send_packing.pack([self._local]))
@@ -242,6 +245,7 @@ class Accumulation:
     def __init__(self, plan: TransferPlan, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
         self._plan, self._parts = plan, [part.detach() for part in parts]
         with section("pack"):
+            # The roles of both packings are exchanged: messages go back to the ranks that sent them.
             sends = _address(plan.receives, plan.receive_packing.pack(self._parts))
         self._buffers = plan.send_packing.allocate_for_add(like)
         self._exchange = Exchange(plan.comm, sends, _address(plan.sends, self._buffers.messages), what)

@@ -77,6 +77,7 @@ def mpi_buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
     list of MPI.buffer
         Several for a large tensor, none for an empty one.
     """
+    # By address: mpi4py rejects the buffer of a tensor that requires a gradient.
     nbytes = tensor.numel() * tensor.element_size()
     start = tensor.data_ptr()
     return [
@@ -145,16 +146,20 @@ class Exchange:
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         self._requests: list[MPI.Request] = []
         check_communicator(comm, what)
+        # MPI still used the memory of exchanges that failed. It is freed once their messages are complete.
         _abandoned[:] = [exchange for exchange in _abandoned if not exchange.is_done()]
         self._comm, self._what = comm, what
+        # Kept until wait(): nothing else refers to a tensor that was materialized.
         sends = [(peer, materialize(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         # Triples of a peer, a tensor, and the memory that MPI uses for it: the tensor itself unless it is staged.
         self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
         tensors = [tensor for _, tensor in (*sends, *receives)]
+        # One path for all messages of the exchange, since its tensors are on one device.
         transport = device_transport.get_transport(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = transport.channel
+        # Before the paths divide: a replay must send these messages on either path.
         if recording.active is not None:
             recording.active.record_exchange(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
@@ -168,6 +173,8 @@ class Exchange:
         if not self._posts_receives_late:
             self._post_receives()
         _unposted.append(self)
+        # On a GPU the copies to the host may still run, and post() blocks until they are complete. So it follows in
+        # wait().
         if staging is None:
             self.post()
 
@@ -192,6 +199,7 @@ class Exchange:
             _unposted.pop(0)._post()
 
     def _post(self) -> None:
+        # A rank that only receives into host memory does not wait for the GPU.
         if self._staging is not None and (self._sends or self._posts_receives_late):
             self._staging.wait_until_written()
         if self._posts_receives_late:
@@ -218,6 +226,7 @@ class Exchange:
             recording.active.record_wait(self)
         if self._channel is not None and self._launch is not None:
             self._channel.join(self._launch)
+            # Kernels that are launched later run after the messages, so the memory may be used again.
             self._launch = None
             self._sends.clear()
             return
@@ -229,6 +238,7 @@ class Exchange:
             for _, tensor, buffer in self._receives:
                 self._staging.deliver(tensor, buffer)
             self._staging.close()
+        # Only now: until the requests are complete MPI reads this memory.
         self._sends.clear()
 
     @property
@@ -300,6 +310,8 @@ class Reduction:
         self._staging = staging = Staging.of([tensor], transport.mpi_support.sums)
         if staging is not None:
             self._buffer = staging.prepare_send(self._wide)
+            # Not postponed as messages are: MPI matches collectives by the order of the calls, and other collectives
+            # follow.
             staging.record_copies()
             staging.wait_until_written()
         kind = mpi_type(self._buffer.dtype)
@@ -317,6 +329,7 @@ class Reduction:
             if self._staging is not None:
                 self._staging.deliver(self._wide, self._buffer)
                 self._staging.close()
+        # Half precision: rounded once, from the complete sum.
         if self._wide is not self._tensor:
             self._tensor.copy_(self._wide)
         for each in (self._wide, self._tensor):

@@ -102,6 +102,7 @@ class ChannelSplit:
         if self.groups == 1:
             return _block(self.channels, self.blocks, index % self.blocks)
         filters, per_group = self.output_filters(index), self.filters // self.groups
+        # Outwards to whole groups: a group of which this index computes some filters is needed completely.
         first, last = filters.start // per_group, -(-filters.stop // per_group)
         return Interval(first * self.channels // self.groups, last * self.channels // self.groups)
 
@@ -143,10 +144,12 @@ class ChannelSplit:
         """
         if self.groups == 1:
             first, second = self.parts // self.blocks, self.blocks
+        # Fewer groups than ranks: the ranks of a group share its channels and divide its filters.
         elif transposed and self.groups < self.parts:
             first, second = self.groups, self.parts // self.groups
         else:
             first, second = self.parts, 1
+        # A transposed convolution has its channels in the first dimension of the weight, and its filters in the second.
         dims = ("c", "w") if transposed and self.groups == 1 else ("w", "c")
         return Distribution(grid.factored(first, second), (*dims, *(None,) * (len(shape) - 2)))
 
@@ -218,6 +221,7 @@ def channel_split(
         return channels * shrinkage * (1 / blocks - 1 / parts) + filters * (blocks - 1) / parts
 
     choices = divisors(parts) if groups == 1 else [1]
+    # Of equal volumes the first one, on every rank: the one with the fewest channel blocks.
     return ChannelSplit(channels, filters, groups, parts, min(choices, key=volume))
 
 

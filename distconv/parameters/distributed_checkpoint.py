@@ -81,11 +81,13 @@ def write(state: Mapping[str, torch.Tensor], path: Path) -> None:
     """
     if os.path.lexists(path):
         raise CheckpointError(f"{path} exists; name another folder")
+    # A random name, so that two jobs do not write into one folder.
     partial = path.with_name(f"{path.name[:60]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with _without_warning():
             state_dict_saver.save(dict(state), checkpoint_id=partial, no_dist=True)
         partial.rename(path)
+    # After a KeyboardInterrupt, too, no partial folder stays behind.
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -114,6 +116,7 @@ def read(path: Path) -> Mapping[str, torch.Tensor]:
     try:
         reader = _Reader(path)
         entries = reader.read_metadata().state_dict_metadata
+        # torch loads in place, into tensors of the recorded sizes.
         state = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in entries.items()
@@ -157,9 +160,11 @@ class _Reader(filesystem.FileSystemReader):
         """Return the metadata of the folder; raise if it names files elsewhere."""
         with open_regular(Path(self.path) / METADATA, follow_links=False) as file:
             described = _MetadataUnpickler(file).load()
+        # A file name with a path could name any file that this user may read.
         for name in {each.relative_path for each in described.storage_data.values()}:
             if Path(name).name != name:
                 raise CheckpointError(f"{self.path}: {name!r} lies in another folder")
             open_regular(Path(self.path) / name, follow_links=False).close()
+        # The metadata may name a writer with settings of its own; none of them is used.
         described.storage_meta = metadata.StorageMeta()
         return described  # type: ignore[no-any-return]

@@ -77,6 +77,7 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     comm = comm or MPI.COMM_WORLD
     kind = type(optimizer)
     parameters = _parameters(optimizer)
+    # First of all: the checks below depend on arguments, and could raise on one rank alone.
     check_same_on_all_ranks(
         comm, "shard_optimizer", f"{kind.__name__} of {[(tuple(p.shape), str(p.dtype)) for p in parameters]}"
     )
@@ -97,6 +98,7 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     split = StateSplit(optimizer, comm)
     optimizer.register_step_pre_hook(split.before_step)
     optimizer.register_step_post_hook(split.after_step)
+    # Before hooks of the user, which get the state of all parameters.
     optimizer.register_state_dict_post_hook(split.fill_state_dict, prepend=True)
     optimizer.register_load_state_dict_post_hook(split.assign_owners)
     return optimizer
@@ -121,10 +123,6 @@ def split_of(optimizer: Optimizer) -> StateSplit | None:
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _plain_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for parameter in _parameters(optimizer) if not isinstance(parameter, DistTensor)]
 
 
 class StateSplit:
@@ -154,6 +152,7 @@ class StateSplit:
         -------
         bool
         """
+        # Of a DistTensor every rank has a block, and updates it.
         return isinstance(parameter, DistTensor) or self._owners[parameter] == self._comm.rank
 
     def assign_owners(self, optimizer: Optimizer) -> None:
@@ -164,7 +163,7 @@ class StateSplit:
         optimizer : torch.optim.Optimizer
             Its parameters must be identical on all ranks, so that all compute the same assignment.
         """
-        parameters = _plain_parameters(optimizer)
+        parameters = [parameter for parameter in _parameters(optimizer) if not isinstance(parameter, DistTensor)]
         # Identical on all ranks, because sorted() is stable.
         for parameter in sorted((p for p in parameters if p not in self._owners), key=lambda p: -p.numel()):
             self._owners[parameter] = least = self._owned_elements.index(min(self._owned_elements))
@@ -198,12 +197,14 @@ class StateSplit:
             return None
 
         def evaluate_and_hide() -> Any:
+            # The closure may read or clear all gradients, those of other ranks' parameters, too.
             self._restore_gradients()
             with torch.enable_grad():
                 loss = closure()
             self._hide_gradients(optimizer)
             return loss
 
+        # Gradients that a failed step has left hidden belong to that step.
         self._hidden = []
         return args[:1], {**kwargs, "closure": evaluate_and_hide}
 
@@ -232,6 +233,7 @@ class StateSplit:
         self._stepped = []
         with torch.no_grad():
             for owned in by_dtype.values():
+                # Owners send at the same time, a bucket each. All ranks compute the same rounds from the same owners.
                 for buckets in zip_longest(*map(_buckets, owned), fillvalue=()):
                     _exchange_buckets(self._comm, buckets)
 
@@ -264,7 +266,11 @@ class StateSplit:
         on_host = {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in held.items()}
         # Every rank broadcasts for every parameter, in the same order, also for parameters without state.
         sent = self._comm.bcast(on_host, self._owners[parameter])
-        return held or {key: _to_device_of(value, parameter) for key, value in sent.items()}
+        # torch keeps the step count, which has no dimensions, on the CPU, and other tensors on the parameter's device.
+        return held or {
+            key: value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() else value
+            for key, value in sent.items()
+        }
 
     def fill_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Post-hook of ``state_dict``: insert the state of all parameters. Collective.
@@ -285,11 +291,6 @@ class StateSplit:
         return {**state_dict, "state": {numbers[parameter]: {**entries} for parameter, entries in states.items()}}
 
 
-def _to_device_of(value: Any, parameter: torch.Tensor) -> Any:
-    # torch keeps the step count, which has no dimensions, on the CPU, and other tensors on the parameter's device.
-    return value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() else value
-
-
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,10 +308,12 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
 def _exchange_buckets(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
     """Send each rank's bucket of updated parameters to all other ranks. Collective."""
     # All ranks have the same buckets, so each can compute the sizes of all messages.
+    # An owner may have fewer buckets than the others. Any tensor of the round has the dtype and device.
     like = next(bucket for bucket in buckets if bucket)[0]
     sizes = [[parameter.numel() for parameter in bucket] for bucket in buckets]
     flat = [like.new_empty(sum(each)) for each in sizes]
     if buckets[comm.rank]:
+        # In place: detach() has the memory of the parameter, and cat copies it once.
         torch.cat([parameter.detach().reshape(-1) for parameter in buckets[comm.rank]], out=flat[comm.rank])
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     sends = [(rank, flat[comm.rank]) for rank in others if flat[comm.rank].numel()]

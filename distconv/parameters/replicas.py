@@ -82,6 +82,7 @@ def check_tensors(
                 "torch.distributed.checkpoint, or pass the full tensors (tensor.full_tensor())"
             )
     names = list(tensors)
+    # Both calls on every rank. The maximum of -n is minus the minimum of n.
     if allreduce_max(comm, len(names), what) != -allreduce_max(comm, -len(names), what):
         # The names may differ: rank 0 of a pipeline has the optimizer state of all stages when it saves.
         with watchdog.waiting(lambda: what):
@@ -96,6 +97,7 @@ def _check(
     groups: dict[int, tuple[MPI.Intracomm, dict[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
         holders = _holders(tensor, comm)
+        # Ranks meet in the order of the names, which is the same on all of them.
         groups.setdefault(holders.handle, (holders, {}))[1][name] = _block(tensor)
     # Compare all groups before raising: comparisons are collective, and a rank that raised would miss the next one.
     differences = [describe_difference(*group, comm.rank, summary) for group in groups.values()]
@@ -163,4 +165,5 @@ def _block(tensor: torch.Tensor) -> torch.Tensor:
 
 def _holders(tensor: torch.Tensor, comm: MPI.Intracomm) -> MPI.Intracomm:
     """Return the communicator of the ranks that hold the same block as this one."""
+    # Ranks along axes that do not split the tensor hold the same block.
     return tensor.grid.comm(set(AXES) - set(tensor.dist.split)) if isinstance(tensor, DistTensor) else comm

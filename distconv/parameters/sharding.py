@@ -38,10 +38,12 @@ def shard_parameters(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) 
     layers : mapping of str to (Module, ProcessGrid)
         Layers with their grids, by name. The parameters are identical on all ranks.
     """
+    # All layouts first: a layer that cannot be split raises before any parameter is changed.
     layouts = {name: _layouts(module, grid) for name, (module, grid) in layers.items()}
     for name, (module, _) in layers.items():
         for key, layout in layouts[name].items():
             parameter = module._parameters.get(key)
+            # A parameter that two layers share is sharded once.
             if parameter is not None and not isinstance(parameter, DistTensor):
                 _shard_in_place(parameter, layout, f"{name}.{key}".lstrip("."))
         if layouts[name]:
@@ -91,6 +93,7 @@ def convolution_split(module: _ConvNd, parts: int) -> ChannelSplit:
 def _shard_in_place(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
     """Make ``parameter`` a DistTensor under ``layout`` without changing which Python object it is."""
     block = tuple(slice(i.start, i.stop) for i in layout.box(None, parameter.shape))
+    # A clone: a view would keep the full weight in memory.
     local = parameter.detach()[block].clone().requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
         local.grad = parameter.grad[block].clone()
@@ -101,6 +104,7 @@ def _shard_in_place(parameter: torch.Tensor, layout: Distribution, name: str) ->
     mark_leaf(local, (layout, parameter.shape))
     sharded._is_param = True  # isinstance(..., torch.nn.Parameter) checks this attribute
     with torch._C.DisableTorchFunctionSubclass():
+        # Optimizers and tied layers refer to the parameter. It stays the same object, with other content.
         torch.utils.swap_tensors(parameter, sharded)
 
 
@@ -134,7 +138,10 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     for parameter in sharded:
         state = optimizer.state.get(parameter, {})
         for key, value in state.items():
+            # torch makes some state full, such as that of a loaded checkpoint. Step counts have another shape and stay
+            # plain.
             if isinstance(value, torch.Tensor) and not isinstance(value, DistTensor) and value.shape == parameter.shape:
+                # A clone, since the block of a full tensor may be a view that keeps it in memory.
                 state[key] = to_distribution(value, parameter.dist).clone()
     # A wrapper of an optimizer may lack the hooks of torch's class. Its inner optimizer has them.
     hooks = getattr(optimizer, "_optimizer_state_dict_post_hooks", None)

@@ -107,6 +107,7 @@ class StateTensor(torch.Tensor):
         leaves = tree_leaves((args, kwargs))
         given = [x for x in leaves if isinstance(x, StateTensor)]
         memories = list({id(x.memory): x.memory for x in given}.values())
+        # Before the versions are counted, since a refresh writes to the full tensor, too.
         for memory in memories:
             memory.refresh()
         before = [_version(x) for x in given]
@@ -120,6 +121,7 @@ class StateTensor(torch.Tensor):
         else:
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
+        # A version counter increases with each write, also through a view.
         changed = {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}
         for memory in changed | _written_uncounted(func, args):
             memory.write_back()
@@ -130,6 +132,7 @@ class StateTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.memory.stale:
+            # Pickling runs on one rank, which cannot gather.
             raise UnsupportedOperation(
                 "saving a state_dict() of sharded parameters that have changed since it was taken. Call state_dict() "
                 "again on all ranks before one of them saves it, or copy.deepcopy() it when it is taken"
@@ -189,6 +192,7 @@ def gather_state_tensor(value: Any) -> Any:
     """
     if not isinstance(value, DistTensor):
         return value
+    # Detached: an entry of a state dict is not part of the graph.
     detached: Any = value.detach()
     memory = _Memory(detached)
     return memory.wrap(memory.full)

@@ -48,6 +48,7 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
         On every rank, if ranks read different weights.
     """
     weights = try_on_all_ranks(comm, lambda: _read(path), CheckpointError)
+    # Each rank has read the file itself. On a network file system one of them may have seen an older one.
     check_same_on_all_ranks(
         comm, f"weights in {path}", ", ".join(f"{name} {_describe(x)}" for name, x in weights.items())
     )
@@ -88,6 +89,7 @@ def write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
             from safetensors.torch import save
         except ImportError as error:
             raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
+        # safetensors rejects tensors with gaps in their memory.
         write_file(path, save({name: tensor.contiguous() for name, tensor in state.items()}))
     else:
         image = io.BytesIO()

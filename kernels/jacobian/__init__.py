@@ -7,18 +7,16 @@ g of y. ``conv2d``, ``relu``, ... return the torch CSR matrix of one sample. ``b
 ::
 
     convolution  The transposed Jacobian of a convolution: its values are weights
-    csr          Sparse transposed Jacobians: one pattern for all samples of a batch, and values for each of them or all
+    csr          Sparse transposed Jacobians and their products: one pattern for all samples, values for each or for all
     elementwise  Transposed Jacobians of elementwise layers (diagonal) and of a linear layer (its weight)
     pooling      Transposed Jacobians of pooling
-    product      The product of sparse Jacobians: pairs of non-zeros are found once
     windows      Pairs of inputs and outputs of a window that moves over two dimensions
 """
 
 from .convolution import batched_conv2d, conv2d
-from .csr import Pattern, SparseJacobian
+from .csr import Pattern, SparseJacobian, multiply
 from .elementwise import batched_relu, batched_tanh, linear, relu, tanh
 from .pooling import batched_avg_pool2d, batched_max_pool2d, max_pool2d
-from .product import multiply
 from .windows import Windows
 
 __all__ = [

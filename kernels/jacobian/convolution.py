@@ -81,6 +81,7 @@ def batched_conv2d(
             f"Jacobian of conv2d: weight {tuple(weight.shape)} in {groups} groups does not fit an input of {channels} "
             "channels; pass (F, C / groups, H, W) and (C, H, W)"
         )
+    # Bytes, which are a key of the cache.
     kept = (weight != 0).cpu().numpy().tobytes() if pruned else None
     pattern, source = _pattern(windows, tuple(weight.shape), groups, kept, str(weight.device))
     return SparseJacobian(pattern, weight.detach().reshape(1, -1).index_select(1, source))
@@ -96,13 +97,16 @@ def _pattern(
     area = height * width
     planes = torch.arange(filters * channels, device=device)  # (f, c) of the weight, c within its group
     chosen = (planes[:, None] * area + element).flatten()
+    # The input channel: c counts within the group of filter f.
     f, c = planes // channels, planes % channels + (planes // channels) // (filters // groups) * channels
     places_in = windows.extent[0] * windows.extent[1]
     places_out = windows.out[0] * windows.out[1]
     rows = (c[:, None] * places_in + inputs).flatten()
     cols = (f[:, None] * places_out + outputs).flatten()
     if kept is not None:
+        # A copy, since torch warns of a buffer that cannot be written to.
         there = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device)[chosen]
         rows, cols, chosen = rows[there], cols[there], chosen[there]
     pattern, order = Pattern.from_positions(rows, cols, (channels * groups * places_in, filters * places_out))
+    # In the order of the sorted pattern, so that values are selected in one call.
     return pattern, chosen[order]

@@ -1,7 +1,10 @@
-"""Sparse transposed Jacobians: one pattern for all samples of a batch, and values for each of them or for all.
+"""Sparse transposed Jacobians and their products: one pattern for all samples, and values for each of them or for all.
 
-A pattern is made once for a shape and cached; so is the product of two patterns (:mod:`.product`). An iteration then
-only computes values.
+A pattern is made once for a shape and cached. So are the pairs of non-zeros that meet in the product of two patterns
+(:func:`multiply`). An iteration then only computes values. :mod:`distconv.kernels.scan` calls this module, which
+depends neither on layers nor on ranks.
+
+Source: BPPSA, 3.3: the mapping of the operands' non-zeros to those of the product is known before training.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class Pattern:
     """Positions of the possible non-zeros of a matrix, in compressed rows.
 
     Patterns are compared by identity: two with the same positions are different. So the functions that make them cache
-    them, and the product of two patterns is found once (:mod:`.product`).
+    them, and the product of two patterns is found once (:func:`multiply`).
 
     Parameters
     ----------
@@ -55,6 +58,7 @@ class Pattern:
         tuple of (Pattern, Tensor)
             The order is int64 (nnz,).
         """
+        # One key for both indices: sorted by row, and within a row by column.
         _, order = (rows * shape[1] + cols).sort()
         crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
@@ -83,6 +87,7 @@ class Pattern:
     @cached_property
     def rows(self) -> torch.Tensor:
         """The row of each non-zero (nnz,)."""
+        # With the size given, the host does not wait for a GPU to compute it.
         return torch.repeat_interleave(self.lengths, output_size=self.nnz)
 
     @cached_property
@@ -120,6 +125,7 @@ class Product:
         -------
         Tensor
         """
+        # Each non-zero of the product is a single term: nothing has to be added up.
         if self.out is None:
             return left.index_select(1, self.left) * right.index_select(1, self.right)
         batch = max(len(left), len(right))
@@ -149,6 +155,7 @@ class SparseJacobian:
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
         """Return the Jacobian of a torch CSR matrix (N_in, N_out), sharing values, and the pattern if it is known."""
         crow, col = matrix.crow_indices(), matrix.col_indices()
+        # The same pattern as in earlier iterations: its products with other patterns were computed then.
         pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
         if pattern is None:
             pattern = Pattern(crow.long(), col.long(), (matrix.shape[0], matrix.shape[1]))
@@ -171,6 +178,7 @@ class SparseJacobian:
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
             _known[(crow.data_ptr(), col.data_ptr(), *shape)] = pattern
+            # The pattern is valid by construction, and torch's check would read all of it.
             return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
         crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
         return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
@@ -188,6 +196,7 @@ class SparseJacobian:
         if pattern.diagonal:
             return self.values * vector
         if len(self.values) == 1 < len(vector):
+            # All samples share the matrix: one product of a sparse and a dense matrix.
             return (self.to_torch() @ vector.t()).t()
         terms = self.values * vector.index_select(1, pattern.col)
         return terms.new_zeros(len(terms), pattern.shape[0]).index_add_(1, pattern.rows, terms)
@@ -203,6 +212,82 @@ class SparseJacobian:
             return wide.view(-1, batch, cols).transpose(0, 1)
         terms = self.values[:, :, None] * other.index_select(1, pattern.col)
         return terms.new_zeros(len(terms), pattern.shape[0], cols).index_add_(1, pattern.rows, terms)
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
+    """Return the matrix product of each sample.
+
+    The pairs of non-zeros are found at the first product of two patterns, and are kept with the left pattern.
+
+    Parameters
+    ----------
+    left : SparseJacobian
+        Pattern (N, K).
+    right : SparseJacobian
+        Pattern (K, M).
+
+    Returns
+    -------
+    SparseJacobian
+        Pattern (N, M).
+    """
+    products = left.pattern.products.get(right.pattern)
+    if products is None:
+        products = left.pattern.products[right.pattern] = match_nonzeros(left.pattern, right.pattern)
+    return SparseJacobian(products.pattern, products.evaluate(left.values, right.values))
+
+
+def count_products(left: Pattern, right: Pattern) -> int:
+    """Return the number of products of two non-zeros in a matrix product, which is half of its FLOP.
+
+    Parameters
+    ----------
+    left, right : Pattern
+        Patterns (N, K) and (K, M).
+
+    Returns
+    -------
+    int
+        The number for one sample.
+    """
+    return int(right.lengths[left.col].sum())
+
+
+def match_nonzeros(left: Pattern, right: Pattern) -> Product:
+    """Return every pair of a non-zero (i, k) and a non-zero (k, j), sorted by (i, j).
+
+    Parameters
+    ----------
+    left, right : Pattern
+        Patterns (N, K) and (K, M), on one device.
+
+    Returns
+    -------
+    Product
+        The pattern (N, M) of the product, and the non-zeros of both operands in each pair.
+    """
+    device = left.col.device
+    # For each non-zero (i, k) of the left factor, the number of non-zeros (k, j) of the right one.
+    counts = right.lengths[left.col]
+    total = int(counts.sum())
+    # The pairs: each left non-zero as often as it has partners, and with it consecutive right ones.
+    first = torch.repeat_interleave(counts, output_size=total)
+    begins = right.crow[left.col] - (counts.cumsum(0) - counts)
+    second = begins[first] + torch.arange(total, device=device)
+    # Sorted by position in the product. Pairs of one position are neighbours then.
+    keys, order = (left.rows[first] * right.shape[1] + right.col[second]).sort()
+    positions, out = torch.unique_consecutive(keys, return_inverse=True)
+    shape = (left.shape[0], right.shape[1])
+    # Compressed rows of the product.
+    rows = positions // shape[1]
+    crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=device)
+    torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
+    pattern = Pattern(crow, positions - rows * shape[1], shape)
+    # If no two pairs meet at one position, no sums are needed.
+    return Product(pattern, first[order], second[order], None if len(positions) == total else out)
 
 
 with warnings.catch_warnings():  # torch warns once in a process that these are in beta: do it here, unseen

@@ -33,6 +33,7 @@ def linear(weight: torch.Tensor) -> torch.Tensor:
 
 def batched_relu(x: torch.Tensor) -> SparseJacobian:
     """Return (dy/dx)^T of ``F.relu`` for each sample of ``x`` (B, ...)."""
+    # 0 at x = 0, as torch's gradient.
     return _diagonal((x > 0).to(x.dtype))
 
 
@@ -53,6 +54,7 @@ def _diagonal_pattern(size: int, device: str) -> Pattern:
 
 @lru_cache(maxsize=16)
 def _positions(shape: tuple[int, ...], kept: bytes, device: str) -> tuple[Pattern, torch.Tensor]:
+    # A copy, since torch warns of a buffer that cannot be written to.
     positions = torch.frombuffer(bytearray(kept), dtype=torch.bool).to(device).nonzero()[:, 0]
     pattern, order = Pattern.from_positions(positions % shape[1], positions // shape[1], (shape[1], shape[0]))
     return pattern, positions[order]

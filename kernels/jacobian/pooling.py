@@ -46,6 +46,7 @@ def max_pool2d(indices: torch.Tensor, input_shape: tuple[int, ...], dtype: torch
             f"Jacobian of max_pool2d: indices {tuple(indices.shape)} are not (C, H_out, W_out) of one sample "
             f"(C, H, W) = {tuple(input_shape)}. Use batched_max_pool2d for several samples"
         )
+    # Indices of torch count within a plane, and rows of the matrix across all planes.
     planes = torch.arange(channels, device=indices.device)[:, None] * (height * width)
     rows = (planes + indices.reshape(channels, -1)).flatten()
     cols = torch.arange(len(rows), device=indices.device)
@@ -84,6 +85,7 @@ def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dty
             f"{windows.out}, which {windows} give"
         )
     pattern, inputs = _pattern(windows, indices.shape[1], str(indices.device))
+    # The pattern has all inputs of a window. Those that are not the maximum have the value 0.
     chosen = indices.flatten(1).index_select(1, pattern.col) == inputs
     return SparseJacobian(pattern, chosen.to(dtype))
 

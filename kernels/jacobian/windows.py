@@ -77,6 +77,7 @@ class Windows:
         """Return the window element, input and output of each pair, as flat indices, sorted by window element."""
         (ky, iy, oy), (kx, ix, ox) = self._along(0), self._along(1)
         return tuple(  # type: ignore[return-value]
+            # A flat index is that of the row times the width, plus that of the column.
             (a[:, None] * extent + b[None]).flatten()
             for a, b, extent in ((ky, kx, self.kernel[1]), (iy, ix, self.extent[1]), (oy, ox, self.out[1]))
         )
@@ -84,5 +85,6 @@ class Windows:
     def _along(self, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         k, o = torch.meshgrid(torch.arange(self.kernel[d]), torch.arange(self.out[d]), indexing="ij")
         i = o * self.stride[d] - self.padding[d] + k * self.dilation[d]
+        # Pairs in the padding have no input.
         inside = (i >= 0) & (i < self.extent[d])
         return k[inside], i[inside], o[inside]

@@ -101,6 +101,7 @@ def critical_path(steps: Sequence[Step]) -> list[Step]:
         In the same order.
     """
     path: list[Step] = []
+    # Consecutive steps only: a phase may occur again in another scan.
     for (phase, _), level in groupby(steps, lambda step: (step.phase, step.level)):
         if phase == "linear":
             path += level

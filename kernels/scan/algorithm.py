@@ -63,6 +63,7 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
     front = gradient
     while len(level) and (depth is None or len(below) < depth):
         set_stage("up-sweep", len(below))
+        # The first element goes into the front as a vector. Only the others are combined, two by two.
         front = level[0](front)
         below.append((level[1:], front))
         level = level[1:].combine_pairs()
@@ -70,6 +71,7 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
     vectors: Any = level.apply_in_order(front)
     for number, (rest, front) in reversed([*enumerate(below)]):
         set_stage("down-sweep", number)
+        # From the vectors above, which are those before every second element, to those of this level.
         vectors = rest.down_sweep(front, vectors)
     return vectors
 
@@ -92,6 +94,7 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
     if not len(level):
         return level.apply_in_order(gradient)
     vectors: Any = scan(gradient, level[:-1], depth)
+    # The last element is applied to a vector only: nothing after it reads a product with its matrix.
     set_stage("last")
     last: Any = level[-1:].apply_in_order(vectors[-1] if len(vectors) else gradient)
     return level.join([vectors, last])
@@ -155,5 +158,6 @@ class UpSweep:
         vectors: Any = self.levels[-1].apply_in_order(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):
             set_stage("down-sweep", number)
+            # Without the first vector, which is the gradient itself.
             vectors = level.down_sweep(gradient, vectors)[1:]
         return vectors

@@ -82,11 +82,13 @@ def backpropagate(
         On every rank, before any value is sent, if the arguments do not fit each other.
     """
     if comm is not None:
+        # First, because the choice of the method determines which messages follow.
         check_same_on_all_ranks(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     if method not in get_args(Method) or (depth is not None and depth < 0):
         raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
     level, problem = build_problem(gradient, jacobians, sources, comm)
     chosen, depth = _choose(method, depth, problem, speed)
+    # The first rank has all Jacobians, or it is alone: nothing is sent.
     if len(problem.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
@@ -135,5 +137,6 @@ def _choose(method: str, depth: int | None, problem: Problem, speed: Speed | Non
     if method == "auto" or (method == "truncated" and depth is None):
         prediction = _predict(problem, speed)
         chosen = prediction.method if method == "auto" else "truncated"
+        # Linear is a sweep without levels; None stands for all levels.
         return chosen, {"linear": 0, "blelloch": None, "truncated": prediction.depth}[chosen]
     return method, {"linear": 0, "blelloch": None, "truncated": depth}[method]

@@ -102,6 +102,7 @@ def build_problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, c
         return level, _join_parts([_describe_arguments(gradient, level)])
     level = try_on_all_ranks(comm, lambda: _build_level(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
     with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
+        # All ranks check the arguments of all: they raise the same error, or none does.
         parts = comm.allgather(_describe_arguments(gradient, level))
     return level, _join_parts(parts)
 
@@ -119,6 +120,7 @@ class _RankArguments:
 
 
 def _describe_arguments(gradient: torch.Tensor | None, level: Level) -> _RankArguments:
+    # One tensor is enough: those of a rank have one dtype and device, which was checked before.
     values = [*_tensors(level)[:1], *([] if gradient is None else [gradient])]
     dtype = f"{values[0].dtype} on {values[0].device.type}" if values else None
     shifts = [level.shifts] if isinstance(level, Stack) else [element.shift for element in level.elements]
@@ -131,6 +133,7 @@ def _join_parts(parts: Sequence[_RankArguments]) -> Problem:
     shape = parts[0].gradient
     assert shape is not None
     samples, width = shape
+    # A rank without Jacobians does not decide: its empty argument has no kind.
     stacked = all(part.stacked for part in parts if part.sizes)
     problem = Problem((samples, width), str(parts[0].dtype), tuple(part.sizes for part in parts), stacked)
     if not problem.n:

@@ -92,6 +92,7 @@ def predict(problem: Problem, speed: Speed) -> ScanPrediction:
     """
     deepest = max(problem.count_on_rank(rank) for rank in problem.active).bit_length()
     blelloch = _sweep_time(problem, speed, None)
+    # A chain of one element has no level to truncate.
     truncated = {depth: _sweep_time(problem, speed, depth) for depth in range(1, deepest)} or {1: blelloch}
     depth = min(truncated, key=lambda levels: truncated[levels])
     return ScanPrediction(
@@ -120,9 +121,11 @@ def _sweep_time(problem: Problem, speed: Speed, depth: int | None) -> float:
     """
     clock = _Clock(problem, speed)
     level = clock.timed_level(problem.ranks[0])
+    # Vectors are None: elements add their time to the clock and compute nothing.
     scan(cast(Any, None), cast(Level, level[:-1]), depth)
     level[-1:].apply_in_order(None)
     up, down, largest = [clock.seconds], [0.0], Size(0, 0)
+    # Ranks with equal Jacobians take the same time, so each kind is simulated once.
     for sizes in dict.fromkeys(problem.ranks[rank] for rank in problem.active[1:]):
         clock = _Clock(problem, speed)
         tree = UpSweep.build(cast(Level, clock.timed_level(sizes)), depth)
@@ -132,6 +135,7 @@ def _sweep_time(problem: Problem, speed: Speed, depth: int | None) -> float:
         tree.down_sweep(cast(Any, None))
         down.append(clock.seconds - up[-1])
     clock = _Clock(problem, speed)
+    # One exchange up and one down for each level over the ranks.
     for _ in range((len(problem.active) - 1).bit_length()):
         clock.add_message(max(largest.batch, 1) * largest.rows * largest.cols * largest.density)
         clock.add_call(clock.matrix_matrix_time(largest, largest))
@@ -189,6 +193,7 @@ class _TimedMap:
 
 def _product(second: Size, first: Size) -> Size:
     """Return the expected size of a product of matrices whose non-zeros are at random positions."""
+    # Each of its elements is a sum of `second.cols` terms, of which any may be non-zero.
     density = 1 - (1 - second.density * first.density) ** second.cols
     return Size(second.rows, first.cols, density, max(second.batch, first.batch))
 

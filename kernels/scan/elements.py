@@ -15,8 +15,7 @@ from typing import Any, cast, overload
 import torch
 
 from distconv.errors import ScanError
-from distconv.kernels.jacobian.csr import SparseJacobian
-from distconv.kernels.jacobian.product import count_products, multiply
+from distconv.kernels.jacobian.csr import SparseJacobian, count_products, multiply
 
 from .accounting import record_products
 
@@ -45,6 +44,7 @@ class Affine:
     def compose_after(self, first: Affine) -> Affine:
         """Return the map that applies ``first`` and then this one: the paper's first <> self."""
         matrix = matrix_matrix(self.matrix, first.matrix)
+        # J2 (J1 g + s1) + s2: the shift of the first map goes through the second one.
         return Affine(matrix, self.shift if first.shift is None else self(first.shift))
 
 
@@ -70,6 +70,7 @@ def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
         return matrix.apply(vector)
     record_products("mv", 2 * matrix.shape[1] * matrix.shape[2] * len(vector))
     if len(matrix) == 1:
+        # One product for all samples.
         return vector @ matrix[0].t()
     return torch.bmm(matrix, vector[:, :, None])[:, :, 0]
 
@@ -103,6 +104,7 @@ def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
         return second.times_dense(first)
     if isinstance(first, SparseJacobian):
         record_products("mm", 2 * batch * first.pattern.nnz * second.shape[1])
+        # (J1^T J2^T)^T, since a sparse matrix multiplies dense ones from the left only.
         return first.transposed.times_dense(second.transpose(1, 2)).transpose(1, 2)
     record_products("mm", 2 * batch * second.shape[1] * second.shape[2] * first.shape[2])
     return second @ first
@@ -154,6 +156,7 @@ class Chain:
         """
         before = [vector, *above]
         out = [vector]
+        # After an odd element the vector is known from the level above. After an even one it is computed.
         for i, element in enumerate(self.elements):
             out.append(above[i // 2] if i % 2 else element(before[i // 2]))
         return out
@@ -194,6 +197,7 @@ class Stack:
         m, shared = self.matrices, self.matrices.shape[1] == 1
         record_products("mv", 2 * vectors.shape[1] * m.shape[2] ** 2, len(m))
         out = vectors @ m[:, 0].transpose(1, 2) if shared else (m @ vectors[..., None])[..., 0]
+        # In place: the product is new memory.
         return out if self.shifts is None else out.add_(self.shifts)
 
     def apply_in_order(self, vector: torch.Tensor) -> torch.Tensor:
@@ -202,6 +206,7 @@ class Stack:
         record_products("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
         if self.matrices.shape[1] == 1:
             for i, (matrix, result) in enumerate(zip(self.matrices[:, 0].mT.unbind(), out.unbind(), strict=True)):
+                # Each vector is written where it stays, and read from there in the next step.
                 torch.mm(vector, matrix, out=result)
                 vector = result if self.shifts is None else result.add_(self.shifts[i])
             return out
@@ -229,6 +234,7 @@ class Stack:
         out = vector.new_empty(len(self) + 1, *vector.shape)
         out[0] = vector
         out[2::2] = above
+        # One call for all even elements, whose vectors before them are known.
         out[1::2] = self[::2]._apply(out[: len(self) : 2])
         return out
 

@@ -94,8 +94,12 @@ class ScanRank:
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = _KINDS.index(type(element.matrix))
         header[1] = element.shift is not None
-        for position, number in enumerate(_numbers(element.matrix), 2):
-            header[position] = number
+        matrix = element.matrix
+        if not isinstance(matrix, Identity):
+            nonzeros = matrix.pattern.nnz if isinstance(matrix, SparseJacobian) else 0
+            header[2:] = torch.tensor([*matrix.shape, nonzeros])
+        # The receiver learns from the header which tensors follow. It is on the device of the tensors, which selects
+        # the path.
         self._send(target, [header.to(self.like.device), *tensors])
 
     def receive_map(self, source: int) -> Affine:
@@ -132,12 +136,6 @@ _HEADER = 6
 """Integers of a header: type, 1 if there is a shift, samples, rows, columns and non-zeros."""
 
 
-def _numbers(matrix: Matrix) -> tuple[int, ...]:
-    if isinstance(matrix, Identity):
-        return ()
-    return (*matrix.shape, matrix.pattern.nnz if isinstance(matrix, SparseJacobian) else 0)
-
-
 def _tensors(element: Affine) -> list[torch.Tensor]:
     matrix, tensors = element.matrix, []
     if isinstance(matrix, SparseJacobian):
@@ -171,6 +169,7 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, scan_rank: Sc
     assert vector is not None
     vectors = gradients(vector, level, 0)
     if index < len(scan_rank.active) - 1:
+        # A rank without Jacobians passes the gradient on.
         scan_rank.send_vector(index + 1, vectors[-1] if len(level) else vector)
     return vectors
 
@@ -233,6 +232,7 @@ def _exchange(element: Any, scan_rank: ScanRank) -> Any:
                 before = scan_rank.receive_vector(right, left - (1 << d))
             elif index == right:
                 scan_rank.send_vector(left, before)
+                # The vector before the right element is the one before the left element, after the left element.
                 before = kept[d](before)
     return before
 

@@ -47,6 +47,7 @@ def sparse_convolution(
     Source: Zhai et al., "SparsePipe", eq. 3.
     """
     device = features.device.type
+    # As torch's autocast, which leaves float64 alone.
     if torch.is_autocast_enabled(device) and features.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         features, weight = features.to(dtype), weight.to(dtype)
@@ -76,6 +77,7 @@ class _Convolution(torch.autograd.Function):
 
         def add_to_weights(k: int, rows: torch.Tensor) -> None:
             if dw is not None:
+                # Row k of the reversed weights belongs to the opposite offset.
                 row = len(dw) - 1 - k if back is pairs else k
                 torch.mm(_rows(features, back, k, side=1).t(), rows, out=dw[row])
 
@@ -102,6 +104,7 @@ def _convolve(
     dtype = _SUMMED_IN.get(features.dtype, features.dtype)
     out = None
     for group in pairs.groups:
+        # The products of a group only: those of all offsets may not fit into memory.
         products = features.new_empty(sum(group.sizes), weight.shape[2])
         for k, rows in zip(group.offsets, products.split(group.sizes), strict=True):
             x = _rows(features, pairs, k)
@@ -111,6 +114,7 @@ def _convolve(
         out = summed if out is None else out.add_(summed)
     if out is None:
         return features.new_zeros(pairs.out_sites, weight.shape[2])
+    # Rounded once, from the sum over all offsets.
     return out.to(features.dtype)
 
 

@@ -61,6 +61,7 @@ class KeySpace:
         highest = zip(*(coords.amax(0).tolist() for coords in occupied), strict=True)
         lower = [min(each) - m for each, m in zip(lowest, (0, *margin), strict=True)]
         extents = [max(each) + m + 1 - low for each, m, low in zip(highest, (0, *margin), lower, strict=True)]
+        # Python integers, which do not overflow.
         if math.prod(extents) >= 1 << 63:
             raise CoordinateError(
                 f"coordinates span {' x '.join(map(str, extents))} cells (samples, then each dimension), more than the "
@@ -85,6 +86,7 @@ class KeySpace:
         """Return the coordinates (N, 1 + D) of ``keys`` (N,)."""
         columns = []
         for low, extent in zip(self.lower[::-1], self.extents[::-1], strict=True):
+            # The last dimension varies fastest. Division rounds down.
             columns.append(keys % extent + low)
             keys = keys // extent
         return torch.stack(columns[::-1], 1)
@@ -144,6 +146,7 @@ def sorting_order(coords: torch.Tensor) -> torch.Tensor:
     """
     keys, order = torch.sort(KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1)).pack(coords))
     if len(keys):
+        # Equal rows are neighbours after sorting.
         repeated = keys[1:] == keys[:-1]
         _raise_if_any(coords[order[1:]], repeated, "repeat another row; merge their features (say their mean) first")
     return order
@@ -164,6 +167,7 @@ def coarsen(coords: torch.Tensor, stride: int) -> torch.Tensor:
     Tensor
         The lower corners of the cells (M, 1 + D), sorted.
     """
+    # torch's % has the sign of the divisor, so negative coordinates are rounded down, too.
     corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % stride], 1)
     return unique_rows(corners)
 
@@ -186,6 +190,7 @@ def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> to
         Shape (M, 1 + D), sorted.
     """
     steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1) * unit
+    # A copy for each offset: expand() alone would add all steps to the same memory.
     sites = coords.expand(len(offsets), *coords.shape).clone()
     sites[..., 1:] += steps
     return unique_rows(sites.flatten(0, 1))

@@ -91,6 +91,7 @@ class KernelMap:
     def is_symmetric(self) -> bool:
         """True if the transposed map has the pairs of this one, with the offsets in reverse order."""
         return self.identity is not None and all(
+            # By identity, which costs nothing: kernel_map() makes opposite offsets of the same tensors.
             (here[0] is there[1] and here[1] is there[0]) or k == self.identity
             for k, (here, there) in enumerate(zip(self.pairs, reversed(self.pairs), strict=True))
         )
@@ -115,6 +116,7 @@ class KernelMap:
         joined = torch.cat(sites).int()  # sorts faster than int64
         counts = torch.bincount(joined, minlength=self.out_sites)
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        # Stable: the pairs of a site stay in the order of the offsets, in which they are added.
         return Group(offsets, [len(each) for each in sites], joined.argsort(stable=True), ends)
 
     @property
@@ -174,6 +176,7 @@ def kernel_map(
     KernelMap
         The map.
     """
+    # With this margin a step never leaves the box, where its key would be that of another row.
     reach = [unit * max((abs(o[d]) for o in offsets), default=0) for d in range(inputs.shape[1] - 1)]
     space = KeySpace.enclose(inputs, outputs, margin=reach)
     keys = space.pack(inputs if order is None else inputs[order])
@@ -181,11 +184,14 @@ def kernel_map(
     rows_of = _lookup(keys, order, math.prod(space.extents))
     pairs: dict[tuple[int, ...], Pairs] = {}
     for offset in offsets:
+        # If input and output sites are the same, pairs at the opposite offset are these pairs, swapped.
         opposite = pairs.get(tuple(-o for o in offset)) if outputs is inputs else None
         if opposite is not None:
             pairs[offset] = (opposite[1], opposite[0])
         else:
-            pairs[offset] = _matches(rows_of(queries + unit * space.step(offset)))
+            rows = rows_of(queries + unit * space.step(offset))
+            present = (rows >= 0).nonzero()[:, 0]
+            pairs[offset] = rows[present], present
     centre = (0,) * (inputs.shape[1] - 1)
     identity = offsets.index(centre) if outputs is inputs and centre in offsets else None
     return KernelMap(tuple(pairs[offset] for offset in offsets), len(inputs), len(outputs), identity)
@@ -206,13 +212,8 @@ def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Calla
     def search(queries: torch.Tensor) -> torch.Tensor:
         if not len(keys):
             return torch.full_like(queries, -1)
+        # A query above all keys would be one after the last.
         positions = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
         return rows[positions].where(keys[positions] == queries, -1)
 
     return search
-
-
-def _matches(rows: torch.Tensor) -> Pairs:
-    """Return the rows that were found, and the positions of their queries."""
-    present = (rows >= 0).nonzero()[:, 0]
-    return rows[present], present

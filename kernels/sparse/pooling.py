@@ -70,6 +70,7 @@ def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tenso
     """
     counts = torch.zeros(pairs.out_sites, dtype=torch.long, device=features.device)
     for group in pairs.groups:
+        # The number of pairs of each output site.
         counts += group.ends.diff()
     return sparse_sum_pool(features, pairs) / counts.clamp_(min=1)[:, None].to(features.dtype)
 
@@ -114,6 +115,7 @@ def global_max(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -
     x = features.detach()
     largest = x.new_zeros(batch_size, channels).scatter_reduce(0, index, x, "amax", include_self=False)
     rows = torch.arange(sites, device=x.device)[:, None].expand(-1, channels)
+    # Of equal maxima the first site gets the gradient, as in torch's pooling. A NaN counts as a maximum.
     candidates = torch.where((x == largest[samples]) | x.isnan(), rows, sites)
     first = torch.full_like(largest, sites, dtype=torch.long).scatter_reduce(0, index, candidates, "amin")
     # Row N is of zeros, for samples without sites.
@@ -126,18 +128,14 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         ctx.pairs = pairs
-        return _sum_windows(features, pairs)
+        out = features.new_zeros(pairs.out_sites, features.shape[1])
+        for group in pairs.groups:
+            out += group.sum_pairs(features, torch.cat([pairs.pairs[k][0] for k in group.offsets]))
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return sparse_sum_pool(gradient, ctx.pairs.transposed()), None
-
-
-def _sum_windows(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    out = x.new_zeros(pairs.out_sites, x.shape[1])
-    for group in pairs.groups:
-        out += group.sum_pairs(x, torch.cat([pairs.pairs[k][0] for k in group.offsets]))
-    return out
 
 
 class _Max(torch.autograd.Function):
@@ -149,6 +147,7 @@ class _Max(torch.autograd.Function):
         offset_of = torch.full_like(largest, -1, dtype=torch.int32)
         for k, (inputs, outputs) in enumerate(pairs.pairs):
             x, best, at = features.index_select(0, inputs), largest[outputs], offset_of[outputs]
+            # The first site of equal ones, and a NaN before any number, as in torch's pooling.
             better = (x > best) | (at < 0) | (x.isnan() & ~best.isnan())
             largest[outputs] = torch.where(better, x, best)
             offset_of[outputs] = torch.where(better, k, at)
@@ -162,5 +161,6 @@ class _Max(torch.autograd.Function):
         (offset_of,) = ctx.saved_tensors
         dx = gradient.new_zeros(ctx.pairs.in_sites, gradient.shape[1])
         for k, (inputs, outputs) in enumerate(ctx.pairs.pairs):
+            # An output site has one pair at most at each offset, so its gradient goes to one site.
             dx.index_add_(0, inputs, gradient[outputs] * (offset_of[outputs] == k))
         return dx, None

@@ -96,7 +96,7 @@ def test_states_are_those_of_sequential():
 def test_the_products_of_patterns_are_found_once(monkeypatch):
     scanned, (x, target) = ScanSequential(*small_network(), method="blelloch"), samples(2)
     first = gradients(scanned, x, target)
-    monkeypatch.setattr("distconv.kernels.jacobian.product.match_nonzeros", None)
+    monkeypatch.setattr("distconv.kernels.jacobian.csr.match_nonzeros", None)
     close(gradients(scanned, x, target), first)
 
 

@@ -60,9 +60,11 @@ def probe_mpi_support(comm: MPI.Intracomm, device: torch.device) -> MpiSupport:
     """
     forced = TRANSPORT.value() == "cuda-aware"
     wanted = comm.size > 1 and TRANSPORT.value() != "host" and (forced or is_reported_cuda_aware())
+    # If one rank goes through the host, all do: which transports are tried must be the same on all ranks.
     if allreduce_max(comm, int(not wanted), "agreement on what MPI takes of a GPU"):
         return MpiSupport()
     sums = any(name in MPI.Get_library_version() for name in _TAKE_SUMS)
+    # Messages first. A trial of sums may end the process, so only libraries that are known to sum are tried.
     for arrive in (_messages_arrive, _sums_arrive)[: 1 + sums]:
         with watchdog.waiting(lambda: "a trial of MPI with memory of GPUs"):
             lost = not arrive(comm, device)
@@ -96,6 +98,7 @@ def _messages_arrive(comm: MPI.Intracomm, device: torch.device) -> bool:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     numbers = torch.arange(PROBE_BYTES // 8, device=device)
     sent, received = numbers + comm.rank, torch.zeros_like(numbers)
+    # MPI does not use CUDA streams: what it reads must have been written, and what it writes must not be in use.
     torch.cuda.current_stream(device).synchronize()
     requests = [
         comm.Irecv([device_buffer(received), MPI.BYTE], before),

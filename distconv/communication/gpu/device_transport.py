@@ -105,6 +105,7 @@ def choose_transport(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTranspo
     if not _has_choice(tensor):
         return HOST
     transports, device = CommunicatorRegistry.get(comm).get_attached(Transports), tensor.device
+    # By device type, which is the same on all ranks; the numbers of their GPUs are not.
     if device.type not in transports:
         transports[device.type] = _choose(comm, device) if comm.size > 1 else HOST
     return get_transport(comm, tensor)
@@ -209,6 +210,7 @@ def describe_missing(comm: MPI.Intracomm, device: torch.device) -> str:
         gloo = comm.allgather(dist.is_available() and dist.is_gloo_available())
         return "" if all(gloo) else f"torch on rank {gloo.index(False)} has no gloo"
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    # The UUID: visible devices may be numbered from 0 on every rank.
     gpu = comm.rank if shared else str(torch.cuda.get_device_properties(device).uuid)
     libraries = comm.allgather((nccl.is_available(), gpu))
     without = [rank for rank, (has_library, _) in enumerate(libraries) if not has_library]
@@ -234,6 +236,7 @@ def _is_faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_m
         received.copy_(into)
 
     def seconds(ring: Callable[[], None]) -> float:
+        # Not timed: connections are made, and memory is pinned, at the first message.
         ring()
         torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -243,5 +246,6 @@ def _is_faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_m
         return time.perf_counter() - start
 
     times = np.array([seconds(ring_by_nccl), seconds(ring_by_mpi)])
+    # By the slowest rank, so that all ranks choose the same transport.
     comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
     return bool(times[0] < times[1])

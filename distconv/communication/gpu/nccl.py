@@ -70,6 +70,7 @@ def _find_overdue_launches() -> Iterator[tuple[float, Callable[[], str]]]:
     for channel in open_channels():
         if channel.device.type == "cpu":
             continue  # the host itself waits for gloo, which cannot report completion before
+        # Oldest first: those after the first that is not overdue are not overdue either.
         for launch in itertools.takewhile(_overdue, list(channel.launches)):
             with rendezvous.use_device(channel.device):
                 over = launch.is_done()

@@ -74,6 +74,7 @@ def connect_groups(comm: MPI.Intracomm, device: torch.device, group: Group, name
     hosts = comm.allgather(MPI.Get_processor_name())
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
     server = try_on_all_ranks(comm, lambda: [_store(host, 0, True)] if comm.rank == 0 else [], CommunicatorError)
+    # Rank 0 chose a free port, which the other ranks do not know.
     port = comm.bcast(server[0].port if server else 0)
 
     def connect() -> dict[str, Backend]:

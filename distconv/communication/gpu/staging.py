@@ -55,6 +55,8 @@ class Staging:
         """Return memory for MPI to receive the values of ``tensor`` into."""
         return tensor if self.direct else torch.empty_like(tensor, device="cpu", pin_memory=True)
 
+    # Pinned: a copy to pageable memory would not be asynchronous.
+
     def prepare_send(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy ``tensor`` to memory that MPI can send; return this memory. Keep ``tensor`` until then."""
         if self.direct:
