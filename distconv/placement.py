@@ -87,6 +87,15 @@ def scatter(
     -----
     Without ``root``, distconv compares a digest of up to 65536 values of the first four tensors on a grid, and of every
     seventh after that. ``DISTCONV_CHECK=all`` compares every tensor, and ``off`` none.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> grid = dc.ProcessGrid(h=1)  # h=2 on two ranks
+    >>> x = dc.scatter(torch.zeros(2, 3, 8, 8), grid)
+    >>> x.shape, x.local.shape
+    (torch.Size([2, 3, 8, 8]), torch.Size([2, 3, 8, 8]))
+    >>> labels = dc.scatter(torch.zeros(2, 8, 8), grid, dims="nhw")
     """
     if root is not None:
         return _scatter_from(root, tensor, target, dims)
@@ -210,6 +219,13 @@ def gather(tensor: DistTensor | torch.Tensor) -> torch.Tensor:
     -------
     Tensor
         The full tensor, a plain one that does not share memory with the block.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> x = dc.scatter(torch.arange(4.0), dc.ProcessGrid(n=1))
+    >>> dc.gather(x)
+    tensor([0., 1., 2., 3.])
     """
     return tensor.gather() if isinstance(tensor, DistTensor) else tensor
 
@@ -239,6 +255,14 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
         On every rank, if shape, dtype, device type, ``requires_grad`` or distribution differ between ranks.
     DistributionError
         On every rank, if a block has the wrong shape, or is on the device ``meta``.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> dist = dc.Distribution(dc.ProcessGrid(h=1), "nchw")
+    >>> block = torch.zeros(dist.local_shape((2, 3, 8, 8)))  # for example, read from a file
+    >>> dc.from_local(block, dist, (2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
     """
     grad = ", requires_grad" if local.requires_grad else ""
     agreement.check_same_on_all_ranks(

@@ -63,6 +63,13 @@ class DistTensor(torch.Tensor):
         The distribution.
     grid : ProcessGrid
         The grid.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> x = dc.scatter(torch.ones(2, 3), dc.ProcessGrid(n=1))
+    >>> type(x).__name__, isinstance(x, torch.Tensor), x.sum().item()
+    ('DistTensor', True, 6.0)
     """
 
     defers_to: ClassVar[set[type]] = set()

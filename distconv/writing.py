@@ -60,6 +60,10 @@ def write(tensor: DistTensor, path: str | os.PathLike[str], name: str = "values"
         is not supported, or the file cannot be written.
     MismatchError
         On every rank, if ranks pass different paths or names.
+
+    Examples
+    --------
+    >>> dc.write(model(x), "result.h5")   # doctest: +SKIP
     """
     if not isinstance(tensor, DistTensor):
         raise DataError(

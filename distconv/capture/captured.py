@@ -362,6 +362,11 @@ def capture(
     calls, and on torch's random generators. **Every other Python value that it reads is a constant of the recording.**
     Every other Python value that it sets is set while the step is recorded or checked, but not in replays. Between two
     checks a replay silently uses the old value.
+
+    Examples
+    --------
+    >>> step = dc.capture(step, x, t)   # doctest: +SKIP
+    >>> loss = step(x, t)               # doctest: +SKIP
     """
     if on_change not in ON_CHANGE:
         raise UnsupportedOperation(f"capture: on_change={on_change!r} must be one of {', '.join(ON_CHANGE)}")

@@ -103,6 +103,10 @@ def save_checkpoint(
     CheckpointError
         On all ranks, if it could not be written, a value cannot be saved, or ``keep`` is below 0; earlier ones are
         intact.
+
+    Examples
+    --------
+    >>> dc.save_checkpoint("runs/mine", step, model, optimizer)   # doctest: +SKIP
     """
     comm = comm or training_comm(model)
     check_same_on_all_ranks(comm, "save_checkpoint", f"step {step} in {directory}")
@@ -167,6 +171,11 @@ def load_checkpoint(
     CheckpointError
         On all ranks, if there is no checkpoint, it is damaged, or of another model or optimizer. Nothing has been
         changed then.
+
+    Examples
+    --------
+    >>> found = dc.load_checkpoint("runs/mine", model, optimizer, missing_ok=True)   # doctest: +SKIP
+    >>> start = 0 if found is None else found.step                                   # doctest: +SKIP
     """
     comm = comm or training_comm(model)
     check_same_on_all_ranks(

@@ -455,6 +455,12 @@ def no_sync() -> Iterator[None]:
     Warnings
     --------
     Reading a ``.grad`` inside is collective: a rank that does so alone waits for the others forever.
+
+    Examples
+    --------
+    >>> with dc.no_sync():                        # doctest: +SKIP
+    ...     F.cross_entropy(model(x1), t1).backward()
+    >>> F.cross_entropy(model(x2), t2).backward()  # doctest: +SKIP
     """
     global _no_sync
     before, _no_sync = _no_sync, True

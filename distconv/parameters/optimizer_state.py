@@ -73,6 +73,12 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     If a step modifies gradients, as Nesterov momentum with ``foreach`` does, the gradients of other ranks' parameters
     do not change. A deep copy of the optimizer is not sharded and has only this rank's part of the state: make a new
     optimizer and load the ``state_dict()`` into it instead.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> model = dc.parallelize(torch.nn.Linear(3, 2), dc.ProcessGrid(n=1))
+    >>> optimizer = dc.shard_optimizer(torch.optim.Adam(model.parameters()))
     """
     comm = comm or MPI.COMM_WORLD
     kind = type(optimizer)

@@ -41,6 +41,12 @@ def check_replicas(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
     ------
     MismatchError
         On every rank, with the name of the first tensor that differs, and the ranks that have each value.
+
+    Examples
+    --------
+    >>> import torch, distconv as dc
+    >>> grid = dc.ProcessGrid(n=1)
+    >>> dc.check_replicas(dc.parallelize(torch.nn.Linear(3, 2), grid), grid.world)
     """
     check_tensors(dict(model.named_parameters()) | dict(model.named_buffers()), comm, "check_replicas")
 

@@ -110,6 +110,13 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
         On every rank, if the folder cannot be created or a trace cannot be written.
     MismatchError
         On every rank, if ranks pass different folders.
+
+    Examples
+    --------
+    >>> with dc.trace("runs/trace") as traced:     # doctest: +SKIP
+    ...     with traced.step(0):
+    ...         model(x).sum().backward()
+    >>> print(traced.table())                      # doctest: +SKIP
     """
     comm = comm or MPI.COMM_WORLD
     check_communicator(comm, "trace")

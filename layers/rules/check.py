@@ -60,6 +60,10 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
         full tensor, such as a mean. Also if ranks pass different examples.
     TypeError
         If the operator has no rule.
+
+    Examples
+    --------
+    >>> dc.check_rule(mean_of_rows, (torch.randn(1, 1, 9, 4),))   # doctest: +SKIP
     """
     if not isinstance(function, Rule):
         raise TypeError(f"{getattr(function, '__name__', function)} has no rule. Decorate it with distconv.rule(...).")

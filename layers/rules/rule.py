@@ -69,6 +69,13 @@ def rule(*, fill: float = 0.0, serves: object = None, **windows: Mapping[int, Wi
     ------
     TypeError
         If the operator has no such parameter.
+
+    Examples
+    --------
+    >>> import torch.nn.functional as F, distconv as dc
+    >>> @dc.rule(x={0: dc.Window(), 1: dc.Window(), 2: dc.Window(3, padding=1), 3: dc.Window()})
+    ... def mean_of_rows(x):
+    ...     return F.avg_pool2d(x, (3, 1), stride=1)
     """
 
     def register(operator: Operator) -> Rule:
