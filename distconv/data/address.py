@@ -104,6 +104,7 @@ class Url:
         """
         with self.reached():
             size = _info(self.url).get("size")
+            # The version is that of the last file of a chain, such as the archive: files inside of it report none.
             last = _info(self.url.rpartition("::")[2])
         marks = sorted(f"{key}={value}" for key, value in last.items() if key.lower() in _VERSION_KEYS)
         return size or 0, f"{last.get('size')} {marks}"
@@ -123,6 +124,7 @@ class Url:
         """
         with self.reached():
             filesystem, path = _filesystem(self.url)
+            # HDF5 reads small pieces one after another. Each would be a request of its own without reading ahead.
             file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
             file.seek(1)  # fails here, and not in HDF5, if the server can only send the full file
         return _GcPausingFile(file, filesystem)
@@ -215,5 +217,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 def _info(url: str) -> dict[str, Any]:
     filesystem, path = _filesystem(url)
+    # Filesystems store listings, which would hide a change of the file.
     filesystem.invalidate_cache()
     return dict(filesystem.info(path))

@@ -49,6 +49,7 @@ class BoxFunction:
         self.path = Path(getattr(read, "__name__", type(read).__name__))
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.store = FunctionStore(self.path, read)
+        # Shapes only: functions cannot be compared, and each rank calls its own.
         check_same_on_all_ranks(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
 
     def close(self) -> None:
@@ -74,6 +75,7 @@ class BoxFunction:
         DataError
             On all ranks, if the function fails.
         """
+        # On every rank, since the function may fail, or return another dtype, on one of them.
         dtype = try_on_all_ranks(
             self.comm, lambda: self.read(name, tuple(Interval(0, 1) for _ in self.shape(name))).dtype, DataError
         )

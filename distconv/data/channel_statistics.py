@@ -62,6 +62,7 @@ def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
         raise DataError(f"moments: {file.path}: {name!r} is {shape} and has no channels. Pass channels=False.")
     if not shape[0]:
         raise DataError(f"moments: {file.path}: {name!r} has no samples. Name another dataset.")
+    # One row for each sample, and not a running sum: the order of additions is then the same on any number of ranks.
     partial = np.zeros((shape[0], 4, shape[1] if channels else 1))
     comm = file.comm
 
@@ -79,6 +80,7 @@ def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
             "Missing values of packed data are NaN. Replace them, or leave these samples out."
         )
     mean = partial[:, _MEAN].mean(0)
+    # Roundoff may make the difference negative.
     variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
     std = np.sqrt(variance)
     low, high = partial[:, _LOW].min(0), partial[:, _HIGH].max(0)
@@ -118,6 +120,7 @@ def _sample_sums(file: SampleSource, name: str, sample: int, channels: bool) -> 
     total = np.zeros((4, file.shape(name)[1] if channels else 1))
     total[_LOW], total[_HIGH] = np.inf, -np.inf
     for box in chunk_aligned_boxes(file, name, sample, channels):
+        # In the order of the blocks, which depends on the file only.
         stored = file.read(name, box)[0]
         if stored.dtype.kind not in "biuf":
             raise DataError(

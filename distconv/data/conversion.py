@@ -50,11 +50,14 @@ def convert_values(values: NDArray[np.generic], dtype: torch.dtype, what: str) -
     """
     if values.dtype.kind not in ("biufc" if dtype.is_complex else "biuf"):
         raise DataError(f"{what} has values of {values.dtype}, which {dtype} cannot hold. Store real numbers.")
+    # torch has no extended precision, and takes values in the byte order of the machine.
     native = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 or dtype.is_complex else np.dtype("f8")
+    # A copy of read-only memory: torch warns about it, because a tensor may be written to.
     source: NDArray[Any] = np.array(values, native, order="C", copy=None if values.flags.writeable else True)
     if any(stride < 0 for stride in source.strides):
         source = source.copy()  # NumPy counts a flipped dimension of size 1 as contiguous; torch rejects its stride
     result = torch.from_numpy(source).to(dtype)
+    # Compared after the conversion: torch converts values that do not fit without an error.
     lost = _lossy_mask(source, result)
     if lost is not None and lost.any():
         raise DataError(
@@ -72,10 +75,12 @@ def _lossy_mask(source: NDArray[Any], result: torch.Tensor) -> NDArray[Any] | No
     if dtype == torch.bool:
         return np.asarray((source != 0) & (source != 1))
     if kind in "fc" and (dtype.is_floating_point or dtype.is_complex):
+        # Infinite values stay infinite. Finite ones must not become infinite.
         return np.asarray(np.isfinite(source) & ~torch.isfinite(result).numpy())
     if kind == "f":
         info = torch.iinfo(dtype)
         wide = source.astype(np.float64)
+        # max + 1 is a power of 2, which float64 represents. max itself of int64 would be rounded.
         return np.asarray(~((np.trunc(wide) == wide) & (wide >= float(info.min)) & (wide < float(info.max) + 1)))
     if dtype.is_complex:
         dtype = dtype.to_real()

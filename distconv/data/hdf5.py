@@ -93,12 +93,15 @@ class SampleDataset:
     ) -> None:
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
         layouts = [layouts] if isinstance(layouts, str) else layouts
+        # Each step ends on all ranks before the next one begins, so a rank that fails leaves no other one waiting.
         check_same_on_all_ranks(comm, self.kind, f"{path} with {sorted(layouts)}")
         self.path = try_on_all_ranks(comm, lambda: parse_location(path), DataError)
         self.store = try_on_all_ranks(comm, lambda: open_store(list(layouts)), DataError)
         try:
             try_on_all_ranks(comm, lambda: self._check(layouts), DataError)
-            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", self._summary())
+            total = sum(state.size for state in self.store.states.values())
+            stored = ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self.store.stored.items())
+            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", f"{total} bytes, {stored}")
         except BaseException:
             self.store.close()
             raise
@@ -113,10 +116,6 @@ class SampleDataset:
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
             raise DataError(f"{self.path}: the numbers of samples differ: {listed}")
-
-    def _summary(self) -> str:
-        total = sum(state.size for state in self.store.states.values())
-        return f"{total} bytes, " + ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self.store.stored.items())
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +183,7 @@ class SampleDataset:
         DataError
             On this rank, if they cannot be read.
         """
+        # Raises for a dataset that is not open.
         self._stored(name)
         return self.store.read(name, tuple(slice(i.start, i.stop) for i in box))
 

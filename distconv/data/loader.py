@@ -223,6 +223,7 @@ class Loader(EpochLoader):
             If ranks pass different options.
         """
         options = f"{batch=}, {seed=}, {shuffle=}, {drop_last=}, {mirror=}, {transpose=}, {crop=}"
+        # First, because the checks below depend on the options and may raise on one rank alone.
         check_same_on_all_ranks(grid.world, "Loader", f"{list(fields)} of {file.path}, {options}")
         if not fields:
             raise DataError(f"Loader: no fields of {file.path} are named. Give at least one Field.")
@@ -253,6 +254,7 @@ class Loader(EpochLoader):
         """
         if not self.mirror:
             return ""
+        # A generator for each sample and epoch: a draw depends on no other sample, so not on the rank that reads it.
         drawn = np.random.default_rng((self.seed, _FLIPS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
 
@@ -301,7 +303,8 @@ class Loader(EpochLoader):
 
     def _check_mirror(self) -> None:
         known = {axis for each in self.fields for axis in each.dims[1:]} - set("nc-")
-        for option, axes in (("mirror", self.mirror), ("odd", self._sign_axes())):
+        odd = sorted({axis for each in self.fields for axis in each.odd})
+        for option, axes in (("mirror", self.mirror), ("odd", odd)):
             if not known.issuperset(axes) or len(set(axes)) != len(axes):
                 listed = "".join(axes)
                 raise DataError(
@@ -317,9 +320,6 @@ class Loader(EpochLoader):
                     f"{''.join(sorted(moved))!r}, along which samples are changed. Name it: an axis that the grid has "
                     "not splits nothing."
                 )
-
-    def _sign_axes(self) -> list[str]:
-        return sorted({axis for each in self.fields for axis in each.odd})
 
     def _check_crop(self) -> None:
         sizes = self._sample_sizes()
@@ -378,12 +378,16 @@ class Loader(EpochLoader):
                 for index, samples in enumerate(batches):
                     if not waiting:
                         waiting.append(self._submit_batch(readers, number, samples))
+                    # A read may fail on one rank. All raise in the step that needs the batch, not when the thread
+                    # fails.
                     blocks = try_on_all_ranks(self.grid.world, waiting.popleft().result, DataError)
+                    # Only now, so that at most `ahead` batches are in memory in addition to this one.
                     for later in batches[index + 1 + len(waiting) : index + 1 + self.ahead]:
                         waiting.append(self._submit_batch(readers, number, later))
                     tensors = (self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
                     yield Batch(samples, tuple(tensors))
             finally:
+                # The caller may stop in the middle of an epoch, and must not wait for batches that it does not need.
                 readers.shutdown(wait=False, cancel_futures=True)
 
     def _distribution(self, each: Field) -> Distribution:
@@ -391,6 +395,7 @@ class Loader(EpochLoader):
 
     def _tensor(self, each: Field, block: torch.Tensor, samples: int) -> DistTensor:
         shape = (samples, *self._extents(each))
+        # Asynchronous only from pinned memory.
         return DistTensor(block.to(self.device, non_blocking=True), self._distribution(each), shape)
 
     def _submit_batch(self, readers: Executor, epoch: int, samples: tuple[int, ...]) -> _PendingBatch:
@@ -404,6 +409,7 @@ class Loader(EpochLoader):
             extents = (mine.extent, *(i.extent for i in space))
             block = torch.empty(extents, dtype=each.dtype, device="cpu", pin_memory=pinned)
             blocks.append(block)
+            # The samples of this rank; other ranks read the others.
             for row, sample in enumerate(samples[mine.start : mine.stop]):
                 rows.append(readers.submit(self._read, block[row], each, sample, space, epoch))
         return _PendingBatch(blocks, rows)
@@ -416,11 +422,13 @@ class Loader(EpochLoader):
         """Return the values in ``space`` of one sample, which is cropped, then flipped, then transposed."""
         transposed = each.dims.endswith("hw") and self.is_transposed(epoch, sample)
         there = _region_before_transpose(each, space) if transposed else space
+        # The order of a transposed sample: crop, flip, transpose, so the region is followed backwards.
         values = self._read_flipped(each, sample, there, epoch)
         if transposed:
             values = values.swapaxes(-1, -2)
             if each.exchanged:
                 sources = each.exchanged[space[0].start : space[0].stop]
+                # Read as one interval of channels, from the first to the last that is needed.
                 values = values[[source - there[0].start for source, _ in sources]]
                 values = values * _per_channel(each, [factor for _, factor in each.exchanged], space, values)
         if each.shift is not None:
@@ -446,6 +454,7 @@ class Loader(EpochLoader):
                     f"{self.file.path}: sample {sample} of dataset {each.dataset!r} has values of {values.dtype}, "
                     "which cannot be shifted, scaled or flipped in sign. Store real numbers."
                 )
+            # float32 does not hold all integers.
             exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
             values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
         for axis in flipped:
@@ -479,6 +488,7 @@ def _region_before_transpose(each: Field, space: list[Interval]) -> list[Interva
 
 def _per_channel(each: Field, numbers: Any, space: list[Interval], values: NDArray[Any]) -> NDArray[Any]:
     """Return the numbers of the channels in ``space``, with the dtype and the number of dimensions of ``values``."""
+    # In the dtype of the values, so that float32 values stay float32.
     own = np.asarray(numbers, values.dtype)
     if own.size > 1:
         own = own[space[0].start : space[0].stop]

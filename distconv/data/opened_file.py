@@ -11,7 +11,6 @@ import importlib
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -116,19 +115,16 @@ def _open_checked(path: Location, source: object, options: dict[str, Any]) -> tu
     state = file_identity(path)
     if state.size == 0:
         raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
-    if not isinstance(path, Url) and (other := _other_format(path)):
-        raise DataError(f"{path} is {other}")
+    if not isinstance(path, Url):
+        with open_regular(path) as file:
+            begin = file.read(8)
+        for mark, other in _OTHER_FORMATS.items():
+            if begin.startswith(mark):
+                raise DataError(f"{path} is {other}")
     try:
         return h5py.File(source, "r", **options), state
     except OSError as error:
         raise DataError(f"{path} cannot be opened as HDF5 ({state.size} bytes): {error}") from error
-
-
-def _other_format(path: Path) -> str:
-    """Return a description of the file's format and what to do, if it is a known one other than HDF5; otherwise ""."""
-    with open_regular(path) as file:
-        begin = file.read(8)
-    return next((text for mark, text in _OTHER_FORMATS.items() if begin.startswith(mark)), "")
 
 
 def resolve_internal_link(file: h5py.File, name: str) -> str | None:
@@ -159,14 +155,17 @@ def resolve_internal_link(file: h5py.File, name: str) -> str | None:
         above = file[place]
         if not isinstance(above, h5py.Group) or not above.id.links.exists(part.encode()):
             return None
+        # Without opening the entry: HDF5 would follow an external link.
         kind = above.id.links.get_info(part.encode()).type
         if kind == h5py.h5l.TYPE_HARD:
             place = posixpath.join(place, part)
             continue
+        # A cycle of links would never end.
         hops += 1
         if kind != h5py.h5l.TYPE_SOFT or hops > _MAX_LINKS:
             raise DataError(f"{name!r} lies in other files. Copy it into this one.")
         target = above.id.links.get_val(part.encode()).decode()
+        # A relative link starts in its own group; the rest of the path follows after it.
         place, parts = "/" if target.startswith("/") else place, [*target.split("/"), *parts]
     return place
 
@@ -232,6 +231,7 @@ def open_dataset(
     """
     try:
         place = resolve_internal_link(file, name)
+        # netCDF has stored the variable under this name because the other one is a dimension.
         if place is not None and (variable := resolve_internal_link(file, _NO_COORDINATE.join(posixpath.split(place)))):
             place = variable
         entry = None if place is None else file[place]

@@ -88,7 +88,10 @@ def open_source(
     else:
         place = parse_location(path)  # type: ignore[arg-type]  # a list has files
         kind = try_on_all_ranks(comm, lambda: _detect_format(place), DataError)
-        opened = SampleFile(place, layouts, comm) if kind is Hdf5File else _open_store(kind, place, layouts, comm)
+        if kind is Hdf5File:
+            opened = SampleFile(place, layouts, comm)
+        else:
+            opened = SampleDataset(place, layouts, comm, lambda names: kind(place, names))
     return opened if readers == 1 else ReadByProcesses(opened, readers)
 
 
@@ -130,12 +133,6 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
             return False
 
     return try_on_rank_0(comm, look, DataError)
-
-
-def _open_store(
-    kind: type[Store], path: Location, layouts: Mapping[str, DatasetLayout] | Sequence[str], comm: MPI.Intracomm
-) -> SampleDataset:
-    return SampleDataset(path, layouts, comm, lambda names: kind(path, names))
 
 
 def _detect_format(path: Location) -> type[Store]:
@@ -184,6 +181,7 @@ def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
     if place.is_dir():
         files = sorted(each for each in place.iterdir() if each.suffix in _HDF5_SUFFIXES + _NETCDF_SUFFIXES)
         folder = place
+    # A file whose name contains such characters is not a pattern.
     elif glob.has_magic(text) and not place.exists():
         folder, pattern = _split_pattern(place)
         files = sorted(folder / each for each in glob.glob(pattern, root_dir=folder, recursive=True))
@@ -215,6 +213,7 @@ def _open_files(
     one_each: bool,
 ) -> SampleDataset:
     """Open a list of files. Each rank reads the metadata of every P-th file, and all ranks gather them. Collective."""
+    # The assignment to ranks follows from the list, so it must be the same on all of them.
     check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
     mine = try_on_all_ranks(
         comm,
@@ -225,5 +224,6 @@ def _open_files(
         DataError,
     )
     heads_of_ranks = comm.allgather(mine)
+    # Rank r has read the files r, r + P, r + 2 P, ...
     heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]
     return SampleDataset(path, layouts, comm, lambda names: ConcatenatedFiles(path, names, heads, one_each))

@@ -68,6 +68,7 @@ class ReadByProcesses:
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._links: list[socket.socket] = []
         try:
+            # On all ranks: the start of a process may fail on one of them.
             try_on_all_ranks(self.comm, self._start, DataError)
         except BaseException:
             self._stop()
@@ -81,6 +82,7 @@ class ReadByProcesses:
         pairs = [socket.socketpair() for _ in range(self.readers)]
         self._links = [ours for ours, _ in pairs]
         theirs = [link.fileno() for _, link in pairs]
+        # -I: neither the folder of that module nor PYTHON variables are on its path. The rank sends its own path.
         command = [sys.executable, "-I", reader_server.__file__, *map(str, theirs)]
         try:
             self._server = subprocess.Popen(
@@ -91,11 +93,13 @@ class ReadByProcesses:
                 start_new_session=True,  # Ctrl-C reaches the ranks alone; the readers end after them
             )
         finally:
+            # The children have these ends. A copy in this process would hide that a child has ended.
             for _, link in pairs:
                 link.close()
         modules = [type(store).__module__, *getattr(store, "libraries", ())]
         send_message(self._links[0], json.dumps({"path": [os.getcwd(), *sys.path], "modules": modules}).encode())
         send_message(self._links[0], pickled)
+        # Each child reports once that it has opened the samples.
         for link in self._links:
             if error := self._answer(link).get("error"):
                 raise DataError(error)
@@ -228,6 +232,7 @@ class ReadByProcesses:
     def _stop(self) -> None:
         while self._links:
             self._links.pop().close()
+        # Only once, also if __init__ has failed.
         server = self.__dict__.pop("_server", None)
         if server is not None:
             server.wait()

@@ -93,6 +93,7 @@ class Resized:
         for axis, (wanted, old, new) in enumerate(zip(box, self.source.shape(name), self.shape(name), strict=True)):
             if old != new and wanted.extent:
                 line = _Resampling(wanted, old, new, name in self._nearest)
+                # Only the source values that the wanted ones are computed from.
                 there[axis] = line.needs
                 steps.append((axis, line))
         values: NDArray[Any] = self.source.read(name, tuple(there))
@@ -122,6 +123,7 @@ class _Resampling:
     """Resampling along one dimension: the indices ``wanted`` of ``new`` values, from ``old`` values."""
 
     def __init__(self, wanted: Interval, old: int, new: int, nearest: bool) -> None:
+        # Centers of pixels, as in torch.nn.functional.interpolate with align_corners=False and mode="nearest-exact".
         place = (np.arange(wanted.start, wanted.stop) + 0.5) * (old / new)
         if nearest:
             self._low = self._high = np.minimum(place.astype(np.int64), old - 1)
@@ -138,6 +140,7 @@ class _Resampling:
         low = values.take(self._low - self.needs.start, axis)
         if self._weight is None:
             return low
+        # float32 does not hold all values of wider dtypes.
         dtype = np.float64 if values.dtype.itemsize > 4 else np.float32
         weight = self._weight.astype(dtype).reshape(-1, *(1,) * (values.ndim - 1 - axis))
         high = values.take(self._high - self.needs.start, axis)

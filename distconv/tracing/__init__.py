@@ -4,6 +4,5 @@
 
     breakdown  Breakdown of the time of a trace for each rank
     chrome     Traces in Chrome's format, as torch.profiler writes them; merging those of several ranks
-    steps      Tracing selected steps of a training job
-    trace      ``trace``: run the profiler on all ranks for a block of code
+    trace      ``trace``: run the profiler on all ranks for a block of code, or for selected training steps
 """

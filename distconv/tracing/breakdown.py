@@ -79,14 +79,17 @@ def breakdown(trace: Trace, rank: int) -> Breakdown:
     """
     events = duration_events(trace)
     origin = begin_time(trace)
+    # With a GPU the marker is on several tracks of a trace: the last one counts.
     total = max(float(event["ts"]) for event in events if event["name"] == END) - origin
     groups = _groups(events)
+    # Between two edges nothing begins or ends, so each interval counts for one part.
     edges = np.unique(
         np.clip([0.0, total, *(edge for _, group in groups for s in spans(group, origin) for edge in s)], 0, total)
     )
     taken = np.zeros(max(0, len(edges) - 1), dtype=bool)
     lengths, seconds = np.diff(edges), dict.fromkeys(("compute", "halo", "wait", "allreduce"), 0.0)
     for part, group in groups:
+        # A moment that a part of higher priority has taken does not count again.
         covered = _is_covered(edges, spans(group, origin)) & ~taken
         seconds[part] += float(lengths[covered].sum()) / 1e6
         taken |= covered
@@ -99,6 +102,7 @@ def _groups(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
 
     GPU kernels come first, as they overlap with the work of the CPU.
     """
+    # The GPU first: while it runs a kernel, the CPU may already be several operators ahead.
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     messages = [event for event in kernels if str(event["name"]).startswith("nccl")]
     sums = [event for event in messages if "AllReduce" in event["name"]]
@@ -116,6 +120,7 @@ def _is_covered(edges: npt.NDArray[np.float64], intervals: Sequence[tuple[float,
     depth = np.zeros(len(edges), dtype=np.int64)
     if intervals and len(edges):
         starts, ends = (np.clip(np.array(side), edges[0], edges[-1]) for side in zip(*intervals, strict=True))
+        # add.at, since several intervals may begin at one edge.
         np.add.at(depth, np.searchsorted(edges, starts), 1)
         np.add.at(depth, np.searchsorted(edges, ends), -1)
     return np.cumsum(depth)[:-1] > 0

@@ -55,14 +55,15 @@ def merge_traces(traces: Sequence[Trace]) -> dict[str, Any]:
         for event in trace["traceEvents"]:
             if event.get("ph") == "M" or "ts" not in event:
                 continue
+            # Ranks may have the same process and thread ids, on different nodes. They get numbers of their own.
             origin = event.get("pid"), event.get("tid")
             if origin not in threads:
                 threads[origin] = len(threads)
                 events.append(_metadata_event("thread_name", rank, threads[origin], f"{origin[0]} {origin[1]}"))
-            moved = float(event["ts"]) - starts[rank]
-            events.append(
-                dict(event) | {"pid": rank, "tid": threads[origin], "ts": moved} | _with_unique_id(event, rank)
-            )
+            moved = dict(event) | {"pid": rank, "tid": threads[origin], "ts": float(event["ts"]) - starts[rank]}
+            if "id" in event:  # of a flow, and the same on several ranks
+                moved["id"] = f"{rank}.{event['id']}"
+            events.append(moved)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -83,11 +84,6 @@ def begin_time(trace: Trace) -> float:
 
 def _metadata_event(what: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _with_unique_id(event: Event, rank: int) -> Event:
-    """Return the fields that make the id of a flow event unique, as ranks use the same ids."""
-    return {"id": f"{rank}.{event['id']}"} if "id" in event else {}
 
 
 def spans(events: Iterable[Event], origin: float = 0.0) -> list[tuple[float, float]]:

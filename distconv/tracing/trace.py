@@ -1,4 +1,4 @@
-"""``trace``: run the profiler on all ranks for a block of code.
+"""Traces: run the profiler on all ranks for a block of code (``trace``), or for some steps of a training job.
 
 ::
 
@@ -21,9 +21,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -125,20 +127,31 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
     try_on_all_ranks(comm, lambda: _make_folder(traced.folder) if comm.rank == 0 else None, DataError)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as profiler:
-        profiler.add_metadata_json("distributedInfo", _distributed_info(comm))
-        _start_together(comm)
+        # As torch writes it if its own process groups are used.
+        backend = "nccl" if torch.cuda.is_available() else "mpi"
+        info = {"backend": backend, "rank": comm.rank, "world_size": comm.size, "pg_count": 1}
+        profiler.add_metadata_json("distributedInfo", json.dumps(info))
+        # The clocks of ranks differ. All of them leave the barrier at the same moment, the origin of the merged trace.
+        with watchdog.waiting(lambda: "the beginning of a trace"):
+            comm.Barrier()
         with record_function(chrome.BEGIN):
             pass
         yield traced
         if torch.cuda.is_available():
+            # Kernels that are still running belong to the block.
             torch.cuda.synchronize()
         with record_function(breakdown.END):
             pass
     mine = try_on_all_ranks(comm, lambda: _export(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
     with watchdog.waiting(lambda: "the traces of all ranks"):
         traced.ranks = comm.allgather(breakdown.breakdown(mine, comm.rank))
+        # Only to rank 0, which writes them: traces are large.
         traces = comm.gather(mine)
-    try_on_all_ranks(comm, lambda: _write_merged(traced.folder, traces), DataError)
+    try_on_all_ranks(
+        comm,
+        lambda: write_file(traced.folder / MERGED, json.dumps(chrome.merge_traces(traces))) if traces else None,
+        DataError,
+    )
 
 
 def _make_folder(folder: Path) -> None:
@@ -149,33 +162,82 @@ def _make_folder(folder: Path) -> None:
                 out.remove(name)
 
 
-def _distributed_info(comm: MPI.Intracomm) -> str:
-    """Return the metadata that torch writes into a trace if its own process groups are used."""
-    backend = "nccl" if torch.cuda.is_available() else "mpi"
-    return json.dumps({"backend": backend, "rank": comm.rank, "world_size": comm.size, "pg_count": 1})
-
-
-def _start_together(comm: MPI.Intracomm) -> None:
-    """Wait until all ranks begin the trace. Collective."""
-    with watchdog.waiting(lambda: "the beginning of a trace"):
-        comm.Barrier()
-
-
-def _write_merged(folder: Path, traces: Sequence[chrome.Trace] | None) -> None:
-    """Write the merged trace; ``traces`` is None except on rank 0."""
-    if traces is not None:
-        write_file(folder / MERGED, json.dumps(chrome.merge_traces(traces)))
-
-
 def _export(profiler: profile, path: Path) -> chrome.Trace:
     """Write the profiler's trace to ``path`` atomically, and return it."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch, "trace.json")
+        # The profiler writes to a path of its own. Only then is the complete text written, atomically.
         profiler.export_chrome_trace(str(where))
         text = where.read_text()
     write_file(path, text)
     exported: chrome.Trace = json.loads(text)
     return exported
+
+
+# -- selected steps of a training job ---------------------------------------------------------------------------------
+
+
+class StepTrace:
+    """A trace of selected training steps; at its end, rank 0 prints the breakdown of the time.
+
+    Use it as a context manager around the training loop. If a traced step raises, the trace ends without communication.
+
+    Parameters
+    ----------
+    steps : range or None
+        The steps to trace, without gaps; ``None`` for no step. Identical on all ranks. After a gap a new trace would
+        begin, and delete the files of the first one.
+    folder : Path
+        Where traces are written.
+    comm : MPI.Intracomm
+        The ranks.
+    """
+
+    def __init__(self, steps: range | None, folder: Path, comm: MPI.Intracomm) -> None:
+        self._steps, self._folder, self._comm = steps or range(0), folder, comm
+        self._open = ExitStack()
+        self._traced: TraceResult | None = None
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Run step ``number`` inside the block, traced if it is selected.
+
+        Collective where a trace begins or ends.
+
+        Parameters
+        ----------
+        number : int
+            Number of the training step, from 0.
+
+        Returns
+        -------
+        context manager
+        """
+        if number not in self._steps:
+            yield
+            return
+        if self._traced is None:
+            self._traced = self._open.enter_context(trace(self._folder, self._comm))
+        with self._traced.step(number):
+            yield
+        # The last selected step: later ones are not slowed down by the profiler.
+        if number + 1 not in self._steps:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._open.close()
+        if self._traced is not None and self._comm.rank == 0:
+            print(f"trace: {self._folder}\n{self._traced.table()}")
+        self._traced = None
+
+    def __enter__(self) -> StepTrace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> Any:
+        if error is None:
+            self._finish()
+            return None
+        return self._open.__exit__(kind, error, at)
 
 
 __getattr__ = former_names(__name__, {"Traced": "TraceResult"})

@@ -19,7 +19,7 @@ from distconv.communication.agreement import try_on_all_ranks
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.jobs import progress
 from distconv.process.stop_requests import EXIT_CODE, PreemptionHandler
-from distconv.tracing.steps import StepTrace
+from distconv.tracing.trace import StepTrace
 from distconv.whole_files import Folder
 
 from .report import METRICS, SUMMARY, Metrics

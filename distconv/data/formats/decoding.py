@@ -64,6 +64,7 @@ class Decoder:
         DataError
             If xarray is not installed, or cannot decode such values.
         """
+        # By xarray's own rules, on an empty array.
         return self.decode(np.empty(0, stored)).dtype
 
     def decode(self, values: NDArray[Any]) -> NDArray[Any]:

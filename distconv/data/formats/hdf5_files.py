@@ -52,6 +52,7 @@ class Hdf5File(Store):
                 check_numeric(self.path, name, stored.shape, dtype)
                 self.stored[name] = StoredDataset(stored.shape, dtype, chunks)
             self.libraries = ("xarray",) if any(each.attributes for each in self._decoders.values()) else ()
+        # An exception in a constructor leaves nobody who could close the file.
         except BaseException:
             self._file.close()
             raise
@@ -73,6 +74,7 @@ class Hdf5File(Store):
         _check_records(stored, path, name)
         # The chunks of the first source stand for all: they only determine whether a warning is shown.
         chunks = next(iter(sources.values()), None) if sources else stored.chunks
+        # A contiguous dataset counts as chunks of one row.
         chunks = chunks or (1,) * (min(stored.ndim, 2) - 1) + stored.shape[-1:]
         return stored, (1,) * (stored.ndim - len(chunks)) + tuple(chunks)
 
@@ -232,6 +234,7 @@ class ConcatenatedFiles(Store):
                     )
             count = sum(head.stored[name].shape[0] for head in self._heads)
             self.stored[name] = StoredDataset((count, *like.shape[1:]), like.dtype, like.chunks)
+        # The first sample of each file, and the end of the last one.
         self._begins = [0, *itertools.accumulate(self._count(head) for head in self._heads)]
 
     def _count(self, head: FileMetadata) -> int:
@@ -257,11 +260,13 @@ class ConcatenatedFiles(Store):
         """
         values = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
         start, stop = box[0].start, box[0].stop
+        # An empty file begins where the next one does. The last file that begins there has the sample.
         index = bisect.bisect_right(self._begins, start) - 1
         while start < stop:
             begin, end = self._begins[index], min(stop, self._begins[index + 1])
             if start < end:
                 inside = () if self._one_each else (slice(start - begin, end - begin),)
+                # While it reads: another thread might close this file to open one more.
                 with self._lock:
                     part = self._file(index).read(name, (*inside, *box[1:]))
                 values[start - box[0].start : end - box[0].start] = part
@@ -276,6 +281,7 @@ class ConcatenatedFiles(Store):
         if index not in self._open:
             head = self._heads[index]
             file = head.kind(head.path, self.names)
+            # The file may have been replaced since its metadata were read.
             for path, then in head.states.items():
                 if (now := file.states.get(path)) != then:
                     change = then.change(now) if now else "removed"

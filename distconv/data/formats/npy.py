@@ -64,6 +64,7 @@ class NpyFiles(Store):
         -------
         ndarray
         """
+        # Copied, so that the file is read here, in the reading thread, and not where the values are used.
         return np.array(self._arrays[name][box])
 
     def column(self, name: str) -> list[object] | None:

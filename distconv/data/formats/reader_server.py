@@ -86,6 +86,7 @@ def serve(link: socket.socket, store: Any) -> None:
         name, box = json.loads(request)
         try:
             values = store.read(name, tuple(slice(*each) for each in box))
+            # The values are sent as one piece of memory.
             if not values.flags.c_contiguous:
                 values = values.copy()
             answer = {"shape": values.shape, "dtype": values.dtype.str}
@@ -93,6 +94,7 @@ def serve(link: socket.socket, store: Any) -> None:
             send_message(link, json.dumps({"error": f"{error}" or type(error).__name__}).encode())
             continue
         send_message(link, json.dumps(answer).encode())
+        # An empty array cannot be cast to bytes.
         link.sendall(memoryview(values.reshape(-1)).cast("B") if values.size else b"")
 
 
@@ -104,6 +106,7 @@ def main(descriptors: list[int]) -> None:
         return
     folder = Path(__file__).resolve().parents[2]
     settings = json.loads(start)
+    # As in the rank: a pickled function must be found in the same module.
     sys.path[:] = settings["path"]
     for name, place in (("distconv", folder), ("distconv.data", folder / "data")):
         package = types.ModuleType(name)
@@ -119,13 +122,16 @@ def main(descriptors: list[int]) -> None:
     for index, link in enumerate(links):
         child = os.fork()
         if not child:
+            # A copy of another child's socket would keep that connection open after the rank has closed it.
             for other in links[:index] + links[index + 1 :]:
                 other.close()
             try:
                 _serve_pickled(link, pickled)
             finally:
+                # Without the exit handlers and buffers of the parent, of which this is a copy.
                 os._exit(0)
         children.append(child)
+    # The parent keeps no socket: if a child ends, the rank sees its connection closed.
     for link in links:
         link.close()
     for child in children:

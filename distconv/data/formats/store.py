@@ -144,6 +144,7 @@ class Store(ABC):
             If they cannot be read.
         """
         shape = tuple(each.stop - each.start for each in box)
+        # Formats need not handle empty boxes.
         if 0 in shape:
             return np.empty(shape, self.stored[name].dtype)
         try:
@@ -155,12 +156,14 @@ class Store(ABC):
             raise DataError(f"{self.path}: cannot read [{format_box(box)}] of dataset {name!r}: {text}") from error
         if values.shape != shape:
             raise DataError(f"{self.path}: [{format_box(box)}] of dataset {name!r} has values of {values.shape}")
+        # torch rejects values in the other byte order.
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "names": self.names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # The files are opened again in this process; handles cannot be pickled.
         self.__dict__ |= state
         self.stored, self.states = {}, {}
         self.open()
@@ -278,6 +281,7 @@ def check_inside(path: Path, folder: Path, what: str, *, folders: bool = False) 
     DataError
         If it is somewhere else, missing, a pipe or a device.
     """
+    # Both without links: a folder may be reached through a link itself.
     place = os.path.realpath(path)
     if not Path(place).is_relative_to(os.path.realpath(folder)):
         raise DataError(

@@ -7,7 +7,6 @@ before HDF5 reads any.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -48,17 +47,21 @@ def check_virtual_sources(virtual: h5py.Dataset, path: Path, name: str) -> dict[
         bounds of two sources overlap.
     """
     folder, files, boxes, points = path.parent, dict[Path, tuple[int, ...] | None](), list[Bounds](), 0
-    for file_name, dataset_name, bounds, count in _iterate_sources(virtual):
-        points += count
-        boxes.append(bounds)
+    for source in virtual.virtual_sources():
+        file_name, dataset_name = source.file_name, source.dset_name
+        points += source.vspace.get_select_npoints()
+        boxes.append(source.vspace.get_select_bounds())
+        # HDF5 would replace % by the numbers of any files that exist.
         if "%" in file_name or "%" in dataset_name:
             raise DataError(
                 f"{path}: virtual dataset {name!r} refers to numbered files {file_name!r}. Open a list of the files."
             )
+        # HDF5 names the file itself by a dot.
         place = path if file_name == "." else folder / file_name
         if place not in files:
             check_inside(place, folder, f"{path}: virtual dataset {name!r}")
             files[place] = _check_source(place, dataset_name, virtual, f"{path}: virtual dataset {name!r}")
+    # As many values with a source as there are values, and no overlap: then the sources cover the dataset.
     if points < math.prod(virtual.shape):
         raise DataError(
             f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(virtual.shape)} values {points} have a "
@@ -69,18 +72,12 @@ def check_virtual_sources(virtual: h5py.Dataset, path: Path, name: str) -> dict[
     return files
 
 
-def _iterate_sources(virtual: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
-    """Yield file and dataset of each source, the bounds of its values in the virtual dataset, and their number."""
-    for source in virtual.virtual_sources():
-        bounds = source.vspace.get_select_bounds()
-        yield source.file_name, source.dset_name, bounds, source.vspace.get_select_npoints()
-
-
 def _has_overlap(boxes: list[Bounds]) -> bool:
     """Return True if two boxes have an index in common. Both bounds of a box are inclusive."""
     boxes = sorted(boxes)
     for index, (low, high) in enumerate(boxes):
         for other_low, other_high in boxes[index + 1 :]:
+            # In sorted order: boxes that begin after the end of this one cannot overlap with it.
             if other_low[0] > high[0]:
                 break
             pairs = zip(low, high, other_low, other_high, strict=True)

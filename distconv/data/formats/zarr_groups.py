@@ -66,7 +66,8 @@ class ZarrGroup(Store):
             self.stored[name] = self._checked(name, array)
         if any(each.attributes for each in self._decoders.values()):
             self.libraries = ("zarr", "xarray")
-        files = (folder / each for folder in self._folders() for each in _METADATA)
+        folders: list[Location] = [self.path, *(self.path / name for name in self.names)]
+        files = (folder / each for folder in folders for each in _METADATA)
         self.states = file_identities(file for file in files if file.is_file())
 
     def _checked(self, name: str, array: Any) -> StoredDataset:
@@ -78,6 +79,7 @@ class ZarrGroup(Store):
         check_numeric(self.path, name, array.shape, array.dtype)
         self._decoders[name] = self._decoder(name, array)
         dtype = self._decoders[name].dtype(array.dtype)
+        # Again, since decoding changes the dtype.
         check_numeric(self.path, name, array.shape, dtype)
         if others := sorted(set(_codec_names(array.metadata.to_dict())) - _CODECS):
             raise DataError(
@@ -94,6 +96,7 @@ class ZarrGroup(Store):
         attributes = array.attrs.asdict()
         meaning = decoding_attributes(attributes)
         if array.metadata.zarr_format == 2:
+            # In format 2, xarray and netCDF store _FillValue as zarr's own fill value.
             if not {"_ARRAY_DIMENSIONS", "_nczarr_array"}.isdisjoint(attributes) and array.fill_value is not None:
                 meaning["_FillValue"] = array.fill_value
         elif isinstance(meaning.get("_FillValue"), str):
@@ -104,9 +107,6 @@ class ZarrGroup(Store):
                     f"{self.path}: dataset {name!r}: _FillValue {meaning['_FillValue']!r}: {error}"
                 ) from error
         return Decoder(self.path, name, meaning)
-
-    def _folders(self) -> list[Location]:
-        return [self.path, *(self.path / name for name in self.names)]
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """Return the values of a dataset in ``box``, which is not empty.
@@ -162,6 +162,7 @@ def _confined_store(folder: Path) -> Any:
     from zarr.storage import LocalStore
 
     def checked(key: str) -> None:
+        # A missing chunk has the fill value, and a folder is listed only.
         path = folder / key
         if path.exists() and not path.is_dir():
             check_inside(path, folder, f"{folder}: {key}")

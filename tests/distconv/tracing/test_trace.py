@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.tracing.steps import StepTrace
+from distconv.tracing.trace import StepTrace
 
 
 def step(grid, x, pause=0.0):
