@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import distconv as dc
@@ -136,3 +137,13 @@ def test_what_fails_on_rank_0_is_raised_on_all_ranks(comm):
         raise OSError("no such disk")
 
     raises_everywhere(comm, dc.DataError, "^no such disk", lambda: agreement.try_on_rank_0(comm, attempt, dc.DataError))
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("bit", [0, 31, 40, 62])
+def test_numbers_that_differ_in_any_bit_are_found(comm, bit):
+    numbers = np.array([5, 2**62 - 1, -(2**40), 7], np.int64)
+    numbers[1] -= (1 << bit) >> 1 if comm.rank == comm.size - 1 else 0
+    numbers[3] ^= (1 << bit) if comm.rank == 0 else 0
+    found = agreement.find_mismatches(comm, numbers, lambda: "the numbers")
+    assert found.tolist() == [False, bit > 0, False, True]

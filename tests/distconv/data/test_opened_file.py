@@ -10,7 +10,14 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.data.opened_file import SMALL_BYTES, file_identity, open_hdf5, read_dataset, resolve_internal_link
+from distconv.data.opened_file import (
+    SMALL_BYTES,
+    file_identity,
+    open_dataset,
+    open_hdf5,
+    read_dataset,
+    resolve_internal_link,
+)
 from distconv.errors import DataError
 
 
@@ -73,3 +80,13 @@ def test_all_values_of_a_dataset_are_decoded(tmp_path: Path) -> None:
         file["x"].attrs["scale_factor"] = 0.5
     with open_hdf5(tmp_path / "a.h5")[0] as file:
         assert read_dataset(file, "x", tmp_path / "a.h5", 10**6).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_a_dataset_with_more_stored_bytes_than_its_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "samples.h5"
+    with h5py.File(path, "w") as file:
+        file["image"] = np.zeros((4, 5), "f4")
+    with h5py.File(path) as file:
+        assert open_dataset(file, "image", path, 80).shape == (4, 5)
+        with pytest.raises(DataError, match="dataset 'image' claims 80 bytes, more than the file's 79"):
+            open_dataset(file, "image", path, 79)

@@ -180,3 +180,12 @@ def test_steps_begin_small_and_grow_by_a_fifth_until_they_are_stable() -> None:
 def test_a_node_has_the_subzones_around_it() -> None:
     masses = np.arange(1.0, 9.0).reshape(4, 1, 2)  # of two cells side by side, corners counter-clockwise
     np.testing.assert_array_equal(node_masses(masses), [[1, 2 + 3, 4], [7, 8 + 5, 6]])
+
+
+def test_a_step_changes_no_volume_by_more_than_the_default_tenth() -> None:
+    hydro = warped()
+    hydro.state.u[:] = 50 * (hydro.state.x - hydro.state.x.mean())
+    before = hydro.volumes()
+    hydro.step(1.0)
+    change = np.abs(hydro.volumes() / before - 1)
+    assert 0 < change.max() < 0.12

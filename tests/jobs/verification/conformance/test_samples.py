@@ -68,3 +68,9 @@ def test_tensors_are_split_by_kind_or_at_their_ends():
         *("first", "first, first tensor only", "last", "last, first tensor only"),
     ]
     assert sample.layouts(4)[-1].kind == "both, first tensor only"
+
+
+def test_only_strided_tensors_with_a_dimension_can_be_split():
+    assert samples.can_be_split(torch.zeros(1))
+    for other in (torch.tensor(1.0), torch.eye(2).to_sparse(), 3, None):
+        assert not samples.can_be_split(other)

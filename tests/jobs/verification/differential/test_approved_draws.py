@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distconv.jobs.verification.differential import networks, operators
+from distconv.jobs.verification.differential import derivatives, networks, operators
 from distconv.jobs.verification.differential.draw import Draw, DrawnProgram
 from distconv.jobs.verification.differential.runs import DrawnCase
 from distconv.jobs.verification.engine.backends import ReferenceBackend
@@ -14,6 +14,7 @@ from tests.jobs.approved import assert_approved, size_of
 
 KINDS: dict[str, tuple[list[Callable[[Draw], DrawnProgram]], int]] = {
     "networks": ([networks.draw], 25),
+    "derivatives": ([derivatives.penalty], 40),
     "operators": ([draw for draw in operators.OPERATORS if draw is not operators.of_torch], 80),
 }
 """Functions that draw in turn, and the number of draws. torch's own samples differ between its versions."""
