@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -322,3 +324,19 @@ def test_layers_equal_one_process(late, axes):
 
     grid = dc.ProcessGrid(comm, **{axes: comm.size})
     same_as_one_process(grid, network, gpu.tensor(normal(4, 4, 9, 8)), plain=[gpu.tensor(normal(4, 4, 3, 3, seed=1))])
+
+
+@pytest.mark.ranks(at_least=2)
+def test_every_wait_is_known_to_the_watchdog(comm, monkeypatch):
+    known = []
+
+    @contextlib.contextmanager
+    def waiting(describe):
+        known.append(describe())
+        yield
+
+    monkeypatch.setattr(transport.watchdog, "waiting", waiting)
+    received = torch.zeros(5, 3, dtype=torch.float64)
+    ring(comm, normal(5, 3, seed=comm.rank), received)
+    Reduction(comm, torch.ones(3), "a sum").wait()
+    assert len(known) == 2 and "a ring" in known[0] and known[1] == f"a sum over {comm.size} ranks"
