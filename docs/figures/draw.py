@@ -12,9 +12,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import processes  # noqa: E402
+import results  # noqa: E402
 import tensors  # noqa: E402
 
-FIGURES = {**tensors.FIGURES, **processes.FIGURES}
+FIGURES = {**tensors.FIGURES, **processes.FIGURES, **results.FIGURES}
 
 
 def main() -> None:
