@@ -141,7 +141,8 @@ class Packing:
         layout = self._layouts.get((in_place, strides))
         if layout is None:
             unbuffered = [
-                in_place and len(regions) == 1 and _is_contiguous(regions[0], tensors) for regions in self._messages
+                in_place and len(regions) == 1 and tensors[regions[0].tensor][regions[0].slices].is_contiguous()
+                for regions in self._messages
             ]
             layout = self._layouts[in_place, strides] = _MessageLayout(self._messages, unbuffered, strides)
         return layout
@@ -221,10 +222,6 @@ def materialize(tensor: torch.Tensor) -> torch.Tensor:
         ``tensor`` itself if its memory holds its values.
     """
     return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
-
-
-def _is_contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
-    return tensors[region.tensor][region.slices].is_contiguous()
 
 
 def _uses_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:

@@ -175,6 +175,7 @@ def check(comm: MPI.Intracomm, environment: Mapping[str, str] = os.environ) -> N
         first variable that differs.
     """
     mine = _wrong(environment), {variable.name: environment.get(variable.name) or "" for variable in VARIABLES}
+    # Before any error is raised, so that no rank waits for one that has raised.
     everyone: Sequence[tuple[str, dict[str, str]]] = comm.allgather(mine)
     reasons = [reason for reason, _ in everyone]
     for rank, text in enumerate(reasons):

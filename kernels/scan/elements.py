@@ -94,6 +94,7 @@ def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
         return second
     if isinstance(second, Identity):
         return first
+    # A factor of one sample is shared by all.
     batch = max(second.shape[0], first.shape[0])
     if isinstance(second, SparseJacobian) and isinstance(first, SparseJacobian):
         record_products("mm", 2 * batch * count_products(second.pattern, first.pattern))
