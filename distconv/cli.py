@@ -249,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _main(arguments)
         finally:
+            # Here, where a closed pipe is handled, and not at exit.
             sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (``| head``). Python flushes its buffer at exit, which would fail there.

@@ -111,6 +111,7 @@ class Plan:
         self._grids: WeakKeyDictionary[CommunicatorRegistry, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
+        # Grids belong to this process.
         return {name: value for name, value in vars(self).items() if name != "_grids"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

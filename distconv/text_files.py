@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -166,19 +166,22 @@ def parse_yaml(text: str, where: str, error: type[DistconvError]) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        depth = 0
         # From the events, before the parser builds nodes, which it does recursively.
-        for event in yaml.parse(text, Loader=loader):
-            kind = type(event).__name__
-            depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
-            if depth > DEEPEST_NESTING + 2:  # the stream and the document are levels, too
-                raise ValueError(f"found more than {DEEPEST_NESTING} levels, expected a few")
+        _check_depth(type(event).__name__ for event in yaml.parse(text, Loader=loader))
         reading = loader(text)
         root = reading.get_single_node()
         _check_keys(root)
         return reading.construct_document(root) if root else None
     except (ValueError, RecursionError, yaml.YAMLError) as failure:
         raise error(f"{where} cannot be read as YAML: {' '.join(str(failure).split())}") from failure
+
+
+def _check_depth(events: Iterable[str]) -> None:
+    depth = 0
+    for event in events:
+        depth += event.endswith("StartEvent") - event.endswith("EndEvent")
+        if depth > DEEPEST_NESTING + 2:  # the stream and the document are levels, too
+            raise ValueError(f"found more than {DEEPEST_NESTING} levels, expected a few")
 
 
 def _check_keys(root: Any) -> None:

@@ -66,6 +66,7 @@ class Packing:
         layout = self._layout(tensors, in_place=True)
         messages, buffer = layout.allocate(tensors)
         if buffer is not None:
+            # Tensors are arguments and not taken from the closure: a replay calls the function with others.
             recording.launch(lambda to, *boxes: layout.for_kernel.pack(boxes, to), buffer, *tensors)
         return messages
 
@@ -114,6 +115,7 @@ class Packing:
         -------
         ReceiveBuffers
         """
+        # Never into the tensor itself, whose values must be there to be added to.
         return self._layout([like], in_place=False).allocate([like]) if self._messages else ReceiveBuffers([], None)
 
     def add(self, received: ReceiveBuffers, tensors: Sequence[torch.Tensor]) -> None:
