@@ -483,6 +483,7 @@ class Distribution(Generic[Grid_co]):
         """
         if not keep_irregular or not (self.boundaries or self.cyclic):
             return Distribution(self.grid, axes)
+        # An axis that splits nothing any more must not have boundaries.
         kept = set(axes)
         return Distribution(
             self.grid,

@@ -251,6 +251,7 @@ class Output(ABC):
             try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
         # Only after all blocks are written are the rows recorded. After a crash in between they are written again.
         boxes = self.comm.gather(mine, root=0)
+        # Rows that an earlier call has written after these do not count any more.
         self.rows = begin + len(tensor)
 
         def note() -> None:

@@ -166,6 +166,7 @@ def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
     first = next(iter(wanted), None)
     if first is None:
         return ""
+    # Sorted, so that the message does not depend on the order of names in the file.
     prefixes = sorted(name.removesuffix(first) for name in saved if name.endswith(f".{first}"))
     return next((prefix for prefix in prefixes if all(prefix + name in saved for name in wanted)), "")
 

@@ -205,6 +205,7 @@ class _TimedLevel:
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
         self.clock, self.sizes = clock, sizes
+        # Of a Stack, whose products of a level are one call.
         self._common_size = sizes[0] if clock.problem.stacked and sizes else None
 
     def __len__(self) -> int:

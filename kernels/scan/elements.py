@@ -187,6 +187,7 @@ class Stack:
     def combine_pairs(self) -> Stack:
         """Return the elements 0 <> 1, 2 <> 3, ... in one product; of an odd number the last one is left out."""
         half = len(self) // 2
+        # Of an odd number the last one has no partner.
         first, second = self[: 2 * half : 2], self[1::2]
         m = self.matrices
         record_products("mm", 2 * m.shape[1] * m.shape[2] ** 3, half)
