@@ -60,12 +60,14 @@ class Arrangement:
         for name, parts in axes.items():
             if name not in AXES:
                 raise GridError(f"process grid: unknown axis {name!r}; the axes are {', '.join(AXES)}")
+            # True is an int, too.
             if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
                 raise GridError(f"process grid: {name}={parts!r} must be a positive number of parts")
         self.shape = {name: axes.get(name, 1) for name in AXES}
         self.size = math.prod(self.shape.values())
         self._strides: dict[str, int] = {}
         stride = 1
+        # The last name varies fastest.
         for name in reversed(SLOWEST_FIRST):
             self._strides[name] = stride
             stride *= self.shape[name]

@@ -92,11 +92,13 @@ def set_batch_norm_scope(model: torch.nn.Module, scope: str) -> None:
     scope : {"global", "spatial", "local"}
         The scope, which replaces an earlier one.
     """
+    # Hooks of an earlier call are removed.
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, (_EnterScope, _LeaveScope))]:
                 del hooks[key]
         if scope != "global":
+            # Before all other hooks, so that modules which hooks call have the scope, too.
             module.register_forward_pre_hook(_EnterScope(scope), prepend=True)
             module.register_forward_hook(_LeaveScope(), always_call=True)
 
@@ -124,6 +126,7 @@ def defer_update(update: StatisticsUpdate) -> None:
 
 def apply_updates() -> None:
     """Apply the pending updates now. Collective: call on every rank."""
+    # Updates are collected by the outermost call.
     for call in _calls.get()[:1]:
         _reduce_updates(call.updates)
         call.updates.clear()
@@ -154,10 +157,12 @@ class _LeaveScope:
 
 def _reduce_updates(updates: list[StatisticsUpdate]) -> None:
     """Sum the contributions of all ranks, in one all-reduce for each communicator and device, and apply the updates."""
+    # In the order of the updates, which is the same on all ranks: each communicator has an all-reduce.
     groups: dict[tuple[int, torch.device], list[StatisticsUpdate]] = {}
     for update in updates:
         groups.setdefault((update.comm.handle, update.partial_sums.device), []).append(update)
     for group in groups.values():
+        # One message for all layers: each of them would cost the latency of an all-reduce.
         flat = torch.cat([update.partial_sums.flatten() for update in group])
         allreduce(group[0].comm, flat, "running statistics")
         for update, sums in zip(group, flat.split([update.partial_sums.numel() for update in group]), strict=True):

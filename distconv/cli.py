@@ -249,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _main(arguments)
         finally:
+            # Here, where a closed pipe is handled, and not at exit.
             sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (``| head``). Python flushes its buffer at exit, which would fail there.
@@ -331,6 +332,7 @@ def _strip_markup(text: str) -> str:
 
 def _match_command(given: Sequence[str]) -> tuple[str, ...] | None:
     """Return the words of the first command that ``given`` begins with, or None."""
+    # `plan pointcloud` stands before `plan` in COMMANDS, since arguments of the first one begin with both.
     return next((words for words in COMMANDS if tuple(given[: len(words)]) == words), None)
 
 
@@ -371,19 +373,13 @@ def _import_job(prog: str, command: Command) -> ModuleType:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
         if error.name and f"{command.module}.".startswith(f"{error.name}."):
-            raise DistconvError(_not_installed_message(prog)) from error
+            raise DistconvError(
+                "reproduces papers or distconv's own pages, and is not installed. In a checkout of distconv's "
+                f"repository run python -m distconv {prog.partition(' ')[2]}"
+            ) from error
         raise DistconvError(
             f"{command.module} cannot be loaded: {error}. Reinstall distconv with its dependencies"
         ) from error
-
-
-def _not_installed_message(prog: str) -> str:
-    """Return the message for a command that is not part of an installation."""
-    command = prog.partition(" ")[2]
-    return (
-        "reproduces papers or distconv's own pages, and is not installed. In a checkout of distconv's repository run "
-        f"python -m distconv {command}"
-    )
 
 
 def _show_warning(  # noqa: PLR0917 - the signature of warnings.showwarning

@@ -132,6 +132,7 @@ def implements(
 
     def register(operator: F) -> F:
         rule = OperatorRule(operator, kind, order, tensors, passes)
+        # torch has some functions under several names; a name may be listed with an alias.
         for function in set(functions):
             assert function not in _RULES, f"{name_of(function)} already has the operator {_RULES[function].operator}"
             _RULES[function] = rule
@@ -279,6 +280,7 @@ def dispatch_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: M
     UnsupportedOperation
         If neither a rule nor the fallback covers the call.
     """
+    # A rule has priority over torch's own body.
     body = None if function in _RULES else python_body(function)
     if body is not None:
         return body(*args, **kwargs)
@@ -289,6 +291,7 @@ def dispatch_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: M
         return _by_rule(function, rule, args, kwargs)
     except NoRule as error:
         reason = error
+    # Outside of the except block, so that an error here is not reported as one in the handling of NoRule.
     return call_fallback(reason, function, args, kwargs)
 
 
@@ -334,6 +337,7 @@ def python_body(function: Callable[..., Any]) -> Operator | None:
 def _without_override_checks(function: FunctionType) -> Operator | None:
     if not set(_OVERRIDE_CHECKS).intersection(function.__code__.co_names):
         return None
+    # The body's own check would dispatch to DistTensor again, without end.
     disabled_checks = dict.fromkeys(_OVERRIDE_CHECKS, lambda *tensors: False)
     code, names = function.__code__, {**function.__globals__, **disabled_checks}
     copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
@@ -343,6 +347,7 @@ def _without_override_checks(function: FunctionType) -> Operator | None:
 
 def _by_rule(function: Callable[..., Any], rule: OperatorRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     operator = rule.operator
+    # The operator would ignore it, and `out` would keep its old values.
     if kwargs.get("out") is not None and "out" not in _parameters(operator):
         raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
     if _has_numpy_scalar(args) or _has_numpy_scalar(kwargs.values()):
@@ -369,6 +374,7 @@ def _has_numpy_scalar(values: Iterable[Any]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    # A result of a recorded operation remains a tensor: a number would have no gradient.
     return isinstance(value, np.generic) or (type(value) is torch.Tensor and not value.dim() and value.is_leaf)
 
 
@@ -463,6 +469,7 @@ def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
     object
         The same structure with the results of ``change``.
     """
+    # A torch.Size is a tuple, too: as a tree it would become a plain one.
     return tree_map(change, values, is_leaf=lambda value: isinstance(value, torch.Size))
 
 

@@ -256,6 +256,8 @@ class Distribution(Generic[Grid_co]):
             if self.boundaries or self.cyclic
             else ()
         )
+        # Axes of one part split nothing. Distributions that differ only in them are equal, and nothing is sent between
+        # them.
         self._key = (grid.key, self.split, irregular)
         self._hash = hash(self._key)
 
@@ -314,6 +316,7 @@ class Distribution(Generic[Grid_co]):
             return tuple(Interval(i, min(i + size, extent)) for i in range(index * size, extent, parts * size))
         if axis in self.boundaries:
             bounds = self.boundaries[axis]
+            # Not checked earlier, since a distribution is made without the shape of a tensor.
             if bounds[-1] != extent:
                 raise DistributionError(
                     f"boundaries {bounds} of axis {axis!r} cover {bounds[-1]} indices, not {extent}"
@@ -369,6 +372,7 @@ class Distribution(Generic[Grid_co]):
                 raise DistributionError(
                     f"{self}: dimension {dim} is block-cyclic, use intervals(); it is not one range"
                 )
+            # A rank without a cyclic block has an empty range, after the last index.
             box.append(ranges[0] if ranges else Interval(shape[dim], shape[dim]))
         return tuple(box)
 
@@ -435,6 +439,7 @@ class Distribution(Generic[Grid_co]):
         if axis in self.cyclic:
             return i // self.cyclic[axis] % parts
         starts = [self.intervals(dim, k, extent)[0].start for k in range(parts)]
+        # An empty block starts where the next one does. The last block with this start has the index.
         return bisect_right(starts, i) - 1
 
     def same_indices(self, dims: Sequence[int], rank: int | None = None) -> list[int]:
@@ -478,6 +483,7 @@ class Distribution(Generic[Grid_co]):
         """
         if not keep_irregular or not (self.boundaries or self.cyclic):
             return Distribution(self.grid, axes)
+        # An axis that splits nothing any more must not have boundaries.
         kept = set(axes)
         return Distribution(
             self.grid,
@@ -541,10 +547,12 @@ class Distribution(Generic[Grid_co]):
         stay = {axis for axis in axes if axis is not None}
         for axis in filter(None, (self.split[d] for d in dims)):
             free = [d for d, taken in enumerate(axes) if taken is None and d not in dims]
+            # Of several longest ones the first, so that all ranks choose the same.
             longest = max(free, key=lambda d: shape[d], default=None)
             # A dimension with fewer indices than parts would leave ranks without a line.
             if longest is not None and shape[longest] >= self.grid.shape[axis]:
                 axes[longest] = axis
+        # An axis that has moved to another dimension gets balanced blocks: its boundaries fit the old one only.
         boundaries = {axis: bounds for axis, bounds in self.boundaries.items() if axis in stay}
         cyclic = {axis: size for axis, size in self.cyclic.items() if axis in stay}
         return Distribution(self.grid, axes, boundaries=boundaries, cyclic=cyclic)

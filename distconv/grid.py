@@ -149,6 +149,7 @@ class ProcessGrid(Arrangement):
             # the same color differ only along ``key``. All ranks of the grid take part, also in other colors.
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
+                # Ordered by rank, as in the grid: the order in which MPI adds follows from it.
                 comm = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
             device_transport.connect_process_groups(comm)
         return comm
@@ -237,11 +238,13 @@ class ProcessGrid(Arrangement):
         the same communicator. A program that makes many grids over different communicators must free them, or use them
         as context managers: MPI implementations have only a few thousand communicators.
         """
+        # Cached plans refer to the communicators.
         self._cached.clear()
         for grid in (*self._factored.values(), self.__dict__.get("flat")):
             if grid not in (None, self):
                 grid.free()
         self._factored.clear()
+        # In the order in which they were made, the same on all ranks, since freeing is collective.
         for comm in (*self._comms.values(), self.world):
             self._derived.free(comm)
 

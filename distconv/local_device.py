@@ -37,6 +37,7 @@ def set_local_rank(node: MPI.Comm) -> None:
         The ranks of one node, which share memory.
     """
     global _local_rank
+    # Also on a rank whose number is set: another rank of the node may have none, and waits in the allgather.
     number = choose_local_rank(node.allgather(launcher_local_ranks()), node.rank)
     _local_rank = number if _local_rank is None else _local_rank
 
@@ -64,6 +65,7 @@ def choose_local_rank(given: Sequence[tuple[str, ...]], rank: int) -> int:
     int
         The launcher's number, or ``rank``.
     """
+    # A variable counts only if it gives the ranks of this node different numbers.
     for values in zip(*given, strict=True):
         if all(value.isdecimal() for value in values) and len(set(values)) == len(values):
             return int(values[rank])
@@ -98,6 +100,7 @@ def device() -> torch.device:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    # Fewer GPUs than ranks: ranks share them.
     chosen = torch.device("cuda", _find_local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(chosen)
     return chosen

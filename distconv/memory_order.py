@@ -86,6 +86,7 @@ def propagate_strides(
     """
     rule = rule_of(function)
     new = rule is not None and rule.order is StridePolicy.NEW
+    # The common case, without a call of torch: contiguous operands give a contiguous result unless the rule says NEW.
     if not (new or _has_noncontiguous(args) or (kwargs and _has_noncontiguous(kwargs.values()))):
         return result
     if rule is not None and rule.kind is OperatorKind.VIEW and _set_strides_of_views(args[0] if args else None, result):
@@ -94,6 +95,8 @@ def propagate_strides(
     first: Any = args[0] if args else None
     if outcome.is_first and result is first:
         return result  # Operators that change dimensions in place set the strides themselves.
+    # Such as contiguous(): torch returns the argument itself or a copy, depending on strides. A caller notices which of
+    # them when one is changed in place.
     if outcome.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
         if outcome.is_first and type(first) is type(result) and first.shape == result.shape:
             return first
@@ -142,9 +145,11 @@ def _set_strides_of_views(source: Any, result: Any) -> bool:
     Return False, and set nothing, unless all of ``result`` are views of ``source`` and ``source`` has its block's
     strides.
     """
+    # Over several ranks the strides of a block are those of its own shape, not of the global one.
     if not hasattr(source, "_strides") or source.dist.grid.size > 1 or not has_own_strides(source):
         return False
     views = [tensor for tensor in _tensors(result) if hasattr(tensor, "_strides")]
+    # Compared by memory: only a view of the block has the strides of a view in a single process.
     memory = source._local.untyped_storage().data_ptr()
     if any(view is source or view._local.untyped_storage().data_ptr() != memory for view in views):
         return False
@@ -174,6 +179,7 @@ def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 def _outcome_of_call(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
     key = (function, _to_key(args), tuple((name, _to_key(value)) for name, value in kwargs.items()))
+    # torch's own functions on meta tensors: they compute no values, and send no messages.
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         try:
             return _compute_outcome_cached(*key)
@@ -270,6 +276,7 @@ def _compute_outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _O
         results = torch.empty_like(operands[0])
     rule, on_gpu = rule_of(function), has_any((args, kwargs), lambda tensor: tensor.device == "cuda")
     order = StridePolicy.KEPT if rule is None else rule.order
+    # The third argument of torch.nn.functional.pad is the mode.
     on_cpu = order is StridePolicy.OF_INPUT_ON_CPU and not on_gpu and "circular" not in (*given[2:3], named.get("mode"))
     if order is StridePolicy.OF_INPUT or on_cpu:
         results = torch.empty_like(results, memory_format=_memory_format(operands[:1]))

@@ -103,7 +103,10 @@ def parallelize(
     scope = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
-    description = "; ".join(f"{name} {_describe_parameter(tensor)}" for name, tensor in state.items())
+    description = "; ".join(
+        f"{name} lazy" if is_lazy(x) else f"{name} {tuple(x.shape)} {x.dtype}{' on meta' * x.is_meta}"
+        for name, x in state.items()
+    )
     # Compared before the checks below, which raise on the ranks that fail them: the models may differ between ranks.
     check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {scope}: {description}")
     if scope not in BATCH_NORM_SCOPES:
@@ -125,6 +128,7 @@ def parallelize(
     shard_parameters(layers)
     _worlds[model] = world
     set_batch_norm_scope(model, scope)
+    # A model may be parallelized again, for example with another plan.
     if world.size > 1 and not any(isinstance(hook, _SamePassCheck) for hook in model._forward_pre_hooks.values()):
         pass_check = _SamePassCheck()
         # prepend: ranks compare their passes before other hooks of the model send messages.
@@ -139,6 +143,7 @@ def parallelize(
             layer.register_forward_pre_hook(_RedistributeInputs(grid), with_kwargs=True)
     for name, parameter in model.named_parameters():
         # shard_parameters has marked sharded parameters. Other tensor subclasses have no gradient that it could reduce.
+        # Not isinstance: torch.nn.Parameter's own check accepts any tensor that is marked as a parameter.
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.defer_grad_reduction(parameter, name)
     return model
@@ -164,11 +169,8 @@ def training_comm(model: torch.nn.Module) -> MPI.Intracomm:
     """
     worlds = (_worlds[module] for module in model.modules() if module in _worlds)
     world = next(worlds, None)
+    # A freed communicator counts as False.
     return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
-
-
-def _describe_parameter(tensor: torch.Tensor) -> str:
-    return "lazy" if is_lazy(tensor) else f"{tuple(tensor.shape)} {tensor.dtype}{' on meta' * tensor.is_meta}"
 
 
 def _check_initialized(model: torch.nn.Module) -> None:
@@ -322,6 +324,7 @@ class _RedistributeInputs:
         axes = linear_axes(value.dim()) if linear else default_axes(None, value.dim())
         return value.redistribute(Distribution(self.grid, axes))
 
+    # A grid cannot be copied: its communicators belong to MPI.
     def __deepcopy__(self, memo: object) -> _RedistributeInputs:
         return self
 
@@ -348,6 +351,7 @@ def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) 
     root : int
         The rank whose values are sent.
     """
+    # As bytes: MPI has no type for some dtypes, such as bfloat16.
     values = to_bytes(tensor).copy()
     world.Bcast([values, MPI.BYTE], root=root)
     if world.rank != root:

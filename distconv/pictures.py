@@ -130,6 +130,7 @@ def show(
 
 
 def _is_notebook() -> bool:
+    # Not imported here: a notebook has it loaded already.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
@@ -270,4 +271,5 @@ def _draw(picture: Picture) -> str:
 
 def _lengths(extents: Sequence[int], total: float, least: float) -> list[float]:
     """Return lengths in proportion to sizes, which sum to ``total`` unless some are raised to ``least``."""
+    # Empty blocks and tensors are drawn, too.
     return [max(least, total * extent / max(1, sum(extents))) for extent in extents]

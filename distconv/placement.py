@@ -107,6 +107,7 @@ def scatter(
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         # A subclass such as MONAI's MetaTensor would intercept the calls on blocks.
         tensor = tensor.as_subclass(torch.Tensor)
+    # Collective at its first use, and messages do not choose. So it comes before the redistribution.
     device_transport.choose_transport(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block never shares the caller's memory, on any grid: modifying one must not modify the other.
@@ -123,6 +124,7 @@ def _check_and_distribute(tensor: torch.Tensor | None, target: ProcessGrid | Dis
     grid = _grid(target)
     compares = _count_and_select(grid)
     failure: DistributionError | None = None
+    # Not raised yet: the other ranks wait in the comparison, which makes it an error on all of them.
     try:
         if not isinstance(tensor, torch.Tensor):
             raise DistributionError(
@@ -130,6 +132,7 @@ def _check_and_distribute(tensor: torch.Tensor | None, target: ProcessGrid | Dis
             )
         _check_memory("scatter", tensor.device.type)
         dist = _distribution(target, dims, tensor.dim())
+        # The distribution is compared, too: with another one a rank would send messages that no rank receives.
         description = _describe(tensor, dist) + _describe_grad_mode() + (_digest_of_values(tensor) if compares else "")
     except DistributionError as error:
         failure, description = error, str(error)
@@ -146,6 +149,7 @@ def _check_memory(call: str, device_type: str) -> None:
 
 def _count_and_select(grid: ProcessGrid) -> bool:
     """Return True if the values of the next tensor that is scattered over ``grid`` are compared; count the tensor."""
+    # Counted in any case, so that all ranks compare the same tensors.
     number = grid.scatter_count
     grid.scatter_count += 1
     if agreement.level == "off" or grid.size == 1:
@@ -155,18 +159,11 @@ def _count_and_select(grid: ProcessGrid) -> bool:
 
 def _digest_of_values(tensor: torch.Tensor) -> str:
     try:
-        return f", values {digest(_sample(tensor)):014x}"
+        flat = tensor.detach().reshape(-1)
+        # Evenly spaced. An even step would visit only some columns of a matrix with an even number of columns.
+        return f", values {digest(flat[:: flat.numel() // _SAMPLED | 1]):014x}"
     except RuntimeError as error:  # sparse, nested, ...
         return f", values that cannot be read ({error})"
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return up to ``_SAMPLED`` evenly spaced values.
-
-    The step is odd: an even step would visit only some columns of a matrix with an even number of columns.
-    """
-    flat = tensor.detach().reshape(-1)
-    return flat[:: flat.numel() // _SAMPLED | 1]
 
 
 def _describe(tensor: torch.Tensor, dist: Distribution) -> str:
@@ -187,6 +184,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
     with watchdog.waiting(lambda: f"scatter from rank {root}"):
         description = grid.world.bcast(mine, root=root)
+    # Received from the root, so all ranks raise, or none does.
     if description is None:
         raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
     shape, dtype, requires_grad, device = description
@@ -194,11 +192,14 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     dist = _distribution(target, dims, len(shape))
     rows = shape or (1,)
     if grid.rank != root or tensor is None:
+        # With requires_grad as on the root: all ranks record the same graph, and take part in its messages.
         tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
+    # A single value is sent as one row.
     elif not shape:
         tensor = tensor.reshape(1)
     device_transport.choose_transport(grid.world, tensor)
     # A distribution in which the root owns all rows: sending them is then an ordinary redistribution.
+    # Boundaries 0, ..., 0, rows, ..., rows: the blocks of all ranks but the root are empty.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
     local = collectives.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)

@@ -41,6 +41,7 @@ def assign_data(*_: Any) -> None:
 
 def _set_data(tensor: torch.Tensor, value: Any) -> None:
     if isinstance(value, DistTensor):
+        # By the registry, as torch would if its setter dispatched on the value.
         DistTensor.__torch_function__(_SET_DATA, (DistTensor,), (tensor, value))
     else:
         _SET_DATA(tensor, value)

@@ -111,6 +111,7 @@ class Plan:
         self._grids: WeakKeyDictionary[CommunicatorRegistry, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
+        # Grids belong to this process.
         return {name: value for name, value in vars(self).items() if name != "_grids"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -235,14 +236,17 @@ class Plan:
         check_same_on_all_ranks(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
+        # Weak references: the grids are dropped with the communicator that they are derived from.
         grids_by_axes = self._grids.setdefault(CommunicatorRegistry.get(comm), {})
         grids = {}
         for name, parts in self.parts(model).items():
             check_product(name, parts, comm.size)
             product = math.prod(parts.values())
+            # Ranks that remain hold replicas.
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
             if key not in grids_by_axes or not grids_by_axes[key].world:  # the user has freed the grid
+                # Collective. All ranks have the same layers in the same order.
                 grids_by_axes[key] = ProcessGrid(comm, **axes)
             grids[name] = grids_by_axes[key]
         return grids
@@ -338,6 +342,7 @@ def match_patterns(
     """
     parts_of: dict[str, dict[str, int]] = {}
     for pattern, parts in layers.items():
+        # An exact name may be that of any module. Wildcards match layers that can be planned only.
         matching = [pattern] if pattern in names else [name for name in plannable if fnmatchcase(name, pattern)]
         if not matching:
             raise PlanError(

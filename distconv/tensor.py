@@ -110,6 +110,7 @@ class DistTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        # First, because torch reads these often. They are the same on all ranks and need no message.
         if func in dispatch.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -129,6 +130,7 @@ class DistTensor(torch.Tensor):
                 result = dispatch.dispatch_call(func, args, kwargs) if own is NotImplemented else own
             if recomputation.active:
                 recomputation.count_step(result)
+            # torch itself has made the strides of a result on one rank.
             return memory_order.propagate_strides(func, args, kwargs, result) if own is NotImplemented else own
         except DistconvError as error:
             dispatch.add_layer_name(error)
@@ -236,6 +238,7 @@ class DistTensor(torch.Tensor):
         if not self.is_leaf:
             raise RuntimeError("deepcopy of a DistTensor that is not a leaf of autograd's graph: detach() it first")
         result = self._copy_attributes_to(DistTensor(self.local.detach().clone(), self.dist, self.shape))
+        # As in torch, a copy of a Parameter has no gradient.
         if self.grad is not None and not isinstance(self, torch.nn.Parameter):
             result.grad = copy.deepcopy(self.grad)
         return result
@@ -247,6 +250,7 @@ class DistTensor(torch.Tensor):
     def _copy_attributes_to(self, leaf: DistTensor) -> DistTensor:
         """Return ``leaf``, a new leaf, with the attributes of this tensor, such as how its gradient is reduced."""
         local = leaf.local.requires_grad_(self.requires_grad)
+        # Marks of the block, such as the name under which its gradient is reduced. A copy of a parameter has them, too.
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
         # These attributes belong to the tensor's own memory.
         own = (*vars(leaf), "_memory", "_view")
@@ -347,6 +351,7 @@ class DistTensor(torch.Tensor):
             # torch reads the dtype of the wrapper itself, not of the block.
             with torch._C.DisableTorchFunctionSubclass():
                 _DATA.__set__(self, new)
+        # The block remains the same object: optimizers and autograd's graph refer to it.
         self.local.data = new.local
 
     def set_(self, source: Any = None, *memory_layout: Any) -> DistTensor:
@@ -417,6 +422,7 @@ class DistTensor(torch.Tensor):
     def grad(self, value: torch.Tensor | None) -> None:
         if value is not None and value.shape != self.shape:
             raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
+        # Otherwise sums of a backward pass that are still in flight would be added to the new gradient.
         gradient_reduction.discard_pending(self.local)
         self.local.grad = None if value is None else to_distribution(value, self.dist).local
 
@@ -451,6 +457,7 @@ class DistTensor(torch.Tensor):
         -------
         torch.utils.hooks.RemovableHandle
         """
+        # Not self: the tensor would be kept alive by its own hook.
         layout = (self.dist, self.shape)
 
         def call(grad: torch.Tensor) -> torch.Tensor | None:
@@ -487,6 +494,7 @@ class DistTensor(torch.Tensor):
         retain_graph, create_graph, inputs
             As in torch.
         """
+        # On a rank with an empty block torch would reject a backward pass without a gradient.
         if gradient is None and self.numel() == 1 and self.dist.split_axes:
             return self.replicated().backward(None, retain_graph, create_graph, inputs)
         if gradient is not None:
@@ -580,4 +588,5 @@ def _describe_argument(argument: Any) -> str:
         return f"array {argument.shape} {argument.dtype} with checksum {zlib.crc32(argument.tobytes()):x}"
     if isinstance(argument, np.generic):
         argument = argument.item()
+    # Only of types whose repr() is the same on all ranks. Others contain addresses.
     return repr(argument) if type(argument) in (bool, int, float, complex, str, slice) else ""

@@ -98,12 +98,14 @@ def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError
     """
     try:
         with open_regular(path) as file:
+            # One byte more than is allowed, so that a larger file is noticed without reading all of it.
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character
         raise error(f"{what} {path} cannot be read: {getattr(failure, 'strerror', None) or failure}") from failure
     if len(content) > LARGEST_BYTES:
         raise error(f"{what} {path}: the file has more than {LARGEST_BYTES} bytes, too many for a {what}")
     try:
+        # Without the byte order mark that some editors write.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
         raise error(f"{what} {path} cannot be read: byte {failure.start} is not UTF-8 text") from failure
@@ -164,6 +166,7 @@ def parse_yaml(text: str, where: str, error: type[DistconvError]) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        # From the events, before the parser builds nodes, which it does recursively.
         _check_depth(type(event).__name__ for event in yaml.parse(text, Loader=loader))
         reading = loader(text)
         root = reading.get_single_node()
@@ -262,6 +265,7 @@ def _explain(failure: str, content: Any, kind: Any) -> str:
     place = ""
     with contextlib.suppress(LookupError, TypeError):  # an unknown key may look like a path
         for key, index in _STEP.findall(path):
+            # Follow the path through schema and content at the same time.
             kind = _bare(kind)
             if key:
                 kind = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[key]

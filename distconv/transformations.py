@@ -101,6 +101,7 @@ def _skip_dist_tensor_frames(convert: Callable[..., Any], types: Any) -> Callabl
                 "fullgraph=True such calls run eagerly. torch.cond and flex_attention set it, too: use Python's if and "
                 "scaled_dot_product_attention instead"
             )
+        # The frame and those that it calls. The code itself stays open: called with plain tensors it is compiled.
         skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
         return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
 
@@ -114,6 +115,7 @@ def _patch_compiler() -> None:
     from torch._dynamo import convert_frame, types
 
     wrapper = convert_frame.CatchErrorsWrapper
+    # Once, since every call of torch.compile comes here.
     if not hasattr(wrapper.__call__, "__wrapped__"):
         patches.replace(wrapper, "__call__", _skip_dist_tensor_frames(wrapper.__call__, types), _COMPILES)
 

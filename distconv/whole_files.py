@@ -99,7 +99,9 @@ class Folder:
             with _path_in_errors(self.path / name):
                 for remaining in pieces:
                     while remaining:
+                        # The system may write less than it was given.
                         remaining = remaining[os.write(descriptor, remaining) :]
+                # Before the rename: after a crash the name could otherwise lead to a file without content.
                 os.fsync(descriptor)
         except BaseException:
             self._remove_if_present(partial)
@@ -148,6 +150,7 @@ class Folder:
             lines.close()
             self._remove_if_present(partial)
             raise
+        # Other processes see the file from its first line on.
         self.rename(partial, name)
         return lines
 
@@ -197,6 +200,7 @@ class Folder:
             os.fsync(self._descriptor)
 
     def _create(self, name: str) -> tuple[str, int]:
+        # Shortened, since file systems limit the length of a name; random, since several processes may write the file.
         partial = f"{name[:60]}.{secrets.token_hex(4)}{PARTIAL}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with _path_in_errors(self.path / name):
@@ -204,6 +208,7 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 # Keep the permissions of the file that is replaced.
                 previous = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+                # Another user's permissions might give access that this user does not intend.
                 if stat.S_ISREG(previous.st_mode) and previous.st_uid == os.geteuid():
                     os.fchmod(descriptor, stat.S_IMODE(previous.st_mode))
         return partial, descriptor
@@ -408,6 +413,7 @@ def _is_pipe_or_device(path: Path) -> bool:
 def _write_to_stream(path: Path, pieces: Iterable[memoryview]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     try:
+        # Only the opening must not wait.
         os.set_blocking(descriptor, True)
         for remaining in pieces:
             while remaining:

@@ -131,6 +131,7 @@ def open_output(
         raise DataError(
             f"write: {place}: HDF5 cannot open parts whose names contain % or are not UTF-8. Choose another name."
         )
+    # NumPy has no bfloat16. float32 holds all values of both half-precision dtypes.
     dtype = torch.float32 if dtype in HALF else dtype
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
         raise DataError(f"write: {place}: {dtype} is not a real NumPy dtype. Convert the tensor.")
@@ -188,6 +189,7 @@ class Output(ABC):
     ) -> None:
         self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
         rows = try_on_all_ranks(comm, lambda: self._begin_or_resume() if comm.rank == 0 else None, DataError)
+        # After rank 0 has made the output, which the other ranks open.
         self.rows = int(comm.bcast(rows, root=0))
         try_on_all_ranks(comm, self._open, DataError)
 
@@ -251,7 +253,9 @@ class Output(ABC):
             mine = box if is_writer and aligned.local.numel() else None
             block = aligned.local.to("cpu", self.dtype).contiguous()
             try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
+        # Only after all blocks are written are the rows recorded. After a crash in between they are written again.
         boxes = self.comm.gather(mine, root=0)
+        # Rows that an earlier call has written after these do not count any more.
         self.rows = begin + len(tensor)
 
         def note() -> None:
@@ -350,6 +354,7 @@ class _Hdf5Output(Output):
             folder.write(_file_name(box[0].start, self.comm.rank), hdf5_image({self.name: block}))
 
     def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
+        # Rows from here on are written again, and their earlier boxes are cut off.
         begin = min((box[0].start for box in boxes if box is not None), default=rows)
         # Files of an earlier job after the recorded rows may be incomplete, and are overwritten.
         earlier = [(name, box) for name, box in self._pieces if box[0][0] < begin]
@@ -366,11 +371,13 @@ class _Hdf5Output(Output):
             shape = tuple(stop - start for start, stop in box)
             source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{name}", self.name, shape=shape)
             layout[tuple(slice(*each) for each in box)] = source
+        # In memory, so that the file appears complete at once, and not while HDF5 writes it.
         with h5py.File(str(self.path), "w", driver="core", backing_store=False) as file:
             file.create_virtual_dataset(self.name, layout)
             file.flush()
             image = file.id.get_file_image()
         write_file(self.path, image)
+        # Last of all: until the file exists, this note makes the parts an output that can be resumed.
         with Folder(_parts_folder(self.path)) as folder:
             folder.remove(_PROGRESS)
 
@@ -401,6 +408,7 @@ def chunk_aligned_bounds(extent: int, chunk: int, parts: int, offset: int = 0) -
     """
     if not extent:
         return (0,) * (parts + 1)
+    # Chunk borders count from the first row of the file. This tensor begins at row `offset` of it.
     first = offset // chunk
     count = (offset + extent - 1) // chunk + 1 - first
     begins = (block_range(count, parts, part).start for part in range(parts))

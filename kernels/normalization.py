@@ -252,8 +252,8 @@ def subtract_line(
     blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
     if blocks <= 1:
         dx.addcmul_(x - mean, slope, value=-1).sub_(level)
-        # A temporary tensor of a few channels stays in the cache.
         return
+    # A few channels at a time: their temporary tensor stays in the cache.
     step = max(1, x.shape[1] // blocks)
     for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
         dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])

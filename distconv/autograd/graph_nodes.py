@@ -126,6 +126,7 @@ class GradFn:
         self._node, self._layout, self._layouts = node, layout, layouts
 
     def __getattr__(self, name: str) -> Any:
+        # Only for attributes that this class does not have.
         return getattr(self._node, name)
 
     def __eq__(self, other: object) -> bool:

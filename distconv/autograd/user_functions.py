@@ -35,6 +35,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _apply_checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``cls.apply``: compute with full tensors, and raise where a gradient would silently be lost."""
+    # Functions of torch itself, which must see the blocks.
     if cls is BackwardHookFunction:
         return _attach_backward_hook_node(args)
     if cls.__name__ == "RegisterPostBackwardFunction" and cls.__module__.startswith("torch.distributed.fsdp."):

@@ -182,7 +182,7 @@ class Captured:
             replay.capture_graph(args, self._pool)
 
     def _record(self, args: Sequence[Any]) -> CaptureRun:
-        # Only the last one is kept.
+        # Each run is undone. The last one is the recording.
         for _ in range(1 + _WARM_UP_RUNS):
             run = record_run(self.__wrapped__, args)
         self._world = self._world or max(run.recording.comms(), key=lambda comm: comm.size, default=MPI.COMM_SELF)

@@ -44,6 +44,7 @@ class SavedGradients:
 
     def add(self, leaf: torch.Tensor) -> None:
         """Save the gradient of ``leaf``. Call it before the gradient changes; later calls have no effect."""
+        # The leaf is kept alive with its gradient, so its id is not given to another tensor.
         if id(leaf) not in self._before:
             self._before[id(leaf)] = leaf, get_gradient(leaf)
 

@@ -47,7 +47,9 @@ Eagerly the state is on the host; while a graph is captured it is on the GPU.
 
 def find_unsupported(recording: Recording) -> Iterator[str]:
     """Yield the reasons, each with its line, why a recording that uses a GPU cannot become a CUDA graph."""
-    constants = _python_number_slots(recording) | _generator_state_slots(recording)
+    attention = (op for op in recording.operations if isinstance(op, OperatorCall) and op.function in _ATTENTION)
+    states = {slot for op in attention for slot in slots_made(op) if _is_on_host(recording.slots[slot])}
+    constants = _python_number_slots(recording) | states
     inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
     for op in recording.operations:
         reason = _host_work_reason(op)
@@ -108,11 +110,6 @@ def _python_number_slots(recording: Recording) -> set[int]:
     return fixed
 
 
-def _generator_state_slots(recording: Recording) -> set[int]:
-    operators = (op for op in recording.operations if isinstance(op, OperatorCall) and op.function in _ATTENTION)
-    return {slot for op in operators for slot in slots_made(op) if _is_on_host(recording.slots[slot])}
-
-
 def fold_host_constants(recording: Recording) -> Recording:
     """Return the recording with constants in place of tensors that the host computes.
 
@@ -129,7 +126,11 @@ def fold_host_constants(recording: Recording) -> Recording:
         return value
 
     for op in recording.operations:
-        if not isinstance(op, OperatorCall) or not _runs_on_host(recording, op):
+        # An operator computes on the host, or copies from it, if all that it reads is there (or makes, if it reads
+        # none).
+        sources = slots_read(op) or slots_made(op)
+        on_host = bool(sources) and all(_is_on_host(recording.slots[slot]) for slot in sources)
+        if not isinstance(op, OperatorCall) or not on_host:
             operations.append(op)
             continue
         with torch.no_grad(), below_autograd():
@@ -142,13 +143,6 @@ def fold_host_constants(recording: Recording) -> Recording:
                 slots.append(Slot(SlotOrigin.CONSTANT, -1, slots[slot].geometry, value))
                 operations.append(OperatorCall(op.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
     return replace(recording, slots=slots, operations=operations)
-
-
-def _runs_on_host(recording: Recording, op: OperatorCall) -> bool:
-    """Return True if ``op`` computes on the host, or only copies from the host."""
-    touched = [*slots_read(op), *slots_made(op)]
-    sources = [*slots_read(op)] or touched
-    return bool(sources) and all(_is_on_host(recording.slots[slot]) for slot in sources)
 
 
 class CudaGraphReplay:

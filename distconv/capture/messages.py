@@ -173,6 +173,7 @@ def wait_for_requests(requests: Requests, describe: Callable[[], str]) -> None:
     describe : callable
         Returns the description of the wait; it is called only for a report.
     """
+    # As watchdog.waiting does. Waits of a replay are not nested, so no outer one has to be restored.
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
     try:

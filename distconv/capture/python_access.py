@@ -50,9 +50,8 @@ def _replacements(recorder: StepRecorder, gradients: SavedGradients) -> Iterator
     thread = threading.get_ident()
 
     def is_recorded() -> bool:
+        # Other threads, such as a data loader's, are not recorded: they do the same in replays.
         return not recorder.paused and threading.get_ident() == thread
-
-    # Other threads, such as a data loader's, do what they do in replays, too.
 
     def reporting(reason: str, function: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -185,7 +185,6 @@ class ReplayCode:
             begin = len(self._lines)
             for each in op.operations:
                 self._write(each)
-            # Python requires a statement.
             if len(self._lines) == begin:  # what was tried had no effect on tensors
                 self._emit("pass")
             self._indent = self._indent[:-4]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,12 @@ class Commit:
 
 def commits(directory: Path) -> list[Commit]:
     """Return the finished checkpoints below ``directory`` in the order of their commits, the newest last."""
-    every = [_read_commit(int(match[1]), folder) for match, folder in _steps(directory)]
+    every = []
+    for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
+        match = _STEP.fullmatch(folder.name)
+        # Links are left out: what they lead to must not be deleted or written to.
+        if match and not folder.is_symlink() and os.path.lexists(folder / MANIFEST):
+            every.append(_read_commit(int(match[1]), folder))
     # Old manifests have no serial number, which counts as 0: their order is that of their steps.
     readable = sorted((each for each in every if each.serial is not None), key=lambda each: (each.serial, each.step))
     earlier = {digest for each in readable for digest in each.damaged}
@@ -125,14 +130,6 @@ def commits(directory: Path) -> list[Commit]:
         *readable,
         *(each for each in damaged if each.digest not in earlier),
     ]
-
-
-def _steps(directory: Path) -> Iterator[tuple[re.Match[str], Path]]:
-    """Yield the folders with a commit mark. Links are left out: what they lead to must not be deleted or written to."""
-    for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
-        match = _STEP.fullmatch(folder.name)
-        if match and not folder.is_symlink() and os.path.lexists(folder / MANIFEST):
-            yield match, folder
 
 
 def _read_commit(step: int, folder: Path) -> Commit:

@@ -250,6 +250,7 @@ def capture_state(
 
 def _model_state(model: torch.nn.Module) -> tuple[Tensors, dict[str, Any]]:
     """Return the tensors of a model's state dict, and its other entries (``get_extra_state``). Collective."""
+    # keep_vars: sharded parameters remain blocks. Otherwise state_dict() would gather each of them.
     state = model.state_dict(keep_vars=True)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return tensors, {name: value for name, value in state.items() if name not in tensors}

@@ -69,6 +69,7 @@ def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = value.detach()
         return {TENSOR: name}
     if isinstance(value, Mapping) and _RESERVED.isdisjoint(value):
+        # JSON turns other keys into strings silently, so a mapping with any is stored as pairs.
         copies = {key: to_json(each, f"{place}[{key!r}]", tensors) for key, each in value.items()}
         if all(isinstance(key, str) for key in copies):
             return copies

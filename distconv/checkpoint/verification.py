@@ -55,7 +55,7 @@ def is_intact(folder: Path) -> bool:
 
 def cache_verified(folder: Path) -> None:
     """Record that the files in ``folder`` were just written or verified, so they need no check until they change."""
-    # Folders that were deleted.
+    # Deleted checkpoints are forgotten, so that the table does not grow without end.
     for gone in [each for each in _verified if not each.exists()]:
         del _verified[gone]
     with contextlib.suppress(OSError):

@@ -208,9 +208,8 @@ class AsyncSave:
             try_on_all_ranks(self._comm, self._check_written, CheckpointError)
             with watchdog.waiting(lambda: "names of what all ranks have written"):
                 written = self._comm.gather((self._files, self._entries), root=0)
+            # Only rank 0 has received what was written. The other ranks wait for the outcome of the commit.
             try_on_all_ranks(
-                # Rank 0 has received what was written. The other ranks have None, and wait for the outcome of the
-                # commit.
                 self._comm,
                 lambda: remarks.extend(self._commit(written, keep)) if written else None,
                 CheckpointError,
@@ -358,9 +357,9 @@ def _clean_up(folder: Path, committed_files: set[str], earlier: list[Commit], ke
 
 
 def _delete_old(earlier: list[Commit], keep: int) -> None:
-    # From the newest to the oldest.
     """Delete all checkpoints before the last ``keep`` intact ones, except those with an unreadable manifest."""
     intact = 0
+    # From the newest to the oldest.
     for each in reversed(earlier if len(earlier) > keep else []):
         if intact < keep:
             intact += is_intact(each.folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -143,18 +143,13 @@ def describe_difference(
         return ""
     first = next(iter(wrong))
     with watchdog.waiting(lambda: "comparing replicas"):
-        versions = _format_versions(comm.allgather((rank, wrong[first])))
+        everyone = comm.allgather((rank, wrong[first]))
+    ranks_of: dict[int, list[int]] = defaultdict(list)
+    for number, value in everyone:
+        ranks_of[value].append(number)
+    versions = ", another ".join(f"one on rank {', '.join(map(str, ranks))}" for ranks in ranks_of.values())
     return (
         f"{len(wrong)} of {len(tensors)} parameters and buffers are no longer the same on all ranks, the first is "
         f"{first!r}: {versions}. Change weights in the same way on all ranks, with the same seed, and resume from a "
         "checkpoint; on GPUs nondeterministic kernels make weights differ, too (torch.use_deterministic_algorithms)"
     )
-
-
-def _format_versions(values: Sequence[tuple[int, int]]) -> str:
-    """Return the ranks of each version of a tensor, given (rank, digest) of each rank."""
-    versions: dict[int, list[int]] = defaultdict(list)
-    for rank, value in values:
-        versions[value].append(rank)
-    listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
-    return ", another ".join(listed)

@@ -125,6 +125,7 @@ def can_defer(leaf: torch.Tensor, accumulator: Node) -> bool:
     accumulator : Node
         Its AccumulateGrad node.
     """
+    # First of all, while nothing in this function has taken another reference to the node.
     if sys.getrefcount(accumulator) > _unheld_references():
         return False
     if not getattr(leaf, _NAME, "") or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
@@ -174,9 +175,6 @@ class _Contribution:
     @property
     def name(self) -> str:
         return str(getattr(self.leaf, _NAME))
-
-
-# First of all, while nothing in this function has taken another reference to the node.
 
 
 @dataclass(eq=False)
@@ -559,8 +557,8 @@ _GRAD: Any = torch.Tensor.grad
 
 
 def _update_grad_property() -> None:
-    # A property slows down every access, so it exists only while it is needed.
     """Intercept reads of ``Parameter.grad`` as long as contributions to any parameter are pending, and no longer."""
+    # A property in Python slows down every access, so it exists only while it is needed.
     if not (_unsynced or _running):
         if "grad" in vars(torch.nn.Parameter):
             del torch.nn.Parameter.grad

@@ -66,6 +66,7 @@ class Packing:
         layout = self._layout(tensors, in_place=True)
         messages, buffer = layout.allocate(tensors)
         if buffer is not None:
+            # Tensors are arguments and not taken from the closure: a replay calls the function with others.
             recording.launch(lambda to, *boxes: layout.for_kernel.pack(boxes, to), buffer, *tensors)
         return messages
 
@@ -114,6 +115,7 @@ class Packing:
         -------
         ReceiveBuffers
         """
+        # Never into the tensor itself, whose values must be there to be added to.
         return self._layout([like], in_place=False).allocate([like]) if self._messages else ReceiveBuffers([], None)
 
     def add(self, received: ReceiveBuffers, tensors: Sequence[torch.Tensor]) -> None:
@@ -141,7 +143,8 @@ class Packing:
         layout = self._layouts.get((in_place, strides))
         if layout is None:
             unbuffered = [
-                in_place and len(regions) == 1 and _is_contiguous(regions[0], tensors) for regions in self._messages
+                in_place and len(regions) == 1 and tensors[regions[0].tensor][regions[0].slices].is_contiguous()
+                for regions in self._messages
             ]
             layout = self._layouts[in_place, strides] = _MessageLayout(self._messages, unbuffered, strides)
         return layout
@@ -221,10 +224,6 @@ def materialize(tensor: torch.Tensor) -> torch.Tensor:
         ``tensor`` itself if its memory holds its values.
     """
     return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
-
-
-def _is_contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
-    return tensors[region.tensor][region.slices].is_contiguous()
 
 
 def _uses_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:

@@ -210,6 +210,7 @@ class SampleDataset:
             Shape that a rank reads, without the sample dimension.
         """
         chunk = self.chunks(name)[1:]
+        # Rank 0 has the largest block. A rank without one reads no chunk.
         if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
             warnings.warn(
                 f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: "

@@ -150,6 +150,7 @@ def _detect_format(path: Location) -> type[Store]:
         raise DataError(f"{path} is a folder without a zarr group, .npy files or HDF5 files. Name another.")
     elif path.is_file():
         with open_regular(path) as file:
+            # By the content, not by the name. A URL is not opened for that.
             return NpyFiles if file.read(len(_NPY_MAGIC)) == _NPY_MAGIC else Hdf5File
     return NpyFiles if path.suffix == ".npy" else Hdf5File
 

@@ -144,6 +144,7 @@ class ReadByProcesses:
         DataError
             On this rank, if they cannot be read.
         """
+        # Waits until a process is idle: there may be more threads than processes.
         link = self._free.get()
         in_step = False
         try:

@@ -218,6 +218,7 @@ def channel_split(
     shrinkage = 1 / steps if transposed else float(steps)  # positions of x per position of y
 
     def volume(blocks: int) -> float:
+        # What a rank receives of x, plus what it sends of its partial sum of y, for each position of y.
         return channels * shrinkage * (1 / blocks - 1 / parts) + filters * (blocks - 1) / parts
 
     choices = divisors(parts) if groups == 1 else [1]

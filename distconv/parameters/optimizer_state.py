@@ -319,7 +319,7 @@ def _exchange_buckets(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tens
     sizes = [[parameter.numel() for parameter in bucket] for bucket in buckets]
     flat = [like.new_empty(sum(each)) for each in sizes]
     if buckets[comm.rank]:
-        # In place: detach() has the memory of the parameter, and cat copies it once.
+        # Into the buffer of the message, so that each value is copied once.
         torch.cat([parameter.detach().reshape(-1) for parameter in buckets[comm.rank]], out=flat[comm.rank])
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     sends = [(rank, flat[comm.rank]) for rank in others if flat[comm.rank].numel()]

@@ -73,12 +73,10 @@ class _Memory:
         if isinstance(result, np.ndarray) and np.may_share_memory(result, self.full.numpy()):
             # A write through NumPy would not be noticed, and not be written back.
             result.flags.writeable = False
-        return self.wrap(result) if type(result) is torch.Tensor and self._shares_memory(result) else result
-
-    def _shares_memory(self, tensor: torch.Tensor) -> bool:
-        if tensor.layout is not torch.strided or not tensor.numel():
-            return False
-        return bool(tensor.untyped_storage().data_ptr() == self.full.untyped_storage().data_ptr())
+        if type(result) is not torch.Tensor or result.layout is not torch.strided or not result.numel():
+            return result
+        shares_memory = result.untyped_storage().data_ptr() == self.full.untyped_storage().data_ptr()
+        return self.wrap(result) if shares_memory else result
 
 
 class StateTensor(torch.Tensor):

@@ -49,9 +49,10 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     """
     weights = try_on_all_ranks(comm, lambda: _read(path), CheckpointError)
     # Each rank has read the file itself. On a network file system one of them may have seen an older one.
-    check_same_on_all_ranks(
-        comm, f"weights in {path}", ", ".join(f"{name} {_describe(x)}" for name, x in weights.items())
-    )
+    tensors = {name: x for name, x in weights.items() if isinstance(x, torch.Tensor)}
+    described = [f"{name} {tuple(x.shape)} {x.dtype} with checksum {checksum(x):x}" for name, x in tensors.items()]
+    others = [name for name in weights if name not in tensors]
+    check_same_on_all_ranks(comm, f"weights in {path}", ", ".join([*described, *others]))
     return weights
 
 
@@ -165,6 +166,7 @@ def added_prefix(saved: Collection[str], wanted: Collection[str]) -> str:
     first = next(iter(wanted), None)
     if first is None:
         return ""
+    # Sorted, so that the message does not depend on the order of names in the file.
     prefixes = sorted(name.removesuffix(first) for name in saved if name.endswith(f".{first}"))
     return next((prefix for prefix in prefixes if all(prefix + name in saved for name in wanted)), "")
 
@@ -186,11 +188,6 @@ def without_prefix(prefix: str) -> str:
         f"Save them under the model's names: {{name.removeprefix({prefix!r}): x for name, x in state.items()}}, or the "
         "state dict of the module inside."
     )
-
-
-def _describe(x: object) -> str:
-    """Return shape, dtype and checksum of a tensor, which are compared between ranks; "" for any other object."""
-    return f"{tuple(x.shape)} {x.dtype} with checksum {checksum(x):x}" if isinstance(x, torch.Tensor) else ""
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:

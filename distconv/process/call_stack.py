@@ -44,6 +44,7 @@ def running_modules(frame: FrameType | None = None) -> list[torch.nn.Module]:
     called: list[torch.nn.Module] = []
     for each in _outwards(frame or sys._getframe(1)):
         owner = each.f_locals.get("self")
+        # A call of a module has several frames with the same self.
         if isinstance(owner, torch.nn.Module) and (not called or owner is not called[-1]):
             called.append(owner)
     return called[::-1]
@@ -160,6 +161,7 @@ def position(frame: FrameType, *, blocked: bool = False) -> Position:
     """
     frames = list(_outwards(frame))
     layers = [number for number, each in enumerate(frames) if _is_call_of_module(each)]
+    # Frames inside of the outermost call of a module belong to the model. The script is outside of it.
     start = layers[-1] + 1 if layers else 0
     script = [number for number in range(start, len(frames)) if _is_user_frame(frames[number])] or [len(frames) - 1]
     inner = frames[: script[0]]

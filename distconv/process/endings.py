@@ -92,6 +92,7 @@ def coordinate_exits(comm: MPI.Intracomm) -> None:
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=watchdog.stop), True)
     channel = watchdog.ExitChannel(comm)
     _channels.append(channel)
+    # Without it the watchdog's thread may not call MPI while the main thread waits in it.
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         watchdog.reporter.channels.append(channel)
 
@@ -101,6 +102,7 @@ class _ExitCollective:
 
     def __init__(self, how: str) -> None:
         digest = zlib.crc32(how.encode())
+        # One buffer for each channel, which must exist as long as MPI writes to it.
         self._extremes = [np.array([digest, -digest], dtype=np.int64) for _ in _channels]
         self._requests = [
             channel.comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MIN)
@@ -110,6 +112,7 @@ class _ExitCollective:
     def is_complete(self, limit_s: float) -> bool:
         """Return True if all ranks end within ``limit_s``."""
         end = time.monotonic() + limit_s
+        # Wait would not return if a rank never ends.
         while not MPI.Request.Testall(self._requests):
             if time.monotonic() >= end:
                 return False
@@ -123,6 +126,7 @@ class _ExitCollective:
 
 def _exit_normally() -> None:
     """Wait at the end of the interpreter until all ranks end, or the watchdog ends the job."""
+    # A forked child has the handlers, but is not a rank.
     if os.getpid() == _process and not MPI.Is_finalized():
         _wait_for_other_exits()
     for act in _exit_callbacks:
@@ -136,6 +140,7 @@ def call_after_exit_wait(act: Callable[[], None]) -> None:
 
 def _wait_for_other_exits() -> None:
     watchdog.reporter.has_left = True
+    # Python has reported an exception, and the user's hook has neither ended the job nor the process.
     if getattr(sys, "last_value", None) is not None and sys.excepthook is not _handle_exception:
         watchdog.end_job(f"rank {MPI.COMM_WORLD.rank} failed, and its own sys.excepthook has taken the exception", 1)
     ending = _ExitCollective("leaving")
@@ -165,6 +170,7 @@ def _handle_exception(kind: type[BaseException], value: BaseException, trace: Tr
                 time.sleep(_LEAVE_S)  # rank 0 ends the job, unless no rank is the first on all of its channels
             _print_failure(kind, value, trace)
         else:
+            # Time for ranks that fail in the same way: they find this rank's digest, and print nothing.
             ending.is_complete(_FAIL_S)
     watchdog.abort(code)
 

@@ -174,7 +174,9 @@ def check(comm: MPI.Intracomm, environment: Mapping[str, str] = os.environ) -> N
         On all ranks, with the message of the lowest rank with an invalid value, or with two different values of the
         first variable that differs.
     """
+    # Not set and empty are the same.
     mine = _wrong(environment), {variable.name: environment.get(variable.name) or "" for variable in VARIABLES}
+    # Before any error is raised, so that no rank waits for one that has raised.
     everyone: Sequence[tuple[str, dict[str, str]]] = comm.allgather(mine)
     reasons = [reason for reason, _ in everyone]
     for rank, text in enumerate(reasons):

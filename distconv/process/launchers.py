@@ -184,19 +184,15 @@ def check_launched_ranks(ranks: int, library: str) -> None:
     os.environ[_FOUND] = " ".join(f"{each.size}={os.environ.get(each.size)}" for each in LAUNCHERS)
 
 
-def _mpi_family() -> str:
-    """Return which of mpi4py's MPI modules fits the library that it found; "" if there is only one, compiled here."""
+def _mpi_wheel() -> str:
+    """Return the package on PyPI whose library mpi4py uses; "" if it uses another library."""
     try:
         spec = importlib.util.find_spec("mpi4py.MPI")
     except (ImportError, RuntimeError):
         return ""  # the import of MPI raises it again
+    # The wheel of mpi4py has a module for each MPI, named by it. A module that was compiled here is named by none.
     parts = Path(spec.origin or "").name.split(".") if spec else []
-    return next((part for part in parts if part in _NAMES), "")
-
-
-def _mpi_wheel() -> str:
-    """Return the package on PyPI whose library mpi4py uses; "" if it uses another library."""
-    family = _mpi_family()
+    family = next((part for part in parts if part in _NAMES), "")
     try:
         importlib.metadata.version(family or "-")
     except importlib.metadata.PackageNotFoundError:

@@ -60,6 +60,7 @@ def declare(owner: Any, name: str, new: Any, why: str) -> None:
         If this version of torch has no such attribute: without the patch, results would be silently wrong.
     """
     patch = Patch(owner, name, new, why, sys._getframe(1).f_globals["__name__"])
+    # When the module is imported: a torch without the attribute is reported before any call depends on it.
     if not hasattr(owner, name):
         raise DistconvError(
             f"torch {torch.__version__} has no {patch.target}, which distconv replaces ({why}): use a torch that "

@@ -103,8 +103,10 @@ def _divide_node(comm: MPI.Intracomm) -> None:
     """Divide the cores and the GPUs of a node among its ranks, and record their processes for reports."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = node.allgather(_available_cores())
+    # At the first start with several ranks only: the user may have set another number since.
     if "OMP_NUM_THREADS" not in os.environ and _started_ranks < 2:
         torch.set_num_threads(thread_count(_available_cores(), cores))
     local_device.set_local_rank(node)
     stuck_ranks.node_processes.update(node.allgather((MPI.COMM_WORLD.rank, os.getpid())))
+    # MPI has few communicators, and this one is not needed any more.
     node.Free()

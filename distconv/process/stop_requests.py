@@ -73,8 +73,10 @@ class PreemptionHandler:
         bool
             Identical on all ranks.
         """
+        # One maximum serves both: that of -n is minus the minimum of n.
         answer = np.array([self._received, -self._written()], dtype=np.int64)
         self._answers.append((answer, self._comm.Iallreduce(MPI.IN_PLACE, answer, MPI.MAX)))
+        # The result of `ahead` calls ago: its all-reduce has overlapped with the steps in between.
         return len(self._answers) > self._ahead and self._next()
 
     def heard(self) -> bool:
@@ -94,6 +96,7 @@ class PreemptionHandler:
             signal.signal(each, handler)
         if kind is not None:
             _abandoned[:] = [answer for answer in _abandoned if not answer[1].Test()]
+            # The other ranks may never make the matching call.
             _abandoned.extend(self._answers)
             return
         while self._answers:

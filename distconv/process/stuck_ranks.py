@@ -159,6 +159,7 @@ def format_report(states: dict[int, RankState | None], ending: str) -> str:
     states = dict(sorted(states.items()))
     groups: dict[object, list[int]] = {}
     for rank, state in states.items():
+        # Ranks that do not answer are a group of their own.
         groups.setdefault(state and state.location, []).append(rank)
     lines = [
         f"distconv: rank {me} has waited {own.waited_s:.0f} s in {own.wait}; {_describe_other_ranks(groups, states)}"

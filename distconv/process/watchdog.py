@@ -126,6 +126,7 @@ def register_wait_source(waits: Callable[[], Iterable[Wait]]) -> None:
 
 def current_waits() -> list[tuple[int, float, Callable[[], str]]]:
     """Return this rank's waits: thread, start by ``time.monotonic``, and a function that describes the wait."""
+    # Nothing blocks on a GPU's wait, so it is reported for the main thread.
     by_gpu = [(threading.main_thread().ident or 0, *wait) for source in _wait_sources for wait in source()]
     # tuple() copies in one step: other threads change the table at the same time.
     return [*((thread, *wait) for thread, wait in tuple(waits.items())), *by_gpu]
@@ -181,6 +182,7 @@ def end_job(why: str, code: int) -> None:
 def _watch() -> None:
     pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
     while True:
+        # Outside of the lock, which stop() must get in the meantime.
         time.sleep(pause)
         with _check_lock:
             if not _stopped.is_set():
@@ -197,6 +199,7 @@ class ExitChannel:
 
     def has_all_of(self, comm: MPI.Intracomm) -> bool:
         """Return True if every rank of ``comm`` is on this channel."""
+        # By groups, which needs no messages: ranks call this at different times.
         group = comm.Get_group()
         both = MPI.Group.Intersection(group, self.group)
         contained = bool(both.size == group.size)
@@ -209,6 +212,7 @@ class ExitChannel:
         arrived, status = {}, MPI.Status()
         while self.comm.Iprobe(tag=tag):
             message = self.comm.recv(tag=tag, status=status)
+            # Of several messages of a rank the last one counts; messages of two ranks do not overtake each other.
             arrived[status.source] = message
         return arrived
 
@@ -254,6 +258,7 @@ class StuckRankReporter:
         return found
 
     def _group(self) -> int:
+        # The hash of integers is the same in all processes, unlike that of strings.
         return hash(frozenset({MPI.COMM_WORLD.rank, *self._peers()}))
 
     def _state(self) -> RankState:
@@ -262,13 +267,16 @@ class StuckRankReporter:
     def check_waits(self) -> None:
         """Run the steps in the module's docstring as far as they are due. The watchdog's thread calls it regularly."""
         self._receive()
+        # MPI may read a message until its request is complete.
         self._sent = [request for request in self._sent if not request.Test()]
         if self._is_spared:
             self._wait_again()
         now, waits = time.monotonic(), current_waits()
+        # Overdue waits first: they end the job.
         for thread, since, describe in waits:
             if timeout_s and now - since > timeout_s:
                 self._end(now - since, describe, thread)
+        # Waits that have ended are forgotten. A later wait of the same thread has another start.
         self._seen &= {wait[:2] for wait in waits}
         turn = min(_TURNS, min((channel.comm.rank for channel in self.channels), default=0)) * _TURN_S
         late = [wait for wait in waits if wait[:2] not in self._seen and now - wait[1] > notice_s + turn]
@@ -315,6 +323,7 @@ class StuckRankReporter:
                     if tag == _STACKS:
                         self._print_stacks()
             for rank, (number, state) in channel.arrived(_ANSWER).items():
+                # An answer to an earlier question may come after its time.
                 if number == self._count:
                     self._answers[channel.world_ranks[rank]] = state
 
@@ -353,6 +362,7 @@ class StuckRankReporter:
             f"{stuck_ranks.describe_dead_ranks() or _UNKNOWN}ending the job "
             f"(raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)"
         )
+        # Another rank ends the job, and has asked this one: it answers, and prints its stacks only once.
         if self._stacks_printed:
             self._receive()
         elif self.channels:

@@ -66,6 +66,7 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
         # The first element goes into the front as a vector. Only the others are combined, two by two.
         front = level[0](front)
         below.append((level[1:], front))
+        # Of an odd number the last element has no partner. The down-sweep applies it to a vector.
         level = level[1:].combine_pairs()
     set_stage("linear")
     vectors: Any = level.apply_in_order(front)

@@ -135,9 +135,11 @@ def _join_parts(parts: Sequence[_RankArguments]) -> Problem:
     samples, width = shape
     # A rank without Jacobians does not decide: its empty argument has no kind.
     stacked = all(part.stacked for part in parts if part.sizes)
+    # The first rank has the gradient, whose dtype and device hold for all.
     problem = Problem((samples, width), str(parts[0].dtype), tuple(part.sizes for part in parts), stacked)
     if not problem.n:
         raise ScanError(f"{WHERE}: no Jacobians on any of {len(parts)} ranks; pass at least one")
+    # The chain continues over the ranks: the first Jacobian of a rank follows the last one of the ranks before it.
     before = f"the gradient {shape}"
     for rank, part in enumerate(parts):
         where = f" on rank {rank}" if len(parts) > 1 else ""

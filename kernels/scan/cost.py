@@ -108,6 +108,7 @@ def _linear_time(problem: Problem, speed: Speed) -> float:
         before = clock.seconds
         clock.timed_level(sizes).apply_in_order(None)
         clock.seconds += (ranks - 1) * (clock.seconds - before)
+    # One message from each rank to the next.
     for rank in problem.active[:-1]:
         clock.add_message(problem.gradient[0] * problem.widths[rank])
     return clock.seconds
@@ -141,6 +142,7 @@ def _sweep_time(problem: Problem, speed: Speed, depth: int | None) -> float:
         clock.add_call(clock.matrix_matrix_time(largest, largest))
         clock.add_message(problem.gradient[0] * largest.rows)
         clock.add_call(clock.matrix_vector_time(largest))
+    # Each part ends when its slowest rank does.
     return max(up) + clock.seconds + max(down)
 
 
@@ -203,6 +205,7 @@ class _TimedLevel:
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
         self.clock, self.sizes = clock, sizes
+        # Of a Stack, whose products of a level are one call.
         self._common_size = sizes[0] if clock.problem.stacked and sizes else None
 
     def __len__(self) -> int:

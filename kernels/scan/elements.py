@@ -94,6 +94,7 @@ def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
         return second
     if isinstance(second, Identity):
         return first
+    # A factor of one sample is shared by all.
     batch = max(second.shape[0], first.shape[0])
     if isinstance(second, SparseJacobian) and isinstance(first, SparseJacobian):
         record_products("mm", 2 * batch * count_products(second.pattern, first.pattern))
@@ -186,6 +187,7 @@ class Stack:
     def combine_pairs(self) -> Stack:
         """Return the elements 0 <> 1, 2 <> 3, ... in one product; of an odd number the last one is left out."""
         half = len(self) // 2
+        # Of an odd number the last one has no partner.
         first, second = self[: 2 * half : 2], self[1::2]
         m = self.matrices
         record_products("mm", 2 * m.shape[1] * m.shape[2] ** 3, half)

@@ -205,7 +205,9 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
 def _exchange(element: Any, scan_rank: ScanRank) -> Any:
     """Return the gradient before this rank's element, by Algorithm 1; None on the first rank, which has it already."""
     last, index = len(scan_rank.active) - 1, scan_rank.index
+    # Rank i of the array has element i: the gradient is with the first.
     levels = last.bit_length()
+    # By level: the element to the left, which the down-sweep applies.
     kept: dict[int, Any] = {}
     for d in range(levels):
         set_stage("up-sweep over ranks", d)

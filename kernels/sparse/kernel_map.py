@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,17 +99,16 @@ class KernelMap:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups of all offsets that have pairs."""
-        return tuple(self._grouped())
-
-    def _grouped(self) -> Iterator[Group]:
+        groups: list[Group] = []
         first, size = 0, 0
         for k, (_, outputs) in enumerate(self.pairs):
             if size and size + len(outputs) > GROUP_PAIRS:
-                yield self._group(range(first, k))
+                groups.append(self._group(range(first, k)))
                 first, size = k, 0
             size += len(outputs)
         if size:
-            yield self._group(range(first, len(self.pairs)))
+            groups.append(self._group(range(first, len(self.pairs))))
+        return tuple(groups)
 
     def _group(self, offsets: range) -> Group:
         sites = [self.pairs[k][1] for k in offsets]

@@ -169,6 +169,7 @@ def _choose(comm: MPI.Intracomm, device: torch.device) -> DeviceTransport:
     by_mpi = probe_mpi_support(comm, device) if device.type == "cuda" else MpiSupport()
     if TRANSPORT.value() is not None and not _forced():
         return DeviceTransport(None, by_mpi)
+    # The support of MPI is kept in any case: complex maxima, for example, do not go through a channel.
     return DeviceTransport(_channel(comm, device, by_mpi), by_mpi)
 
 

@@ -140,6 +140,7 @@ class Channel:
         works: list[Any] = []
         try:
             if grouped:
+                # In one group: two ranks that both send first would wait for each other's receive.
                 group._start_coalescing()
             try:
                 for act, each in ((group.send, sends), (group.recv, receives)):
@@ -233,6 +234,7 @@ class Channel:
 
         Peers need the groups until the operations are complete.
         """
+        # Peers may still wait for these, and cannot complete them without this rank.
         for launch in [each for each in self.launches if not each.joined]:
             self.join(launch)
         self.launches.clear()

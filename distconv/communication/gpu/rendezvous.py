@@ -72,6 +72,7 @@ def connect_groups(comm: MPI.Intracomm, device: torch.device, group: Group, name
         On every rank, if it fails on one or takes too long. Groups of the other ranks are aborted.
     """
     hosts = comm.allgather(MPI.Get_processor_name())
+    # The name of a single machine need not be resolvable.
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
     server = try_on_all_ranks(comm, lambda: [_store(host, 0, True)] if comm.rank == 0 else [], CommunicatorError)
     # Rank 0 chose a free port, which the other ranks do not know.
@@ -134,6 +135,7 @@ def attempt_with_timeout(
         except Exception as error:  # of any class: the other ranks must stop waiting
             outcome.set_exception(RuntimeError(first_line(error)))
 
+    # The thread calls no MPI. If it never returns, a daemon does not keep the process alive.
     thread = threading.Thread(target=run, name="distconv-rendezvous", daemon=True)
     thread.start()
     try:

@@ -53,9 +53,8 @@ class Staging:
 
     def prepare_receive(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory for MPI to receive the values of ``tensor`` into."""
+        # Pinned: a copy from or to pageable memory would not be asynchronous.
         return tensor if self.direct else torch.empty_like(tensor, device="cpu", pin_memory=True)
-
-    # Pinned: a copy to pageable memory would not be asynchronous.
 
     def prepare_send(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy ``tensor`` to memory that MPI can send; return this memory. Keep ``tensor`` until then."""

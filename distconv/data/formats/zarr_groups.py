@@ -59,6 +59,7 @@ class ZarrGroup(Store):
         except Exception as error:
             text = " ".join(f"{error}".split()) or type(error).__name__
             raise DataError(f"{self.path} cannot be opened as a zarr group: {text}") from error
+        # Before any value is read: chunks that are not written yet would have the fill value.
         if self._group.attrs.get(UNFINISHED):
             raise DataError(f"{self.path} is incomplete: its writer has not finished. Wait for it, or write it again.")
         self._decoders: dict[str, Decoder] = {}
@@ -167,6 +168,7 @@ def _confined_store(folder: Path) -> Any:
         if path.exists() and not path.is_dir():
             check_inside(path, folder, f"{folder}: {key}")
 
+    # zarr reads values by any of these three methods.
     class Inside(LocalStore):  # type: ignore[misc]
         """A store that checks each file before it reads it."""
 

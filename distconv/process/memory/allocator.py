@@ -84,5 +84,6 @@ def _set() -> str:
         return "system"
     # torch reads this when it first allocates a tensor: a script that has made one has blocks in small pages.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # Not smaller: with blocks mapped from 1 MiB on, layers of medium size took twice as long.
     told = mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES) and mallopt(_TRIM_THRESHOLD, _FREE_BYTES)
     return "heap" if told else "system"

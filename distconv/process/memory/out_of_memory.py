@@ -50,6 +50,7 @@ def _where(trace: TracebackType | None) -> str:
     operator = ""
     for frame, _ in traceback.walk_tb(trace):
         owner = frame.f_locals.get("self")
+        # From the outermost frame to the one that failed.
         if isinstance(owner, torch.nn.Module) and (not modules or owner is not modules[-1]):
             modules.append(owner)
         if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
