@@ -1,4 +1,4 @@
-"""The directive ``support-matrix``: operator families and the axes that split them, from the conformance data.
+"""The directive ``support-matrix`` of Markdown pages: operator families and the axes that split them.
 
 The family of an operator is the module in ``layers`` with its rule. The data file has a result for each operator and
 each kind of grid (``distconv verify conformance --page``).
@@ -31,10 +31,9 @@ class SupportMatrix(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return the table."""
         self.env.note_dependency(str(DATA))
-        lines = [".. list-table::", "   :header-rows: 1", "", "   * - family"]
-        lines += [f"     - {axis}" for axis in AXES]
+        lines = [f"| family | {' | '.join(AXES)} |", "|---" * (1 + len(AXES)) + "|"]
         for family, cells in matrix().items():
-            lines += [f"   * - {family}", *(f"     - {describe(cells[axis])}" for axis in AXES)]
+            lines.append(f"| {family} | {' | '.join(describe(cells[axis]) for axis in AXES)} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
 
