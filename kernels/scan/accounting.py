@@ -54,7 +54,8 @@ def recorded() -> Iterator[list[Step]]:
     try:
         yield steps
     finally:
-        _recordings.remove(steps)
+        # Not remove(), which compares by equality: blocks within each other may have equal steps.
+        _recordings[:] = [each for each in _recordings if each is not steps]
 
 
 def set_stage(phase: str, level: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from distconv.jobs.commands import explore
 from distconv.jobs.training.model_factory import build_model
 from distconv.perfmodel import Layer, Machine, Profile, predicted_profile, trace
 from distconv.perfmodel.exploration.candidate_stages import Overheads
-from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
+from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, SplitError, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
+from tests.jobs.command_lines import parsed
 from tests.jobs.training.pipelines.pipelined import BY_SHAPES
 from tests.pipeline.training import train_plainly
 
@@ -214,6 +216,36 @@ def test_what_cannot_be_explored_is_refused(
     assert cli.main(explore_arguments(tmp_path / "out.json", "resnet20", 2, *more)) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_model_that_cannot_be_split_is_explored_without_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise SplitError("forward reads a value")
+
+    monkeypatch.setattr(explore, "possible_cuts", refuse)
+    out = tmp_path / "plan.json"
+    assert cli.main(explore_arguments(out, "resnet20", 2)) == 0
+    assert "no stages: forward reads a value" in capsys.readouterr().out
+    assert PipelinePlan.load(out, MPI.COMM_SELF).cuts == ()
+
+
+def test_layers_are_measured_for_each_size_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def measured(machine: Machine, graph: Any, *_: object, **__: object) -> Machine:
+        sizes.append(graph.operations[0].x.shape[0])
+        return machine
+
+    monkeypatch.setattr(explore, "add_layer_times", measured)
+    monkeypatch.setattr(explore, "time_layers", lambda model, inputs, **_: SimpleNamespace(profile=None))
+    monkeypatch.setattr(explore, "measured_overheads", lambda *_: Overheads())
+    monkeypatch.setattr(explore, "measure_machine", lambda name, network, *_: network)
+    command, *words = explore_arguments(Path("plan.json"), "resnet20", 1)
+    options = parsed(command, *words)
+    explore.measure_once(options, Machine.load("localhost"), MPI.COMM_SELF)
+    assert sizes == [BATCH // count for count in explore.microbatch_counts(BATCH, 1)]
 
 
 # --- Several kinds of devices ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,14 @@ def test_smooth_values_spread_as_far_as_rough_ones() -> None:
 
     rough = np.random.default_rng(0).standard_normal((3, 200, 200))
     assert smooth(rough).std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_perceptron_is_trained_for_all_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_synthetic(tmp_path / "x.h5", (16, 24), train=4, heldout=2)
+    samples, losses = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF), []
+    step = MeshTrainer.step
+    monkeypatch.setattr(MeshTrainer, "step", lambda *given: losses.append(step(*given)) or losses[-1])
+    settings = replace(SMALL, batch=2, steps=3)
+    assert baselines.perceptron(samples, dc.ProcessGrid(MPI.COMM_SELF), settings).name == "perceptron on one cell"
+    assert len(losses) == 3
+    samples.close()

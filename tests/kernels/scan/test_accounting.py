@@ -64,3 +64,11 @@ def test_the_critical_path_has_the_largest_step_of_each_level_and_all_linear_one
     ]
     path = critical_path(steps)
     assert [(step.flops, step.count) for step in path] == [(9, 1), (2, 1), (3, 4), (1, 1), (7, 1)]
+
+
+def test_blocks_within_each_other_end_in_order():
+    with recorded() as outer:
+        with recorded() as inner:
+            pass
+        backpropagate(normal(2, 4), stack(3), "linear")
+    assert inner == [] and len(outer) > 0

@@ -77,3 +77,17 @@ def test_the_name_says_what_lies_below_in_and_above_the_block():
     # Four rows under the kernel, one of them padding: outputs 4 to 7 of the middle rank need the inputs 3 to 9.
     op = operation(nn.Conv2d(4, 6, (4, 1), padding=(1, 0)), (2, 4, 12, 9))
     assert convolution_ranges(op, AxisParts.from_axes({"h": 3}, 3, 3), None).name == "0+4+0x1+4+2x0+9+0"
+
+
+def test_the_rank_with_the_most_channels_counts_where_they_do_not_divide():
+    op = operation(nn.Conv2d(7, 32, 1), (2, 7, 6, 6))
+    split = channel_layout(op, 3)
+    extents = [split.input_channels(index).extent for index in range(split.parts)]
+    found = convolution_ranges(op, AxisParts.from_axes({"c": 3}, 3, 3), split)
+    assert found.needed[0] == (0, max(extents)) and found.own[0] == (0, 3)
+
+    few = operation(nn.Conv2d(7, 3, 3, padding=1), (2, 7, 6, 6))  # fewer filters: partial sums of own channels
+    split = channel_layout(few, 2)
+    extents = [split.input_channels(index).extent for index in range(split.parts)]
+    found = convolution_ranges(few, AxisParts.from_axes({"c": 2, "h": 3}, 6, 6), split)
+    assert min(extents) < max(extents) and found.needed[0] == (0, max(extents))
