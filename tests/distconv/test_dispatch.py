@@ -259,3 +259,10 @@ def test_functions_in_python_equal_one_process(comm):
         lambda x: F.normalize(x, p=1.0) + F.softmin(x, 1) + F.lp_pool1d(x[:, None], 2.0, 1)[:, 0],
     ):
         torch.testing.assert_close(dc.gather(function(dc.scatter(x, grid, dims="nc"))), function(x))
+
+
+def test_all_functions_with_an_operator_are_listed():
+    found = dispatch.rules()
+    assert len(found) > 1000 and {torch.add, torch.Tensor.add, F.conv2d, F.max_pool2d} <= set(found)
+    found.clear()
+    assert dispatch.rules()

@@ -239,7 +239,9 @@ def test_layers_are_measured_for_each_size_of_a_micro_batch(monkeypatch: pytest.
         return machine
 
     monkeypatch.setattr(explore, "add_layer_times", measured)
-    monkeypatch.setattr(explore, "time_layers", lambda model, inputs, **_: SimpleNamespace(profile=SimpleNamespace(layers=[])))
+    monkeypatch.setattr(
+        explore, "time_layers", lambda model, inputs, **_: SimpleNamespace(profile=SimpleNamespace(layers=[]))
+    )
     monkeypatch.setattr(explore, "measured_overheads", lambda *_: Overheads())
     monkeypatch.setattr(explore, "measure_machine", lambda name, network, *_: network)
     command, *words = explore_arguments(Path("plan.json"), "resnet20", 1)

@@ -137,3 +137,16 @@ def test_samples_are_those_of_the_data_sets() -> None:
         ((18, 512, 512), "cells"): ["unet"],
         ((1, 128, 128, 128), "cells"): ["unet3d"],
     }
+
+
+def test_every_parameter_of_every_model_gets_a_gradient() -> None:  # one test, so that the short run has all models
+    for name, reference in MODELS.items():
+        torch.manual_seed(0)
+        model = reference(in_channels=2, classes=3, width=3).double().train()
+        smallest = SMALLEST.get(name, 16)
+        x = torch.randn(2, 2, *[2 * smallest] * (len(reference.sample) - 1), dtype=torch.float64)
+        model(x).square().sum().backward()
+        weights = {
+            key: p for key, p in model.named_parameters() if not key.endswith(".bias")
+        }  # 0 in front of batch norm
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in weights.values()), name
