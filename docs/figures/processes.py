@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from distconv.perfmodel import Machine, evaluate, select, trace
 from distconv.pipeline import schedule, simulate
-from distconv.svg import COLORS, MUTED, Drawing, color_of
+from distconv.plan import format_parts
+from distconv.svg import COLORS, INK, MUTED, Drawing, color_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -221,51 +225,54 @@ def schedules() -> Drawing:
 
 
 def planning() -> Drawing:
-    """Draw how a plan is chosen: profile, candidates, costs, shortest path."""
+    """Draw a plan that the planner finds: the time of each layer on four grids, and the shortest path."""
+    convolutions = OrderedDict(
+        conv1=nn.Conv2d(18, 32, 3, padding=1),
+        pool1=nn.AvgPool2d(4),
+        conv2=nn.Conv2d(32, 128, 3, padding=1),
+        pool2=nn.AvgPool2d(4),
+        conv3=nn.Conv2d(128, 512, 3, padding=1),
+        pool3=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(512, 1000),
+    )
+    graph, machine = trace(nn.Sequential(convolutions), (2, 18, 512, 512)), Machine.load("lassen")
+    best = select(graph, machine, 4)
+    grids = [{"n": 4}, {"h": 4}, {"n": 2, "w": 2}, {"c": 4}]
+    columns = list(best.plan.layers.items())
+    chosen = [grids.index(grid) for _, grid in columns]
+    predictions = [evaluate(graph, {"*": grid}, machine, 4) for grid in grids]
+    fastest = min(prediction.time for prediction in predictions)
+    path = ", ".join(f"{name} on {format_parts(grid)}" for name, grid in columns)
     drawing = Drawing(
         640,
-        330,
-        "Planning. The model is traced, the machine is profiled or described. For each layer the planner lists "
-        "candidate distributions, estimates the time of the layer under each and of the redistribution between "
-        "layers, and takes the shortest path through this graph within the memory limit. The result is a plan file.",
+        350,
+        "A plan for four layers on four ranks. Each box has the predicted time in ms of a layer on a grid. The shortest "
+        f"path is {path}: {1e3 * best.time:.1f} ms, where the fastest single grid takes {1e3 * fastest:.1f} ms.",
     )
-    for number, (title, words) in enumerate(
-        (("model", "traced"), ("machine", "profile or YAML"), ("costs", "per layer and grid"), ("path", "time, memory"))
-    ):
-        x = 20 + 156 * number
-        drawing.rectangle(x, 20, 132, 52, fill="#ffffff")
-        drawing.text(x + 66, 41, title, size=15, bold=True)
-        drawing.text(x + 66, 60, words, size=12, color=MUTED)
-        if number:
-            drawing.line(x - 22, 46, x - 3, 46, arrow=True)
-    layers, grids = ("conv1", "conv2", "conv3", "fc"), ("n=4", "n=2,h=2", "h=4")
-    chosen = (2, 2, 1, 0)
-    for column, layer in enumerate(layers):
-        x = 60 + 160 * column
-        drawing.text(x + 40, 112, layer, size=14, bold=True)
-        for row, grid in enumerate(grids):
-            y = 126 + 62 * row
-            if column:
-                for before in range(len(grids)):
-                    on_path = (chosen[column - 1], chosen[column]) == (before, row)
-                    drawing.line(
-                        x - 80,
-                        143 + 62 * before,
-                        x - 2,
-                        y + 17,
-                        color="#1f2933" if on_path else "#d3d8de",
-                        arrow=on_path,
-                    )
+    for column, (layer, _) in enumerate(columns):
+        x = 120 + 140 * column
+        drawing.text(x + 40, 30, layer, size=15, bold=True)
+        for row, prediction in enumerate(predictions):
+            y = 46 + 62 * row
+            for before in range(len(grids) if column else 0):
+                on_path = (chosen[column - 1], chosen[column]) == (before, row)
+                color = INK if on_path else "#d3d8de"
+                drawing.line(x - 60, 63 + 62 * before, x - 2, y + 17, color=color, arrow=on_path)
             drawing.rectangle(x, y, 80, 34, fill=COLORS[2] if chosen[column] == row else "#ffffff")
-            drawing.text(x + 40, y + 22, grid, size=13)
+            drawing.text(x + 40, y + 22, f"{1e3 * prediction.layers[layer].spent:.2f}", size=14)
+    for row, grid in enumerate(grids):
+        drawing.text(104, 68 + 62 * row, format_parts(grid), size=15, anchor="end")
     drawing.text(
         20,
-        318,
-        "nodes: time of a layer under a grid; edges: time of the redistribution",
-        size=13,
+        312,
+        "boxes: ms of a layer on a grid, predicted; edges: redistribution",
+        size=14,
         anchor="start",
         color=MUTED,
     )
+    total = f"this path: {1e3 * best.time:.1f} ms; the fastest single grid: {1e3 * fastest:.1f} ms"
+    drawing.text(20, 336, total, size=14, anchor="start", color=MUTED)
     return drawing
 
 
