@@ -247,8 +247,8 @@ def planning() -> Drawing:
     drawing = Drawing(
         640,
         350,
-        "A plan for four layers on four ranks. Each box has the predicted time in ms of a layer on a grid. The shortest "
-        f"path is {path}: {1e3 * best.time:.1f} ms, where the fastest single grid takes {1e3 * fastest:.1f} ms.",
+        "A plan for four layers on four ranks. Each box has the predicted time in ms of a layer on a grid. The "
+        f"shortest path is {path}: {1e3 * best.time:.1f} ms. The fastest single grid takes {1e3 * fastest:.1f} ms.",
     )
     for column, (layer, _) in enumerate(columns):
         x = 120 + 140 * column

@@ -9,6 +9,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -277,6 +278,17 @@ def test_ranks_that_are_not_where_most_wait_are_elsewhere(states, text):
     for rank, state in enumerate(states):
         groups.setdefault(state and state.location, []).append(rank)
     assert _describe_other_ranks(groups, dict(enumerate(states))) == text
+
+
+@pytest.mark.parametrize(("size", "line"), [(2, None), (3, "    1 more rank of the job"), (5, "    3 more ranks of")])
+def test_a_report_counts_the_ranks_without_a_grid_if_there_are_any(monkeypatch, size, line):
+    world = SimpleNamespace(rank=1, size=size)
+    monkeypatch.setattr(stuck_ranks, "MPI", SimpleNamespace(COMM_WORLD=world))
+    report = stuck_ranks.format_report({0: runs(9), 1: waits(7)}, "the end").splitlines()
+    assert report[0].startswith("distconv: rank 1 has waited 30 s in halo exchange; elsewhere: rank 0 in user code")
+    assert report[-1] == "the end"
+    assert [text for text in report if "made no grid" in text] == ([] if line is None else [report[-2]])
+    assert line is None or report[-2].startswith(line)
 
 
 def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits(monkeypatch):

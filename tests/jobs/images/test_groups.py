@@ -8,8 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from distconv.errors import DataError, MismatchError
+from distconv.jobs.images import groups
 from distconv.jobs.images.groups import locate_files
 from distconv.jobs.images.samples import ImageSamples
 from tests.distconv.data.sample_files import common, flip_bit
@@ -124,6 +126,17 @@ def nothing(folder: Path) -> None:
 
 
 @on_ranks
+def test_images_are_read_by_as_many_processes_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        file["image"], file["label"] = np.zeros((3, 1, 4, 4), "u1"), np.arange(3)
+    given: list[int] = []
+    opened = groups.open_source
+    monkeypatch.setattr(groups, "open_source", lambda *args, readers=0: (given.append(readers), opened(*args))[1])
+    for readers in (0, 2):
+        ImageSamples(tmp_path / "train.h5", MPI.COMM_SELF, readers=readers)
+    assert given == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
