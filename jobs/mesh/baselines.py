@@ -138,6 +138,7 @@ def _families(samples: MeshSamples, group: str) -> list[str]:
 def _own_blocks(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
     """Yield blocks of the samples assigned to this rank (round-robin): values of the datasets, and the family."""
     file, comm = samples.file(group), samples.comm
+    # Every sample is counted on one rank, and the histograms are summed over ranks.
     for sample in range(comm.rank, samples.count(group), comm.size):
         for rows in chunk_aligned_boxes(file, f"{group}/label", sample, channels=False):
             values = []

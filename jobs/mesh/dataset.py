@@ -75,7 +75,9 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
     if axis not in ("h", "w"):
         raise ValueError(f"flip: the axis is {axis!r}, but an image has the axes 'h' and 'w'")
     dimension = -2 if axis == "h" else -1
+    # Copies: torch does not accept the negative strides of a flipped view.
     mirrored = np.flip(channels, dimension).copy()
+    # Components across the mirror and signed rotations change their sign; all other channels are scalars.
     for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
         mirrored[..., CHANNELS.index(name), :, :] *= -1
     return mirrored, np.flip(label, dimension).copy()
@@ -168,6 +170,7 @@ def generate(
         size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
     )
     target = Path(path)
+    # Rank 0 alone looks at files, since another rank could see a file appear between two checks.
     there = call_on_rank_0(comm, lambda: existing_summary(target, recipe))
     if there is not None:
         return there
@@ -277,6 +280,7 @@ def prepare_parts(target: Path, recipe: MeshRecipe) -> str:
         if not note.exists():
             write_atomically(note, json.dumps(recipe.of_a_run()).encode())
         noted = load(note, dict[str, Any], "recipe", DataError)
+        # Claims and partial files of a killed job would keep their runs from being simulated again.
         for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:

@@ -118,6 +118,7 @@ def draw_sample(path: str | os.PathLike[str], channel: Map, label: Map, name: st
 
 def _draw_maps(figure: Any, row: Any, channel: Map, label: Map, title: str) -> None:
     """Draw a channel and the label on the first two axes of a row. Row 0 of the maps is at the bottom."""
+    # A few extreme cells would take all colors.
     low, high = np.percentile(channel, (1, 99))
     shown = row[0].imshow(channel, origin="lower", cmap="viridis", vmin=low, vmax=high)
     figure.colorbar(shown, ax=row[0], shrink=0.8)

@@ -63,8 +63,10 @@ class Histogram:
         family : str
             Family of the sample.
         """
+        # In float64: in float32 a score on the border of a bin would move with its scale.
         scaled = (score.reshape(-1).astype(np.float64) - self.low) * (self.bins / (self.high - self.low))
         index = np.clip(np.floor(scaled), 0, self.bins - 1).astype(np.int64)
+        # One bincount for both classes: negative cells are counted in the first half of the indices.
         index += self.bins * (positive.reshape(-1) > 0.5)
         counted = np.bincount(index, minlength=2 * self.bins).reshape(2, self.bins)
         self.counts[self.families.index(family)] += counted
@@ -93,6 +95,7 @@ class Histogram:
 
     def _best(self, above: bool) -> tuple[float, int, bool]:
         counts = self.counts.sum(0)
+        # Counts below each edge, so that all thresholds are scored at once.
         below = np.concatenate([np.zeros((2, 1), np.int64), counts.cumsum(1)], axis=1)
         called = below[:, -1:] - below if above else below
         scores = 2 * called[1] / np.maximum(called.sum(0) + counts[1].sum(), 1)

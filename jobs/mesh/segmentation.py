@@ -112,6 +112,7 @@ class MeshTrainer(SegmentationTraining):
             labels = batch.tensors[1].redistribute(probability.dist).local.cpu().numpy()
             values = probability.local.cpu().numpy()
             mine = probability.box()[0]
+            # Replicas would count their cells twice.
             if is_counting_rank(probability.dist):
                 for row, sample in enumerate(batch.samples[mine.start : mine.stop]):
                     histogram.add(values[row], labels[row], families[sample])

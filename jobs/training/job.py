@@ -198,15 +198,18 @@ def train(options: argparse.Namespace, job: Job) -> int:
         choice = capture_choice(options)
         if choice != "off":
             trainer.capture(choice)
+        # A resumed run has the weights of its checkpoint, which began with these.
         if options.init_from is not None and not options.resume:
             trainer.load_initial_weights(options.init_from)
         resumed = prepare_run(options, trainer)
+        # After prepare_run, which may erase an earlier run's files and holds the lock of the folder.
         try_on_all_ranks(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)
         with Metrics(Path(options.out), trainer, options.track) as metrics:
             take_steps(options, trainer, metrics, lambda: job.after_epoch(options, trainer, metrics))
             training_s = time.perf_counter() - begin
+            # The training time ends before this evaluation, which also compiles and caches.
             outcome = job.evaluate(options, trainer, metrics)
             taken = {"training_s": training_s, "total_s": time.perf_counter() - begin}
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
@@ -224,6 +227,7 @@ def capture_choice(options: argparse.Namespace) -> str:
     if options.capture is not None:
         return str(options.capture)
     is_reference = getattr(options, "model", None) in MODELS
+    # Other models may have side effects that a replay drops, and a replay has no ranges to trace.
     return "auto" if is_reference and options.trace is None else "off"
 
 

@@ -98,10 +98,12 @@ class Recoverable(ABC):
             On all ranks, if a parameter is not finite, or the previous checkpoint could not be written.
         """
         self.finish_saving()
+        # A checkpoint with NaN would replace an older good one, since only the newest ones are kept.
         try_on_all_ranks(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint.capture_state(self.model, self.optimizer, self.comm)
         if self.average is not None:
             tensors |= checkpoint.capture_average(self.average)
+        # Of the full mini-batch and the file, never of this grid: any number of ranks resumes from it.
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
         values |= {
             "settings": asdict(self.settings),
@@ -125,6 +127,7 @@ class Recoverable(ABC):
         CheckpointError
             On all ranks, if the checkpoint could not be written. Older checkpoints remain, and training can resume.
         """
+        # Forgotten first: if finish() raises, a later call must not wait for the same files again.
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.finish()
@@ -173,6 +176,7 @@ class Recoverable(ABC):
         if self.average is not None:
             checkpoint.restore_average(newest, self.average)
         self.step_count = newest.step
+        # A schedule depends on the number of steps, so results differ from those of an uninterrupted run.
         then = self._steps_of(newest.values["settings"])
         if then != self.steps and self.comm.rank == 0:
             print(

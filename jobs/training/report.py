@@ -48,7 +48,9 @@ class Metrics:
 
     def _open(self, trainer: Training) -> None:
         done = trainer.step_count
+        # A resumed run takes the steps after its checkpoint again, and then writes their lines again.
         kept = [line for line in self.lines() if line["step"] <= done] if done else []
+        # The final evaluation is repeated, too.
         kept = [line for line in kept if "evaluation" not in line or line["step"] < trainer.steps]
         with Folder(self.folder) as folder:
             self._stream = folder.create_stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
@@ -134,6 +136,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
     DataError
         On all ranks, if the file cannot be written.
     """
+    # Outside of try_on_all_ranks, whose function must not communicate.
     peaks = trainer.comm.gather(peak_memory_bytes(), root=0)
 
     def run_on_rank_0() -> None:

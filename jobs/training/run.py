@@ -54,6 +54,7 @@ def prepare_run(options: argparse.Namespace, trainer: Training) -> bool:
     folder, comm = Path(options.out), trainer.comm
     try_on_all_ranks(comm, lambda: _create_folders(folder), DataError)
     try_on_all_ranks(comm, lambda: lock_directory(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
+    # The lock is held from here on, so no other job writes to the folder between the checks and the first checkpoint.
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
             raise DataError(f"--resume: no finished checkpoint in {folder / CHECKPOINTS}. Start without --resume.")
@@ -72,6 +73,7 @@ def _erase_earlier_run(folder: Path, overwrite: bool) -> None:
             "--resume, delete it with --overwrite, or choose another folder."
         )
     for path in taken:
+        # Not the folder of the checkpoints itself: this process holds the lock file in it.
         for each in _inside(path) if _is_folder(path) else (path,):
             shutil.rmtree(each) if _is_folder(each) else each.unlink()
 
@@ -161,10 +163,12 @@ def _take_steps(
             epoch = trainer.epoch
             with traced.step(trainer.step_count + 1):
                 trainer.step(*batch.tensors)
+            # A step that completes an epoch has already advanced trainer.epoch.
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
             # Collective, so it comes first: every rank calls it exactly once per step.
             stops = requests.stop_requested() and not last
             saves = stops or (every and (last or trainer.step_count % every == 0))
+            # Pipelines finish the steps in flight, so that weights and losses are those of this step.
             if last or ended or saves:
                 trainer.finish_steps()
             # least_written is the minimum over all ranks, so that all ranks commit in the same step without waiting.
@@ -177,6 +181,7 @@ def _take_steps(
             bar.update()
             if saves:
                 trainer.start_saving(directory)
+            # After the last epoch, train() evaluates for the report.
             if evaluate is not None and ended and not last:
                 evaluate()
             if stops:
@@ -190,6 +195,7 @@ class _StepLines:
 
     def __init__(self, trainer: Training, metrics: Metrics) -> None:
         self._trainer, self._metrics = trainer, metrics
+        # Lines whose loss a pipeline does not know yet, by step.
         self._waiting: dict[int, dict[str, Any]] = {}
         self._written = len(trainer.losses)
         self.newest = "unknown yet"

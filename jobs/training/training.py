@@ -87,6 +87,7 @@ class Training(Recoverable):
             raise DistconvError(f"--precision {settings.precision}: needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
+        # The model is already parallelized: sharded weights have replaced the parameters of full size.
         self.optimizer = make_optimizer(settings, model.parameters())
         self.average: AveragedModel | None = None
         if settings.ema is not None:
@@ -193,6 +194,8 @@ class Training(Recoverable):
             self._schedule = schedule.begin(
                 settings.scheduler, settings.scheduler_args, steps=self.steps, peak=settings.lr
             )
+        # Values, not a scheduler object of torch: a resumed run computes those of its step without the steps before
+        # it.
         for group in optimizer.param_groups:
             group.update(self._schedule.values_at(self.step_count))
 
@@ -323,6 +326,8 @@ class Trainer(Training):
         self.model.train()
         self.schedule(self.optimizer)
         self.optimizer.zero_grad()
+        # With accumulation or capture, backward is inside, so gradients are complete and summed over ranks from here
+        # on.
         value = (
             self._accumulate(inputs, labels)
             if self.settings.accumulate > 1
@@ -347,6 +352,7 @@ class Trainer(Training):
         losses = []
         for number, part in enumerate(zip(inputs, labels, strict=True), 1):
             with no_sync() if number < len(samples) else nullcontext():
+                # Weighted by samples, since the last part may be smaller: the sum is the mean over the mini-batch.
                 losses.append(self._differentiate(*part, share=samples[number - 1] / sum(samples)))
         return sum(map(float, losses))
 
@@ -370,6 +376,7 @@ class Trainer(Training):
         """Add the gradients of ``share`` times the loss to those of the parameters, and return that product."""
         with self.autocast():
             outputs = self.model(inputs)
+        # In half precision the loss of many pixels would lose its digits.
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, match_grid(labels, outputs))
