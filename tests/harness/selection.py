@@ -12,8 +12,9 @@ import pytest
 TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
 """Rank counts that cases are run on, by a hash of their names; on 3, which divides least, most of them."""
 
-FEW = 3
-"""Number of cases of each test in the short run, evenly spaced from the first to the last."""
+FEW = 6
+"""Number of cases of each test on ranks in the short run, evenly spaced from the first to the last. Serial tests, which
+take less time, have all of their cases there."""
 
 MANY = {6: 0, 8: 1}
 """Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
@@ -38,11 +39,11 @@ def share(items: list[pytest.Item], ranks: int, which: str) -> list[pytest.Item]
 
 
 def _short(items: Iterable[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Return ``FEW`` cases of each test that is not marked ``long`` and starts no jobs; none on 6 and 8 ranks."""
+    """Return cases of each test that is not marked ``long`` and starts no jobs; none on 6 and 8 ranks."""
     return [
         case
         for cases in by_test(items).values()
-        for case in _spread(cases, FEW)
+        for case in (_spread(cases, FEW) if is_on_ranks(cases[0]) else cases)
         if ranks not in MANY and case.get_closest_marker("long") is None and not starts_jobs(case)
     ]
 
