@@ -73,3 +73,12 @@ def test_failures_are_told_apart(comm):
     assert verdict(comm, lambda c: train(c, replayed=ValueError("other")))[0] == DIFFERENT
     assert verdict(comm, lambda c: train(c, eager=ValueError("other")))[0] == UNSUPPORTED
     assert captures.STEPS == 5
+
+
+def test_tensors_are_the_same_only_bit_for_bit():
+    for shape in ((), (0,), (2, 0), (2, 3)):
+        ones = torch.ones(shape)
+        assert captures._same(ones, ones.clone()) and captures._same(ones * torch.nan, ones * torch.nan)
+        assert not captures._same(ones, ones.double()) and not captures._same(ones, torch.ones(*shape, 2))
+        assert ones.numel() == 0 or not captures._same(0 * ones, -0.0 * ones)
+    assert captures._same(torch.arange(6).view(2, 3).t(), torch.tensor([[0, 3], [1, 4], [2, 5]]))

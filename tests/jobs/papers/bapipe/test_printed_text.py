@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distconv import cli
-from distconv.jobs.papers.bapipe import command
+from distconv.jobs.papers.bapipe import command, cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from tests.jobs.approved import assert_approved
@@ -42,6 +42,17 @@ def test_rows_of_table_iii_are_printed_as_approved(capsys: Any, monkeypatch: pyt
     command.table_iii(machine, None, None)
     assert_approved("bapipe-table-iii", capsys.readouterr().out)
     assert [(row["model"], row["gpus"]) for row in given] == [(row.model, row.gpus) for row in rows]
+
+
+def test_the_table_of_cuts_is_printed_as_approved(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small network; the numbers that are returned are those that are printed."""
+    monkeypatch.setattr(cuts, "networks", lambda machine: {"small": by_hand(4e6)})
+    rows = cuts.cuts_table(Machine.load("v100-pcie"))
+    printed = capsys.readouterr().out
+    assert_approved("bapipe-cuts", printed)
+    for row in rows:
+        assert f"{row['bapipe_s']:.3f} ({row['bapipe_over']:.3f})" in printed
+        assert f"{row['searched_s']:.3f} ({row['searched_over']:.3f})" in printed
 
 
 @pytest.mark.parametrize(
