@@ -25,6 +25,7 @@ from distconv.pipeline.runtime.device_kinds import kind_of_rank
 
 EXAMPLES = """\
 examples:
+  mpiexec -n 2 distconv bench plans pipeline.json --input 3,32,32
   mpiexec -n 2 distconv bench plans equal.json mixed.json --input 3,32,32 --devices old:1,new:1
 """
 

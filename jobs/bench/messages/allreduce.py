@@ -26,6 +26,7 @@ RAW = "Allreduce"
 EXAMPLES = """\
 examples:
   mpiexec -n 2 distconv bench allreduce
+  mpiexec -n 4 distconv bench allreduce --width 16 --repeats 5 --json allreduce.json
 """
 
 
