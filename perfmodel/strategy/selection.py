@@ -227,7 +227,7 @@ def pure_parallelism(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] 
     """
     first = graph.by_layer[graph.input_layer][0]
     sample = {"n": ranks} if graph.batch >= ranks else None
-    options = [parts for parts in candidates(graph, ranks)[first.layer] if set(parts) <= {"d", "h", "w"}]
+    options = [parts for parts in candidates(graph, ranks)[first.layer] if parts and set(parts) <= {"d", "h", "w"}]
     return {"sample": sample, "spatial": options[0] if options else None}
 
 

@@ -112,3 +112,14 @@ def test_what_does_not_fit_is_refused_on_all_ranks(
     with pytest.raises(DataError) as caught:
         open_samples(path, comm, **options)
     assert reason in common(comm, caught.value)
+
+
+def test_files_are_closed_with_the_samples(comm: Any, shared_tmp_path: Path) -> None:
+    samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
+    sources = {name: group.source for name, group in samples.groups.items()}
+    box = (dc.Interval(0, 1), dc.Interval(0, 1), dc.Interval(0, 2), dc.Interval(0, 2))
+    assert {source.read(f"{name}/image", box).shape for name, source in sources.items()} == {(1, 1, 2, 2)}
+    samples.close()
+    for name, source in sources.items():
+        with pytest.raises((DataError, ValueError)):
+            source.read(f"{name}/image", box)

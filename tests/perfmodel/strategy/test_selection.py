@@ -185,3 +185,11 @@ def test_a_strategy_is_explained_by_the_sums_of_its_layers(known, proven):
         f"  {'d':<44} {'h=2':<18}    4.000    2.000    3.000    4.000    5.000    6.000",
         "  estimated by the memory that they touch (see register_cost): digamma, i0",
     ]
+
+
+def test_spatial_parallelism_takes_the_cheapest_split_that_the_shapes_allow():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 2, 1))
+    large, small = trace(model, (2, 3, 64, 64)), trace(model, (2, 3, 16, 16))
+    assert pure_parallelism(large, 16) == {"sample": None, "spatial": {"h": 4, "w": 4}}
+    assert pure_parallelism(small, 2) == {"sample": {"n": 2}, "spatial": {"w": 2}}
+    assert pure_parallelism(trace(model, (1, 3, 1, 1)), 4) == {"sample": None, "spatial": None}
