@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -45,3 +47,23 @@ def test_no_label_is_dropped_but_for_one_of_its_group_that_is_nowhere_worse(colu
         for label in kept if columns < 3 else ():
             others = [k for k in kept - {label} if keys[k] == keys[label]]
             assert not any((values[k] <= values[label]).all() for k in others)
+
+
+@pytest.mark.parametrize("limit", [1 << 62, 200, 12])
+def test_labels_have_one_key_only_if_they_agree_in_the_open_variables(monkeypatch, limit):
+    """With any limit of the keys, also where they are numbered again before they overflow."""
+    monkeypatch.setattr(label_search, "KEY_LIMIT", limit)
+    sizes = (3, 4, 5, 2, 7)
+    choices = np.random.default_rng(0).integers(0, sizes, (300, 5)).astype(np.int16)
+    for variables in ((), (1,), (0, 2, 4), (0, 1, 2, 3, 4)):
+        keys = label_search.group_keys(choices, sizes, SimpleNamespace(open_variables=variables))
+        same = (choices[:, None, variables] == choices[None, :, variables]).all(-1)
+        assert ((keys[:, None] == keys[None, :]) == same).all()
+
+
+def test_keys_of_many_variables_do_not_overflow():
+    sizes = (30,) * 40
+    choices = np.zeros((3, 40), np.int16)
+    choices[1, 0], choices[2, 39] = 1, 1
+    keys = label_search.group_keys(choices, sizes, SimpleNamespace(open_variables=range(40)))
+    assert len(set(keys.tolist())) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import distconv as dc
 from distconv.communication import transport
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header, p2p
@@ -13,6 +14,7 @@ from distconv.pipeline.runtime.p2p import P2P
 from distconv.pipeline.runtime.placement import StagePlacement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.tensor import DistTensor
 from tests.distconv.layouts import normal
 from tests.harness.late_gpu import DEVICE, LateGpu
 from tests.harness.late_libraries import late_gpu
@@ -148,6 +150,24 @@ def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
     else:
         with pytest.raises(PipelineError, match="rank 0 has a mini-batch of 6 samples, but this rank has 5"):
             box.receive(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
+    box.close()
+
+
+@pytest.mark.ranks(3)
+def test_ranks_of_a_stage_that_send_different_tensors_are_an_error(comm):
+    placement = StagePlacement(3, (1, 1), [{"h": 2}, None])
+    group = comm.Split(int(comm.rank == 2))
+    grid = None if comm.rank == 2 else dc.ProcessGrid(group, h=2)
+    box = P2P(comm, placement, placement.positions[comm.rank], grid, torch.empty(0).device)
+    message = Message(Kind.F, 0, 1)
+    if grid is None:
+        with pytest.raises(PipelineError, match="the ranks of stage 0 send different tensors"):
+            box.receive(message, 0, Minibatch(0, 1), "a test")
+    else:
+        dtype = (torch.float32, torch.int32)[comm.rank]
+        block = torch.ones(1, 1, 2, 4, dtype=dtype)
+        value = DistTensor(block, dc.Distribution(grid, "nchw"), (1, 1, 4, 4))
+        box.send(message, 1, Minibatch(0, 1), [value], loss=0.0, what="a test")
     box.close()
 
 
