@@ -90,9 +90,12 @@ def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> 
         offset = len(shape) - tensor.dim()
         for dim, axis in enumerate(tensor.dist.axes):
             at = dim + offset
+            # The first operand that splits a dimension decides; an axis splits one dimension only; a size of one is
+            # broadcast.
             if axis is None or axes[at] is not None or axis in axes or tensor.shape[dim] != shape[at]:
                 continue
             axes[at] = axis
+            # Boundaries refer to the ranks of another grid, which may have other numbers of parts.
             if tensor.grid != grid:
                 continue
             if axis in tensor.dist.boundaries:
@@ -148,6 +151,7 @@ def broadcast_block(tensor: torch.Tensor, dist: Distribution, shape: torch.Size)
     offset = len(shape) - tensor.dim()
     axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(tensor.shape)]
     operand_dist = dist.with_axes(axes)
+    # The adjoint of a broadcast is a sum: over these axes each rank has the contribution of its own block.
     reduced = [axis for axis in dist.split_axes if axis not in operand_dist.split_axes]
     return redistribute_with_grad_reduce(tensor, operand_dist, reduced)
 
@@ -174,6 +178,7 @@ def redistribute_with_grad_reduce(tensor: torch.Tensor, dist: Distribution, axes
         This rank's block under ``dist``.
     """
     operand, grid = as_distributed(tensor, dist.grid), dist.grid
+    # The adjoint of a gather adds gradients at the owners, so these axes need no all-reduce of the gradient.
     gathered = [axis for axis in operand.dist.split_axes if axis in axes] if operand.grid == grid else []
     if not gathered or operand.dist.without(gathered) != dist:
         return with_grad_allreduce(operand.redistribute(dist).local, grid, axes)
@@ -240,6 +245,7 @@ def replicate_parameters(
     -------
     tuple of Tensor and (Tensor or None)
     """
+    # Two replicated tensors share one all-reduce, which saves a latency per layer.
     if bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         return replicate_parameter(weight, dist), None if bias is None else replicate_parameter(bias, dist)
     return both_with_grad_allreduce(weight, bias, dist.grid, dist.split_axes)
@@ -247,6 +253,7 @@ def replicate_parameters(
 
 def _tensor_key(tensor: torch.Tensor) -> TensorKey:
     """Return the key of ``tensor``. Dtypes that ``torch.autocast`` converts to one another have the same key."""
+    # Autocast does not cover meta tensors: mixed operands would be rejected, although the kernels convert them.
     half = torch._C._is_any_autocast_enabled() and tensor.dtype in HALF
     return TensorKey(tensor.shape, None, torch.float32 if half else tensor.dtype)
 

@@ -90,6 +90,7 @@ def distribution_from_edges(
     Distribution
         Entries of ``edges`` and ``cyclic`` for axes outside ``axes`` are ignored.
     """
+    # Balanced edges are left out, so that equal distributions compare equal and share cached plans.
     boundaries = {a: e for a, e in edges.items() if a in axes and e != balanced_edges(e[-1], len(e) - 1)}
     return Distribution(
         grid, axes, boundaries=boundaries, cyclic={a: s for a, s in (cyclic or {}).items() if a in axes}

@@ -75,6 +75,7 @@ def gathered_call(
         If ``DISTCONV_FALLBACK=error``, or if more bytes would be gathered than ``DISTCONV_FALLBACK_LIMIT`` permits.
     """
     leaves = tree_leaves((args, kwargs))
+    # By identity: a tensor that is passed twice is gathered once, and the function sees the alias.
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
     if error is not None:
         _warn_or_raise(error, function, distributed)
@@ -85,14 +86,17 @@ def gathered_call(
 
     generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
     before = random_states(distributed[0].device, generators)
+    # All ranks run torch's function on the same values, so results are identical without communication.
     result = function(*map_leaves(full, tuple(args)), **map_leaves(full, dict(kwargs)))
     after = random_states(distributed[0].device, generators)
     for generator, state, now in zip([None, *generators, None], before, after, strict=False):
         if now != state:  # all ranks have drawn from it: they call the same function
             check_same_generator_state(distributed[0], generator)
     for argument in gathered.values():
+        # The same on all ranks, which had the same values before and after.
         if argument.has_changed():
             argument.write_back()
+    # A function that returns an argument returns the object that the caller passed.
     plain = {id(leaf) for leaf in leaves}
     name = short_name(function)
     return map_leaves(lambda y: y if id(y) in plain else _to_dist_tensor(name, y, list(gathered.values())), result)
@@ -252,6 +256,8 @@ def _distribute_result(
     if dims is None and not candidates:
         matching = (matching_distribution(argument.tensor, y.shape) for argument in arguments)
         candidates = [dist for dist in matching if dist.split_axes]
+    # An argument of the same shape shows how the model splits such tensors: the next operator then needs no
+    # redistribution.
     return y.redistribute(candidates[0] if candidates else y.dist)
 
 
@@ -269,6 +275,7 @@ def _view_functions(
     layout = (result.shape, result.stride(), result.storage_offset() - full.storage_offset())
 
     def retake() -> DistTensor:
+        # The strides of the result refer to a contiguous full tensor.
         view = source.replicated().local.contiguous().as_strided(*layout)
         return as_distributed(view, source.grid).redistribute(dist)
 

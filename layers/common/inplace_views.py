@@ -74,6 +74,7 @@ class _View:
             )
         with torch.set_grad_enabled(self.grad_enabled):
             fresh = self.retake()
+        # The object stays the same, since the caller holds it; its block becomes the one of the present values.
         view.local, self.shown_state = fresh._local, shown
 
 
@@ -128,6 +129,7 @@ def record_copied_view(
     DistTensor
         ``view``.
     """
+    # Each counts its changes from now on. They do not share memory, so a change must be carried over.
     _shared_memory(view), _shared_memory(source)
     return _record_view(view, source, retake, write_back)
 

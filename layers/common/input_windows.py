@@ -84,6 +84,8 @@ def window_needs(
     """
     needs = [] if channels is None else [channels]
     for dim, axis in enumerate(dist.split):
+        # Dimensions 0 and 1 (samples, channels) have no windows. A dimension that no axis splits is on this rank
+        # already.
         if dim >= 2 and axis is not None:
             blocks = [dist.intervals(dim, index, out_shape[dim])[0] for index in range(dist.grid.shape[axis])]
             needs.append((dim, tuple(Interval(*windows.needed(dim - 2, block)) for block in blocks)))
@@ -144,6 +146,7 @@ def gather_needed_input(
         (N, C, [D, [H,]] W) on this rank.
     """
     needs = _cached_window_needs(x.dist, out_shape, windows, channels)
+    # Every rank reaches this call, also one without outputs: its neighbours may need its block.
     local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
     return crop_or_pad(local, needs.box(x.shape)[2:], wanted, fill)
@@ -172,6 +175,7 @@ def crop_or_pad(
     """
     around: list[int] = []
     for interval, wanted in zip(covered, target, strict=True):
+        # F.pad takes the last dimension first.
         around[:0] = _padding_around(interval, wanted)
     return F.pad(block, around, value=fill) if any(around) else block
 
@@ -180,7 +184,9 @@ def _padding_around(covered: Interval, target: Range) -> list[int]:
     """Return the padding (negative: cropping) before and after a block that turns ``covered`` into ``target``."""
     start, stop = target
     if stop <= start:
+        # Nothing is wanted: a negative padding removes the block.
         return [0, -covered.extent]
+    # An empty block has no position, so all of its padding is on one side.
     return [covered.start - start, stop - covered.stop] if covered.extent else [stop - start, 0]
 
 

@@ -29,6 +29,7 @@ def random_states(device: torch.device, generators: Iterable[torch.Generator]) -
     list of bytes
         Two lists are equal if no generator was used between the calls.
     """
+    # A captured step must not record these reads: a replay would compare the states of the recording.
     with recording.paused():
         states = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
         if device.type == "cuda":
