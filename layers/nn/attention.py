@@ -64,6 +64,8 @@ def scaled_dot_product_attention(
         [[*batch_labels(t, 2), *names] for t, names in ((query, "le"), (key, "se"), (value, "sf"))],
     )
     # Labels: l for queries, s for keys, e and f for features of keys and of values. "batch 1" stands for heads.
+    # Softmax needs all keys, and products all features. The causal mask counts from the first query, and grouped
+    # heads are repeated in order.
     unsplit = ["s", "e", *(["l"] if is_causal else []), *(["batch 1"] if enable_gqa else [])]
     if attn_mask is not None:
         operands.append(attn_mask)
@@ -93,6 +95,7 @@ def _dropout_mask(operands: Sequence[torch.Tensor], shape: Sequence[int], p: flo
         )
     if p == 1:
         return torch.zeros(tuple(shape), dtype=torch.bool)
+    # All ranks draw the full mask, so that it is the one of a single process.
     check_same_generator_state(like)
     return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
 
@@ -122,6 +125,7 @@ def _attention_with_dropout(
     if masked:
         mask = others[0]
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    # Queries that see no key: softmax would give NaN where torch's kernels give zeros.
     nowhere = (scores == -math.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
     return (weights * others[-1].to(weights.dtype).div_(1 - p if p < 1 else 1)) @ v
@@ -173,6 +177,7 @@ def _forward_with_zero_padding(
     padded = (src_key_padding_mask != 0)[..., None]
     if self.norm is None:
         return _torch_forward(self, src, mask, src_key_padding_mask, is_causal).masked_fill(padded, 0.0)
+    # torch's fast path fills the padding before the last norm, whose bias then shows there.
     before_norm = self.norm.register_forward_pre_hook(lambda _, args: (args[0].masked_fill(padded, 0.0), *args[1:]))
     try:
         return _torch_forward(self, src, mask, src_key_padding_mask, is_causal)

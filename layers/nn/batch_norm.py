@@ -95,15 +95,19 @@ def batch_norm(
         norm = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
         return _normalize_1d(input, partial(norm, training=training, momentum=momentum, eps=eps))
     channel_axis = input.dist.split[1]
+    # Parameters that are split over channels have balanced blocks, so those of x must match them.
     x = input if channel_axis is None else redistribute_balanced(input)
     dist = x.dist
     dims = _DIMENSIONS[batch_norm_scope.current_scope()] if training else ()
     reduced = [dist.split[d] for d in dims if d < len(dist.split)]
+    # Over these axes groups compute statistics of their own; gradients of weight and bias are summed over them
+    # afterwards.
     rest = tuple(a for a in dist.split_axes if a not in reduced)
     w, b = parameter_blocks(weight, bias, dist, [1], rest)
     local = copy_if_misread(x.local)
     own = x.box()[1] if channel_axis else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
+    # Given statistics, or all values on this rank: torch's own kernel, without messages.
     if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
         local_norm = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
@@ -215,6 +219,7 @@ def _compute_moments(
     all of these.
     """
     own_channels = x.shape[1]
+    # A rank without samples takes part in the all-reduce with zeros.
     count = x.numel() // max(1, own_channels)
     if count:
         wide = x.to(accumulation_dtype(x.dtype))
@@ -223,7 +228,10 @@ def _compute_moments(
     else:
         mean = var = x.new_zeros(own_channels)
     shift = running[0]
+    # Moments about the running mean: E(x^2) - E(x)^2 would cancel if the mean is large against the deviation.
     origin = torch.zeros(domain.all_channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    # Running statistics are replicated, so ranks with other channels need these sums, too: one all-reduce over both
+    # axes.
     updates_all_channels = domain.running_comm is None and any(statistic is not None for statistic in running[:2])
     comm = domain.grid.comm(
         {*domain.axes, *([domain.channel_axis] if domain.channel_axis and updates_all_channels else [])}
@@ -238,6 +246,7 @@ def _compute_moments(
         if own_channels < domain.all_channels:
             sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
         offset, squares = allreduce(comm, sums, "batch norm forward").div_(domain.count).unbind()
+        # Rounding may leave a small negative variance.
         squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
         return offset.add_(origin), squares
 
@@ -258,6 +267,8 @@ def _update_running(
         for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
             batch_norm_scope.update_running_statistic(statistic, value, running[2])
         return
+    # Groups have other statistics. Deferred to the end of the forward pass, where one all-reduce sums those of all
+    # layers.
     contributions = mean.new_zeros((2, domain.all_channels))
     contributions[:, domain.channels] = domain.fraction * torch.stack([mean, unbiased])[:, domain.channels]
     batch_norm_scope.defer_update(batch_norm_scope.StatisticsUpdate(domain.running_comm, contributions, *running))
@@ -294,6 +305,7 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         needed, domain = ctx.needs_input_grad, ctx.domain
+        # Second derivatives: the fused gradient below has no graph.
         if torch.is_grad_enabled():
             bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
             gradients = differentiable_gradients(
@@ -342,6 +354,7 @@ def _call_with_full_statistics(
     """
     full: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
     y = function(*full)
+    # Otherwise a deferred update would reach the gathered copies after they are written back.
     batch_norm_scope.apply_updates()
     with torch.no_grad():
         for statistic, values in zip(running, full, strict=True):

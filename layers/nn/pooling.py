@@ -195,6 +195,8 @@ def _to_global_indices(at: torch.Tensor, pooling: _Pooling) -> torch.Tensor:
     volume = 1
     for dim in reversed(range(len(pooling.geometry.kernel))):
         extent, out = max(1, pooling.block.shape[dim + 2]), spatial_box(pooling.x.dist, pooling.out_shape)[dim]
+        # torch's index refers to the gathered block with its halo; shift it to the global position, dimension by
+        # dimension.
         index = at % extent + pooling.geometry.needed(dim, out)[0]
         # If all elements are -inf, torch returns the index of the first element that is not padding.
         index = torch.where(index < 0, index % pooling.geometry.dilation[dim], index)
@@ -245,7 +247,9 @@ def avg_pool(
     pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape)
     y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, 0))
     if divisor_override is not None:
+        # The local pooling divided by the full kernel.
         y = y * (math.prod(geometry.kernel) / divisor_override)
+    # Where a window reaches beyond the input or the padding, torch divides by fewer elements.
     elif ceil_mode or any(geometry.padding):
         out = spatial_box(x.dist, out_shape)
         y = y * _divisor_correction(geometry, out, x.shape[2:], count_include_pad).to(y)
