@@ -193,6 +193,8 @@ class P2P:
         what : str
             Description for the watchdog.
         """
+        # From one rank to one rank a block is the full tensor and keeps its strides: kernels then give the bits of
+        # one process.
         strided = self._placement.grids[self._position.stage].size == self._placement.grids[stage].size == 1
         tensors = tuple(TensorHeader.from_tensor(value, strided) for value in values)
         routed = [
@@ -270,6 +272,7 @@ class P2P:
         """Return a boundary tensor from the blocks of each sending rank. A tensor from one rank is not copied."""
         if tensor.dtype is None:
             return None
+        # Sender and receiver compute the boxes from shapes alone, in the same order, so messages carry no boxes.
         routes = self._routes(tensor.shape, stage, self._position.stage, message.microbatch)
         shape = routes.destination_shapes[0]
         block: torch.Tensor | None = None

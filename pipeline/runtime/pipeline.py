@@ -153,10 +153,14 @@ class Pipeline:
         self._source = resolve_schedule(
             schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
         )
+        # A parameter in two stages on different ranks would be updated on each by its own gradient.
         check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
             check_same_tensors(comm, collect_state(self.modules), "Pipeline")
+            # One seed for all ranks: random numbers of a pass depend on mini-batch, micro-batch and stage, not on the
+            # rank.
             seed: int = comm.bcast(torch.initial_seed())
+        # Messages of the pipeline cannot match those of the caller.
         self._comm = comm.Dup()
         self._executor = self._new_executor(loss, optimizer, batch_norm == "deferred", seed)
         self.losses: list[tuple[int, float]] = []
@@ -230,6 +234,7 @@ class Pipeline:
 
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
         stage = self._placement.positions[self._comm.rank].stage
+        # With chunks (interleaved) a rank has every count-th stage.
         modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters uses the device of the other stages.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
@@ -239,6 +244,7 @@ class Pipeline:
             plan = self._plans[stage]
             for module in modules:
                 parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.stage_comm)
+        # Chunks of one rank may share parameters; the optimizer gets each once.
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         stepper = optimizer(parameters) if optimizer is not None and parameters else None
         replicated = topology.replica_comm.size > 1
@@ -323,6 +329,7 @@ class Pipeline:
         CommunicatorError
             If the pipeline was closed.
         """
+        # Nothing is compared here, which would make all ranks wait: headers of messages have the step and the samples.
         check_communicator(self._comm, "Pipeline.step")
         for name, value in (("x", x), ("target", target)):
             if not isinstance(value, torch.Tensor):
@@ -340,15 +347,18 @@ class Pipeline:
             self._executor.perform(self._source.stream.step_actions(self.stage, self.replica, number))
             self._begun += 1
             self._report(self._source.stream.completed(number))
+        # Asynchronous schedules know the loss of a mini-batch some steps later.
         return self.losses[-1][1] if self._reported > self._origin else None
 
     def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
+        # A smaller last mini-batch has fewer micro-batches, each of one sample at least.
         count = min(self._source.microbatches, len(x))
         order = self._source.make(count)
         self._executor.begin(order)
         pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
         shares, minibatch = [], Minibatch(self._begun, len(x))
         for number, (piece, its_target) in enumerate(pieces):
+            # Micro-batches may differ by one sample; the weights make the loss that of the full mini-batch.
             shares.append(len(piece) / len(x))
             self._executor.add_microbatch(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
         self._executor.perform(order.replica_actions(self.stage, self.replica, self._placement.replicas[self.stage]))
@@ -374,6 +384,7 @@ class Pipeline:
         if self._source.stream is not None and steps:
             self._executor.perform(self._source.stream.remaining_actions(self.stage, self.replica, steps))
             self._report(steps)
+        # Payloads of sends stay alive until the receivers have them.
         self._topology.p2p.flush()
         self._restart()
 

@@ -47,6 +47,7 @@ class StagePlacement:
         self, ranks: int, replicas: Sequence[int], grids: Sequence[Mapping[str, int] | None] | None = None
     ) -> None:
         stages = len(replicas)
+        # Ranks are assigned stage by stage, replica by replica; ranks of one replica are consecutive.
         self.replicas = tuple(replicas)
         self.grids = [Arrangement(**(grid or {})) for grid in (grids or [None] * stages)]
         needed = sum(count * grid.size for count, grid in zip(self.replicas, self.grids, strict=True))
