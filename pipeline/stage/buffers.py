@@ -17,6 +17,7 @@ class BufferSnapshot:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         owners = dict.fromkeys(owner for module in modules for owner in module.modules())
         buffers = ((owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items())
+        # Copies, since the first forward pass changes buffers in place.
         self._values = [(owner, name, buffer.clone()) for owner, name, buffer in buffers if buffer is not None]
 
     @contextmanager
@@ -24,6 +25,7 @@ class BufferSnapshot:
         """Run a forward pass inside the block with the stored values, and drop the values that it writes."""
         now = [owner._buffers[name] for owner, name, _ in self._values]
         for owner, name, value in self._values:
+            # The repeated pass changes the copies, so statistics are updated once.
             owner._buffers[name] = value
         try:
             yield
@@ -52,4 +54,5 @@ def check_unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _buffer_versions(module: nn.Module) -> dict[str, tuple[int, int]]:
+    # A buffer may be replaced as well as changed in place.
     return {name: (id(buffer), local_block(buffer)._version) for name, buffer in module.named_buffers()}

@@ -105,6 +105,7 @@ class Passes:
         """Start with nothing in flight; the next passes are those of ``schedule`` or a longer one of its kind."""
         self.schedule = schedule
         self.weights = WeightVersions(list(dict.fromkeys(self._leaves)))
+        # These policies keep copies of parameters: a copy of one would not be a view of the copy of another.
         if schedule.weights in (Weights.STASH, Weights.PREDICT):
             self.weights.check_separate()
         self._states: dict[tuple[int | None, int], _Pass] = {}
@@ -143,6 +144,7 @@ class Passes:
             x = feed.x if self._grid is None else scatter(feed.x, self._grid)
             state = _Pass([StageInput(x, first=True)])
         else:
+            # None stands for an output of the stage before that has no values to send.
             state = _Pass([StageInput(value) for value in received if value is not None])
         if self.schedule.weights is Weights.RECOMPUTE:
             outputs = self._run_without_graph(action, feed, state)
@@ -165,6 +167,7 @@ class Passes:
     def _run(
         self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], is_repeated: bool = False
     ) -> list[torch.Tensor]:
+        # Position of the stage in the model, which does not depend on the schedule.
         part = action.chunk * len(self.schedule.stages) + action.stage
         devices = {local_block(entry.value).device for entry in inputs if entry.value.is_cuda}
         with ExitStack() as stack:
@@ -172,6 +175,7 @@ class Passes:
             stack.enter_context(seed_generators(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
             if self.schedule.asynchronous:
                 stack.enter_context(self.weights.save_notes())
+            # Replicas see other micro-batches: only the statistics of batch norm can be combined.
             if self._replicated and not is_repeated:
                 stack.enter_context(check_unchanged(self.modules[action.chunk]))
             if self.defers_statistics and not is_repeated:
@@ -195,6 +199,7 @@ class Passes:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             described = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise TypeError(f"the loss must be a tensor of one element, the mean over samples, not {described}")
+        # Every rank of the stage reports the same loss and starts the backward pass from it.
         return loss.replicated() if isinstance(loss, DistTensor) else loss
 
     # -- backward -----------------------------------------------------------------------------------------------------
@@ -234,14 +239,17 @@ class Passes:
                     "output of the last stage by differentiable functions, outside of no_grad, and leave parameters "
                     "trainable"
                 )
+            # The gradient of the mean over the mini-batch with respect to the mean over this micro-batch.
             received = [torch.full_like(local_block(state.outputs[0]), feed.share)]
         pairs = [
             (local_block(output), local_block(gradient))
             for output, gradient in zip(state.outputs, received, strict=True)
             if gradient is not None and local_block(output).requires_grad
         ]
+        # Autograd saved the parameters of the forward pass; the policy decides which values they have now.
         with self.weights.bind(action.version):
             self._differentiate(state, pairs, full)
+        # Frees the graph of this micro-batch, and with it the activations.
         state.outputs = []
         if not self.schedule.splits_backward:
             self._finish(action)

@@ -67,6 +67,7 @@ def to_boundary(value: torch.Tensor, grid: ProcessGrid | None) -> torch.Tensor:
     if not isinstance(value, DistTensor):
         # Identical on every rank, as after gather(): each rank keeps its block.
         value = DistTensor(value, Distribution(grid, (None,) * value.dim()), value.shape)
+    # Sender and receiver assume this distribution, so that a message need not describe it.
     return value.redistribute(Distribution(grid, default_axes(None, value.dim())))
 
 

@@ -73,6 +73,7 @@ class RunningStatistics:
             assert layer.running_mean is not None and layer.running_var is not None
             names = ("running_mean", "running_var", "num_batches_tracked", "momentum")
             kept.update({name: getattr(layer, name) for name in names})
+            # Fresh tensors: with momentum 1 they are the statistics of this micro-batch, kept in its record.
             layer.running_mean = torch.zeros_like(layer.running_mean)
             layer.running_var = torch.zeros_like(layer.running_var)
             if layer.num_batches_tracked is not None:
@@ -99,6 +100,7 @@ class RunningStatistics:
             True to merge all of them. Otherwise they are used one by one.
         """
         for number, layer in enumerate(self.layers):
+            # In the order of one process, whatever the schedule: an exponential average depends on it.
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
             statistics = [(record.mean, record.variance) for record in of_layer]
             for mean, variance in [_merge_statistics(of_layer)] if deferred and of_layer else statistics:
@@ -109,6 +111,7 @@ class RunningStatistics:
 def _merge_statistics(records: Sequence[StatisticsRecord]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and unbiased variance of all batches as one (Chan et al. 1983, Eq. 2.1)."""
     first = records[0]
+    # Pairwise update of mean and squared deviations (Chan et al.), which does not cancel for large means.
     count, mean, squares = first.count, first.mean.double(), first.variance.double() * (first.count - 1)
     for record in records[1:]:
         total = count + record.count

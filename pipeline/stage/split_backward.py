@@ -77,15 +77,18 @@ def backward_of_inputs(
     apart: dict[Node, list[torch.Tensor]] = {}
     for use in _uses(outputs, parameters):
         apart.setdefault(use.operator, []).append(use.parameter)
+    # Biases and scales cost little, so their gradients are computed with those of the inputs.
     apart = {operator: weights for operator, weights in apart.items() if any(w.dim() > 1 for w in weights)}
     later = {id(weight) for weights in apart.values() for weight in weights}
     now = [*inputs, *(p for p in parameters if p.requires_grad and id(p) not in later)]
     edges = [GradientEdge(operator, 0) for operator in apart]
     targets: list[Any] = [*now, *edges]
+    # The graph is kept for the weights' part, which runs later from the recorded edges.
     results = torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True)
     with torch.no_grad():
         for leaf, gradient in zip(now, results[: len(now)], strict=True):
             if gradient is not None:
+                # Out of place: the first gradient may share memory with another tensor.
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
     return WeightBackward(list(apart.values()), edges, list(results[len(now) :]))
 

@@ -30,6 +30,7 @@ class StageInput:
     """
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
+        # A version counter of its own, since micro-batches are views of one mini-batch.
         self.value = detach_version(value) if first else value.detach()
         if not first:  # samples need no gradient
             self.value.requires_grad_(value.is_floating_point() or value.is_complex())
