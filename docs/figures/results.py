@@ -100,7 +100,7 @@ def speed_ratios() -> Drawing:
 
 def memory_by_ranks() -> Drawing:
     """Draw the memory of a process on one rank and on four, and its part for libraries."""
-    one, four = rows_below("performance.md", "MiB | process | libraries | model")[:2]
+    one, four = rows_below("performance-memory.md", "MiB | process | libraries | model")[:2]
     drawing = Drawing(
         640,
         210,

@@ -77,7 +77,7 @@ SPEEDS = {"cpu": BackwardSpeed(8e-6, 8e-6, 10e-6, 10e9), "cuda": BackwardSpeed(2
 """Speeds by device type.
 
 For a CPU measured on one core of a small machine. For a GPU, ``single_rank_step_s`` and ``call_s`` are fitted to
-backward passes on an H200 (docs/evidence/scan.md); ``step_s`` and ``flops_per_s`` are assumed.
+backward passes on an H200 (docs/evidence/scan-gpu.md); ``step_s`` and ``flops_per_s`` are assumed.
 """
 
 
