@@ -116,6 +116,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     stages = check_count(name, "stages", stages)
     microbatches = check_count(name, "microbatches", microbatches)
     family = FAMILIES[name]
+    # Without defaults, which may depend on the number of micro-batches (switch_after): pipelines make the schedule
+    # again for other numbers.
     asked = {key: value for key, value in options.items() if value is not None}
     weights = _weights(name, family, options.pop("weights", None))
     unknown = sorted(set(options) - set(family.options))
@@ -150,7 +152,7 @@ def _weights(name: str, family: ScheduleFamily, value: Any) -> Weights:
     possible = (Weights.RECOMPUTE,) if synchronous else tuple(w for w in Weights if w is not Weights.SYNCHRONOUS)
     if value is None or value == family.weights:
         return family.weights
-    if value not in tuple(possible):
+    if value not in possible:
         raise ScheduleError(f"{name}: weights={value!r} must be one of {', '.join(w.value for w in possible)}")
     return Weights(value)
 
@@ -238,6 +240,7 @@ def remake(given: Schedule, **options: Any) -> Schedule:
     ScheduleError
         If ``given`` was not made by :func:`schedule`, or an option does not apply.
     """
+    # A schedule that was edited keeps its name. Making it again would drop the changes.
     sizes = len(given.stages), given.microbatches
     if given.name not in FAMILIES or schedule(given.name, *sizes, **given.options) != given:
         asked = ", ".join(f"{name}={value}" for name, value in options.items())
