@@ -52,13 +52,16 @@ class ScheduleFamily:
 
 FAMILIES = {
     "gpipe": ScheduleFamily("all forwards, then all backwards", generators.gpipe),
-    "1f1b-sno": ScheduleFamily("forwards and backwards in turn", generators.one_f_one_b),
+    "1f1b-sno": ScheduleFamily("1F1B: forwards and backwards alternate", generators.one_f_one_b),
     "1f1b-so": ScheduleFamily("1F1B with doubled warm-up, which hides transfers", generators.doubled_warm_up),
     "1f1b-as": ScheduleFamily(
         "1F1B that passes results on while computing", generators.one_f_one_b, hidden_transfers=True
     ),
     "fbp-as": ScheduleFamily(
-        "forward and backward at the same time", generators.doubled_warm_up, hidden_transfers=True, concurrent=True
+        "1F1B that runs a forward and a backward at the same time",
+        generators.doubled_warm_up,
+        hidden_transfers=True,
+        concurrent=True,
     ),
     "pipedream": ScheduleFamily(
         "an update after each mini-batch, weights stashed",
@@ -73,7 +76,7 @@ FAMILIES = {
         "an update in each cycle, newest weights", generators.stale, Weights.NEWEST, ("switch_after",)
     ),
     "interleaved": ScheduleFamily("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
-    "zero-bubble": ScheduleFamily("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
+    "zero-bubble": ScheduleFamily("1F1B that computes dL/dw later, where ranks would be idle", generators.zero_bubble),
 }
 """Known schedules by name."""
 
