@@ -32,8 +32,8 @@ _BESIDE = """
 ## Comparison with torch's DTensor
 
 Samples that both could start, every tensor split along its last dimension. DTensor uses gloo, with replicated
-parameters of modules. It *raises* if the exception mentions DTensor or sharding. Random numbers that differ from one process count
-as wrong.
+parameters of modules. It *raises* if the exception mentions DTensor or sharding. Random numbers that differ from one
+process count as wrong.
 """
 
 _HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
