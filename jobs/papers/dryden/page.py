@@ -59,7 +59,8 @@ WIDTHS = "The width of mesh2k, with the calibrated constants:"
 WHY = """\
 - **Allreduces.** Predicted allreduces take longer than the backward pass, and speed-ups of Table III fall to 1;
   published ones fall from 1.8 to 1.4. Each step of an allreduce takes one latency, fitted to Table I (the
-  table below has smaller ones). In Table I, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run; the model has no contention
+  table below has smaller ones). In Table I, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run;
+  the model has no contention
   between them. ResNet-50 with up to 4 GPUs per group has no halo between nodes, but three times as many allreduces. The
   model runs one allreduce at a time, as the paper's does (V-B).
 - **Baseline.** From 2 to 4 GPUs per sample Table II's step is 2.0-2.1 times as fast. Dividing the
