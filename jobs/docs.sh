@@ -8,5 +8,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
 
 stage "installation" install test,docs editable
-stage "site" "$venv/bin/sphinx-build" -W -n --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+# -E: Sphinx loses the entries of its search index when it reads only the pages that have changed.
+stage "site" "$venv/bin/sphinx-build" -E -W -n --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 echo "== open $root/docs/_build/html/index.html"

@@ -35,20 +35,21 @@ NEAR_SQUARE: Grids = {**GRIDS, 16: {"h": 4, "w": 4}}
 SLABS: Grids = {group: {"h": group} if group > 1 else {} for group in GRIDS}
 
 CAVEATS = """\
-Before any figure is read:
+Choices made with knowledge of the published results:
 
-- The widths of the mesh networks are ours, and **that of mesh2k, 128, was chosen by Table II**, which is thus held out
-  from the fit of constants alone; the last section has what other widths give.
-- The form of the model was chosen knowing all published figures, VI-A's three ratios among them. None of those is
-  fitted to; the last section has what other forms give.
-- Fitted constants at their bounds: {}. The last section has what wider bounds give.
-- VI-A prints extents of none of its layers in full and no grids; conv1 is ResNet-50's first, which is known.
-- Speed-ups are what is compared. **Predicted times of ResNet-50's steps are longer than published by up to two thirds**
-  on one GPU (Table III): kernels that leave the device partly empty are priced by what Table I asks for."""
+- The widths of the mesh networks are ours. **The width of mesh2k, 128, was chosen by Table II**, which is held out from
+  the fit of constants only. The last section has the results of other widths.
+- The form of the model was chosen with knowledge of all published results, including VI-A's three ratios. Nothing is
+  fitted to these ratios. The last section has the results of other forms.
+- Fitted constants at their bounds: {}. The last section has the results of wider bounds.
+- VI-A does not print the full shape of any layer, nor grids. conv1 is the first layer of ResNet-50, which is known.
+- Speed-ups are compared. **Predicted times of ResNet-50's steps are up to two thirds longer than published** on one GPU
+  (Table III), because the cost of kernels that do not fill the device is fitted to Table I."""
 
 EXPONENTS = """\
-The rate of a kernel that does not fill the device goes with a power of the share that it fills. Fitted anew with each
-(nearly square grids; conv1 on 8 GPUs, conv1_1 with K=5 and conv6_1 with C=384 on 16):
+The speed of a kernel that does not fill the device is proportional to a power of the fraction that it fills. The
+constants are fitted again with each power (nearly square grids;
+conv1 on 8 GPUs, conv1_1 with K=5 and conv6_1 with C=384 on 16):
 """
 
 POWERS = {"1/2: tiles shrink freely": 1 / 2, "2/3": 2 / 3, "**3/4**": 3 / 4, "1: tiles never shrink": 1.0}
@@ -56,28 +57,28 @@ POWERS = {"1/2: tiles shrink freely": 1 / 2, "2/3": 2 / 3, "**3/4**": 3 / 4, "1:
 WIDTHS = "The width of mesh2k, with the calibrated constants:"
 
 WHY = """\
-- **Allreduces.** Predicted allreduces outgrow the backward pass, and speed-ups of Table III fall to 1; published ones
-  fall from 1.8 to 1.4. Every step of an allreduce takes the one latency that Table I's rows ask for (the table below
-  shows what smaller ones give). There, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run, and the
-  model has them not disturb one another. ResNet-50 with up to 4 GPUs per group has no halo between nodes but three
-  times as many allreduces, of which the model lets one run at a time; so does the paper's (V-B), which says that this
-  neglects concurrent ones.
-- **Baseline.** From 2 to 4 GPUs per sample Table II's step is 2.0-2.1 times as fast. More than twice cannot come from
-  dividing the work. The paper says that cuDNN chooses slower algorithms where memory leaves it less workspace (VI-B1),
-  and with 2 GPUs this network is closest to that. A roofline has one rate whatever the workspace, and halos and fixed
-  costs keep the prediction below 2. All speed-ups of Table II are relative to that column. Those of Table I at 2 GPUs
-  are predicted low for the same reason.
+- **Allreduces.** Predicted allreduces take longer than the backward pass, and speed-ups of Table III fall to 1;
+  published ones fall from 1.8 to 1.4. Each step of an allreduce takes one latency, fitted to Table I (the
+  table below has smaller ones). In Table I, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run;
+  the model has no contention
+  between them. ResNet-50 with up to 4 GPUs per group has no halo between nodes, but three times as many allreduces. The
+  model runs one allreduce at a time, as the paper's does (V-B).
+- **Baseline.** From 2 to 4 GPUs per sample Table II's step is 2.0-2.1 times as fast. Dividing the
+  work cannot give more than 2. The paper says that cuDNN chooses slower algorithms if little memory is left for its
+  workspace (VI-B1), as with 2 GPUs here. A roofline does not depend on the workspace, and halos and fixed costs keep
+  the prediction below 2. All speed-ups of Table II are relative to that column. Those of Table I at 2 GPUs are
+  predicted low for the same reason.
 - **Small domains.** The paper finds that convolutions do not get faster in proportion where domains are small (VI-B1,
-  VI-B2). The model has one number of elements that fill a GPU for all kernels, fitted to a network of 304 channels:
-  narrower layers, those of 16 GPUs per sample in Table II, are predicted to gain more than they do.
+  VI-B2). In the model, one number of elements fills a GPU for all kernels, fitted to a network of 304 channels.
+  For narrower layers (16 GPUs per sample in Table II) the predicted gain is too large.
 
-Mini-batch times of Tables II and III come out longer than published: rates are those of Table I's network, which has
-304 channels everywhere, and the widths of both mesh networks are ours.
+Predicted mini-batch times of Tables II and III are longer than published: the speed of kernels is fitted to Table I's
+network, which has 304 channels in all layers, and the widths of both mesh networks are ours.
 """
 
 FORMS = """\
-The held-out cells were seen while the cost model got its form and the constants their bounds: each change has a
-physical reason, but held out they are from the fit alone. What else could be chosen, with the present form:
+The held-out cells were known when the form of the cost model and the bounds of the constants were chosen. Each choice
+has a physical reason, but the cells are held out from the fit only. Other choices, with the present form:
 """
 
 
@@ -109,8 +110,8 @@ def _head(results: PredictedTimes) -> Iterator[str]:
         "of Table I's rows N=4 and N=128, marked `*`; every other cell is held out. Speed-ups are ratios of the",
         "published times, and an error is (predicted - published) / published.",
         "",
-        f"Batch norm is {SETTINGS.batch_norm}, as LBANN's; numbers are float32; halos and allreduces pass behind",
-        "computation as far as it goes. Neither the grids of a sample's GPUs are published, which here are",
+        f"Batch norm is {SETTINGS.batch_norm}, as LBANN's; numbers are float32; halos and allreduces overlap",
+        "computation as far as possible. The paper publishes neither the grids of a sample's GPUs, which here are",
         "; ".join(f"{group}: {format_parts(dict(grid))}" for group, grid in GRIDS.items() if grid) + ";",
         "nor the widths of the mesh networks (`layers/models/mesh.py`). The grids make a square on each node, nodes",
         "follow along h; the calibration's cells hardly tell three families of grids apart (last section).",
@@ -212,7 +213,8 @@ def _time(results: PredictedTimes, cell: PublishedTime) -> str:
 
 def _errors(results: PredictedTimes) -> Iterator[str]:
     yield from ("## Mean absolute error of held-out speed-ups", "")
-    yield from _grid("", *(f"{t.name} ({len(held_out(t.name))} cells)" for t in TABLES), f"all ({len(held_out())})")
+    cells = [f"{t.name} ({len(held_out(t.name))} cells)" for t in TABLES]
+    yield from _grid("prediction", *cells, f"all ({len(held_out())})")
     serial, best = results.amdahl_serial, results.amdahl_serial_best
     for name, error in (
         ("data sheets", results.sheets.error),
@@ -249,7 +251,7 @@ def _mean_errors(error: Callable[[PublishedTime], float]) -> list[str]:
 
 def _worst(results: PredictedTimes) -> Iterator[str]:
     error = results.fitted.error
-    yield from ("## Where it is off, and why", "", f"All held-out cells with an error above {OFF:.0%}:", "")
+    yield from ("## Largest errors and their causes", "", f"All held-out cells with an error above {OFF:.0%}:", "")
     yield from _grid("table", "N", "GPUs per group", "published", "calibrated", "error", "because of")
     for cell in sorted(held_out(), key=lambda cell: -abs(error(cell))):
         if abs(error(cell)) > OFF:
@@ -257,7 +259,7 @@ def _worst(results: PredictedTimes) -> Iterator[str]:
             yield _row(cell.table, cell.samples, cell.group, *figures, _reason(cell, error(cell)))
     yield from ("", WHY)
     yield from _latencies(results.fitted.machine)
-    yield from ("", "Where the predicted time goes, in ms; halos and allreduces before any of it is hidden:", "")
+    yield from ("", "Parts of the predicted time in ms; halos and allreduces before overlap:", "")
     yield from _grid(*"table, N, GPUs per group, computation, halos, allreduces, hidden, step, published".split(", "))
     for table in TABLES:
         for samples in (min(table.times_s), max(n for n, t in table.times_s.items() if len(t) == len(table.groups))):
@@ -273,7 +275,7 @@ def _reason(cell: PublishedTime, error: float) -> str:
 
 
 def _latencies(fitted: Machine) -> Iterator[str]:
-    yield from ("Mean absolute error of held-out cells with the calibrated constants but for one:", "")
+    yield from ("Mean absolute error of held-out cells with the calibrated constants, except one:", "")
     yield from _grid("collective step", *(table.name for table in TABLES), "all")
     for part in (1.0, 0.5, 0.25, 0.125):
         step_s = part * constants_of(fitted)["collective step"]
@@ -335,7 +337,7 @@ def _exponents(results: PredictedTimes) -> Iterator[str]:
     fitted = results.fitted.machine
     network = replace(fitted.network, latency_s=constants_of(fitted)["collective step"])
     dear = replace(fitted, network=network)
-    yield _form("**3/4**, messages as dear as steps (not fitted anew)", Predictions.on(dear), *_single(dear))
+    yield _form("**3/4**, messages as expensive as steps (not fitted again)", Predictions.on(dear), *_single(dear))
 
 
 def _single(machine: Machine) -> list[str]:

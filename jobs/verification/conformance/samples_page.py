@@ -17,23 +17,23 @@ _PREFACE = """\
 
 <!-- Generated; do not edit. Command: distconv verify conformance {options} -->
 
-The calls with which torch tests its operators (OpInfo) and modules (ModuleInfo), their variants in place and with
-`out=` among them, in float64; {most}. Tensors are split along their first dimension, their last,
-or both, all of them or only the first. All results, gradients and buffers are compared with one process. Left out is
-what torch refuses.
+The calls with which torch tests its operators (OpInfo) and modules (ModuleInfo), including their variants in place and
+with `out=`, in float64; {most}. All tensors, or only the first, are split along
+their first dimension, their last, or both. All results, gradients and buffers are compared with one process. Samples
+that torch rejects are excluded.
 
-{machine}
+Environment: {machine}
 
-- *by a rule*: exact by distributed rules; *replicates*: exact, with a warning, because every rank computes the whole.
-- *raises*: one sentence that says what to do instead, alike on all ranks; *unclear*: any other exception.
-- *wrong*: another number, or ranks that part ways; *hangs*: or the job ended.
+- *by a rule*: exact by distributed rules; *replicates*: exact, with a warning, computed replicated on every rank.
+- *raises*: an error with a suggested fix, identical on all ranks; *unclear*: any other exception.
+- *wrong*: a different number, or ranks that disagree; *hangs*: did not end, or the job ended.
 """
 _BESIDE = """
-## Beside torch's DTensor
+## Comparison with torch's DTensor
 
-Samples that both could start, every tensor split along its last dimension. DTensor over gloo: parameters of modules
-replicated, gradients as their results lie. It *raises* if the exception speaks of DTensor or of sharding, and random
-numbers that one process does not draw count as wrong.
+Samples that both could start, every tensor split along its last dimension. DTensor uses gloo, with replicated
+parameters of modules. It *raises* if the exception mentions DTensor or sharding. Random numbers that differ from one
+process count as wrong.
 """
 
 _HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
@@ -114,4 +114,4 @@ def _refused(lines: Sequence[Line]) -> str:
         f"{text}"
         for (verdict, text), same in by_text.items()
     ]
-    return "\n## What is not exact\n\n" + "\n".join(told) + "\n" if told else ""
+    return "\n## Results that are not exact\n\n" + "\n".join(told) + "\n" if told else ""

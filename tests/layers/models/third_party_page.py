@@ -28,12 +28,12 @@ HEAD = """\
 <!-- Generated; do not edit.
 Command: mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md -->
 
-Built as their packages build them and not changed in a line: one step of SGD with momentum in training mode, then an
-evaluation, in float64 (where a network insists on float32, in that). Outputs, gradients of weights and of the input,
+The networks are built by their packages and unchanged. Each runs one step of SGD with momentum in training mode, then
+an evaluation, in float64 (or float32 if a network requires it). Outputs, gradients of weights and of the input,
 weights and buffers after the step, and the evaluation's outputs are compared with one process.
 
-*exact*: each tensor to 1e-9 of its largest number (1e-4 in float32). With it stands how many calls warn that every rank
-computes them as a whole, and how many bytes every rank gathers for these in all.
+*exact*: each tensor to 1e-9 of its largest number (1e-4 in float32). *warn* counts the calls that are computed
+replicated, with the bytes that every rank gathers for them.
 """
 
 
