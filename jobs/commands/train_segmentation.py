@@ -294,7 +294,7 @@ class SegmentationJob(Job):
                 SegmentationExample(f"sample {number}", *each)
                 for number, *each in zip(batch.samples, *maps, strict=True)
             ]
-            if len(examples) >= SHOWN_SAMPLES:
+            if len(examples) >= SHOWN_SAMPLES:  # on all ranks after the same batch
                 break
         return examples[:SHOWN_SAMPLES]
 
