@@ -149,7 +149,7 @@ def select(
         optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={
-            name: _evaluate_uniform(graph, plan, machine, ranks, assumptions)
+            name: None if plan is None else evaluate(graph, {"*": plan}, machine, ranks, **assumptions)
             for name, plan in pure_parallelism(graph, ranks).items()
         },
         impossible=_impossible_parallelism(graph, ranks),
@@ -240,12 +240,6 @@ def _impossible_parallelism(graph: LayerGraph, ranks: int) -> dict[str, str]:
         "spatial": f"no even cut of the input's {extents or 'single element'} over {ranks} ranks",
     }
     return {name: why[name] for name, parts in pure_parallelism(graph, ranks).items() if parts is None}
-
-
-def _evaluate_uniform(
-    graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
-) -> Prediction | None:
-    return None if parts is None else evaluate(graph, {"*": parts}, machine, ranks, **assumptions)
 
 
 def _format_strategy(strategy: Strategy) -> Iterator[str]:
