@@ -164,6 +164,7 @@ def sum_over_ranks(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     """
     if not fold.axes:
         return local
+    # MPI would add in the narrow type; torch's sums wrap around only at the end, in int64.
     if local.dtype in _NARROW_INTEGERS:
         return allreduce_sum(local.long(), fold.grid, fold.axes).to(local.dtype)
     return allreduce_sum(local, fold.grid, fold.axes)
@@ -261,6 +262,7 @@ def mean(
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
     fold = plan_fold(input, dim, keepdim)
     dtype = dtype or input.dtype
+    # Divided by the global number of elements: a mean of means would weight uneven blocks wrongly.
     total = _sum_over_dims(torch.sum, input, fold, accumulation_dtype(dtype))
     return fold.wrap((total / reduced_elements(input, fold)).to(dtype))
 
@@ -343,6 +345,7 @@ def prod(
     if not fold.axes:
         return fold.wrap(torch.prod(input.local, *over, dtype=dtype))
     partial = torch.prod(input.local, *over, dtype=accumulation_dtype(dtype))
+    # Partial products are gathered and multiplied in rank order, so that the gradient of a zero factor is right.
     return fold.wrap(stack_over_ranks(partial, fold).prod(0).to(dtype))
 
 
@@ -362,6 +365,7 @@ def _any_or_all(
     fold = plan_fold(input, dim, keepdim)
     local = function(input.local, *over)
     if fold.axes:
+        # MPI has no type for torch's bool.
         truths = local.to(torch.uint8).contiguous()
         local = allreduce(fold.grid.comm(fold.axes), truths, function.__name__, op).to(local.dtype)
     return fold.wrap(local)

@@ -37,6 +37,7 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     if not fold.axes or not reduced_elements(input, fold):
         return fold.wrap(torch.logsumexp(input.local, fold.dims or -1, keepdim))
     highest = (input.real if input.is_complex() else input).detach().amax(fold.dims, keepdim=True)
+    # A line of -inf only: -inf - (-inf) would be NaN, where torch gives -inf.
     highest = highest.masked_fill(highest.isinf(), 0)
     total = (input - highest).exp().sum(fold.dims, keepdim=keepdim)
     return total.log() + highest.reshape(total.shape)
@@ -54,6 +55,7 @@ def _softmax(
         return DistTensor(function(input.local, dim, dtype=dtype), input.dist, input.shape)
     x = input.to(dtype or result_dtype(partial(function, dim=-1), input))
     wide = x.to(accumulation_dtype(x.dtype))
+    # The maximum over all ranks, so that no rank's exponentials overflow. The gradient through it cancels.
     below = wide - wide.detach().amax(dim, keepdim=True)
     if function is torch.softmax:
         powers = below.exp()

@@ -70,7 +70,9 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
     comm = MPI.COMM_WORLD if comm is None else comm
     bound = inspect.signature(function.operator).bind(*example)
     bound.apply_defaults()
-    arguments = {name: _to_float64(value) for name, value in bound.arguments.items()}
+    arguments = {
+        name: value.detach().double() if _is_floating(value) else value for name, value in bound.arguments.items()
+    }
     texts = [f"{name} {digest(value):014x}" for name, value in arguments.items() if isinstance(value, torch.Tensor)]
     check_same_on_all_ranks(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks identically")
     call = partial(_call_by_name, function)
@@ -90,10 +92,6 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
         )
         compared.append(what)
     return compared
-
-
-def _to_float64(value: Any) -> Any:
-    return value.detach().double() if _is_floating(value) else value
 
 
 def _is_floating(value: Any) -> bool:

@@ -28,6 +28,7 @@ def _common_distribution(tensors: Sequence[torch.Tensor], dim: int | None = None
     Operands with balanced blocks take precedence.
     """
     distributed = [t for t in tensors if isinstance(t, DistTensor)]
+    # Balanced operands first: the result takes their blocks, which most operators need.
     ordered = sorted(distributed, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
     dist = common_distribution(ordered, ordered[0].shape)
     if dim is not None and dist.split[dim] is None:
@@ -86,6 +87,7 @@ def _plan_cat(
     if axis is None:
         return [dist] * len(extents), dist
     cyclic.pop(axis, None)
+    # The result is balanced. Each operand is split at the same global positions, so that blocks are joined locally.
     edges[axis] = balanced_edges(sum(extents), dist.grid.shape[axis])
     operand_dists = []
     for start, extent in zip(accumulate(extents[:-1], initial=0), extents, strict=True):

@@ -133,7 +133,9 @@ def _plan_reshape(
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
+        # Only a split of the outermost dimension of a group stays one interval of the flattened elements.
         leading, first = _leading_dim(old, olds), _leading_dim(new, news)
+        # A group of ones has one element, which no axis splits.
         if leading is None or first is None:
             continue
         if dist.split[leading] is None or is_cyclic(dist, leading):
@@ -176,6 +178,7 @@ def _block_cyclic_split(
             continue
         parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
         size = dist.cyclic.get(axis, old[dim] // parts)
+        # Uneven blocks would give blocks of several sizes, which a block-cyclic axis cannot describe.
         if not size or old[dim] % (size * parts):
             continue
         block, period = size * inner, size * inner * parts
@@ -220,6 +223,7 @@ def _group_edges(edges: Edges, step: int, new_step: int) -> Edges | None:
     are multiples of ``new_step``. Otherwise blocks are balanced in units of both steps.
     """
     flat = tuple(e * step for e in edges)
+    # The edges stay where they are: nothing moves.
     if all(e % new_step == 0 for e in flat):
         return flat
     unit = math.lcm(step, new_step)
@@ -447,6 +451,7 @@ def permute_dims(input: DistTensor, order: Sequence[int]) -> ViewResult:
 
 def _permute_by(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
+    # Dimension d has size d, so the shape of torch's result is the order of the dimensions.
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     return permute_dims(
         input, result_shape(function, extents, *(list(a) if _is_sequence(a) else a for a in args), **named)

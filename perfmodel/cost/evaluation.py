@@ -153,6 +153,7 @@ class StepModel:
         -------
         StepModel
         """
+        # register_cost changes the costs of an existing graph, so it is part of the key.
         key = (machine, ranks, settings, registered_costs())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
@@ -174,6 +175,7 @@ class StepModel:
 
     def _time_terms(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
+        # An overlapped all-reduce occupies the network while later terms compute.
         reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
         def term(kind: CostKind, op: Operation, what: str) -> Term:
@@ -194,6 +196,7 @@ class StepModel:
     def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:
         for value in op.inputs:
             layer = self.graph.layer_of(value)
+            # Operations of one deciding layer share its grid.
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
             if backward:
@@ -226,6 +229,7 @@ class StepModel:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
+            # A tensor is allocated and freed by terms with the same cost function: its table is computed once.
             shared = kept.get(id(term.cost))
             step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.cost)] = step

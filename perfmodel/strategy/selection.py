@@ -149,7 +149,7 @@ def select(
         optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={
-            name: _evaluate_uniform(graph, plan, machine, ranks, assumptions)
+            name: None if plan is None else evaluate(graph, {"*": plan}, machine, ranks, **assumptions)
             for name, plan in pure_parallelism(graph, ranks).items()
         },
         impossible=_impossible_parallelism(graph, ranks),
@@ -227,7 +227,9 @@ def pure_parallelism(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] 
     """
     first = graph.by_layer[graph.input_layer][0]
     sample = {"n": ranks} if graph.batch >= ranks else None
-    options = [parts for parts in candidates(graph, ranks)[first.layer] if parts and set(parts) <= {"d", "h", "w"}]
+    options = [parts for parts in candidates(graph, ranks)[first.layer] if set(parts) <= {"d", "h", "w"}]
+    if ranks > 1:  # a candidate that splits nothing is no parallelism
+        options = [parts for parts in options if parts]
     return {"sample": sample, "spatial": options[0] if options else None}
 
 
@@ -238,12 +240,6 @@ def _impossible_parallelism(graph: LayerGraph, ranks: int) -> dict[str, str]:
         "spatial": f"no even cut of the input's {extents or 'single element'} over {ranks} ranks",
     }
     return {name: why[name] for name, parts in pure_parallelism(graph, ranks).items() if parts is None}
-
-
-def _evaluate_uniform(
-    graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
-) -> Prediction | None:
-    return None if parts is None else evaluate(graph, {"*": parts}, machine, ranks, **assumptions)
 
 
 def _format_strategy(strategy: Strategy) -> Iterator[str]:
