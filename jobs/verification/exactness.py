@@ -236,8 +236,8 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     -------
     float
     """
-    apart = (actual.double() - expected.double()).abs().max()
-    return float(apart / expected.double().abs().max().clamp_min(SMALLEST))
+    largest = (actual.double() - expected.double()).abs().max()
+    return float(largest / expected.double().abs().max().clamp_min(SMALLEST))
 
 
 def difference(run: Run, reference: Run) -> Difference:

@@ -190,10 +190,11 @@ def _pause(job: _Job, draw: random.Random) -> None:
     os.kill(pid, signal.SIGSTOP)
     time.sleep(draw.uniform(0.1, 1.0))
     os.kill(pid, signal.SIGCONT)
-    _kill_rank(job, draw)
+    _kill_rank(job, draw)  # a pause alone would not end the job
 
 
 def _starve(job: _Job, draw: random.Random) -> None:
+    # Files cannot grow beyond 1,000 bytes. Python ignores the signal, so the next write of a checkpoint raises OSError.
     resource.prlimit(draw.choice(job.ranks()), resource.RLIMIT_FSIZE, (1000, 1000))
 
 
@@ -213,11 +214,11 @@ def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[s
     """Run jobs with one fault each, then one that completes the training. Return the number of faults of each type."""
     done: Counter[str] = Counter()
     for number in range(faults):
-        # All kinds come in turn, each time in another order.
+        # Each kind occurs once in every len(FAULTS) jobs, in a new random order.
         if number % len(FAULTS) == 0:
             kinds = draw.sample(sorted(FAULTS), len(FAULTS))
         kind = kinds[number % len(FAULTS)]
-        with training.job(*_way(training)) as job:
+        with training.job(*_start_options(training)) as job:
             if _reaches(training, job, draw.randint(1, STEPS_PER_FAULT)):
                 with contextlib.suppress(IndexError, ProcessLookupError):  # the job has ended in the meantime
                     FAULTS[kind](job, draw)
@@ -226,13 +227,13 @@ def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[s
                 raise _Wrong(f"a job ended with code 0 and was not done: {kind}")
         if kind == DAMAGE and len(training.checkpoints()) > 1:
             _damage(training, draw)
-    with training.job(*_way(training)) as job:
+    with training.job(*_start_options(training)) as job:
         if job.wait(training.limit_s) != 0:
             raise _Wrong("the last job failed")
     return done
 
 
-def _way(training: _Training) -> list[str]:
+def _start_options(training: _Training) -> list[str]:
     return ["--resume", "whole"] if training.checkpoints() else ["--overwrite"]
 
 

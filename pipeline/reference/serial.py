@@ -132,12 +132,15 @@ class SerialPipeline:
         else:
             self._asynchronous_step(x, target)
         self._begun += 1
+        # Stage 0 is the last to update for a mini-batch, in_flight[0] - 1 steps after its forward.
         if self._begun - self._origin < self._in_flight[0]:
             return None
         return self._report()
 
     def drain(self) -> None:
         """Run the outstanding backward passes and updates, so that the next mini-batch finds an empty pipeline."""
+        # The last stage first, since its backward passes give the others their gradients. Within a stage in the order
+        # of the mini-batches, as in the pipeline.
         for stage in reversed(self._stages):
             for minibatch in sorted(stage.flights):
                 self._backward_and_update(stage, minibatch)
@@ -157,7 +160,7 @@ class SerialPipeline:
         schedule, microbatches, weights, vertical_sync
             As in :class:`SerialPipeline`.
         """
-        plan = _plan(schedule, microbatches, weights, vertical_sync)
+        plan = _plan(schedule, microbatches, weights, vertical_sync)  # before drain(): an invalid call has no effect
         self.drain()
         self._plan = plan
         self._restart()

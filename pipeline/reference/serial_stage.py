@@ -55,6 +55,7 @@ class SerialStage:
         ahead = version - self.version
         if ahead < 0:
             return self.copies[version]
+        # Before the first update, a prediction is the newest version.
         before = self.copies.get(self.version - 1)
         if ahead == 0 or before is None:
             return None
@@ -112,7 +113,7 @@ class SerialStage:
         tuple of (Tensor or None)
             Gradients of the stage's inputs.
         """
-        inputs, outputs, run, buffers = self.flights.pop(flight)
+        inputs, outputs, run, buffers = self.flights.pop(flight)  # which frees its graph
         with self._with_weights(weights):
             if outputs is None:
                 assert buffers is not None
@@ -147,6 +148,7 @@ class SerialStage:
         if weights is None:
             yield
             return
+        # Values are copied, so that saved tensors, which are aliases of the parameters, read the values of this block.
         newest = [weight.detach().clone() for weight in self.parameters]
         _copy(weights, self.parameters)
         try:

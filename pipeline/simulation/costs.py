@@ -94,6 +94,7 @@ class ScheduleCosts:
 
     def transfer_time(self, message: Message) -> float:
         """Return the transfer time of a message. An activation and its gradient cross the same boundary."""
+        # The boundary has the number of the part before it, which sends activations and receives gradients.
         upper = message.part - 1 if message.payload is Kind.F else message.part
         return self.transfer[upper % len(self.transfer)]
 
@@ -123,5 +124,6 @@ class ScheduleCosts:
         carrying = self.transfer_time(message)
         if schedule.concurrent:
             return self.forward[send.stage] + self.backward[send.stage], 2 * carrying
+        # The pass that makes the message, of which only kind, stage and chunk count.
         making = Action(message.payload, send.stage, message.microbatch, send.chunk)
         return self.action_time(making, schedule.chunks), carrying

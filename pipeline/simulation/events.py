@@ -214,6 +214,7 @@ class _Simulation:
         return False
 
     def _is_ready(self, rank: _Rank, track: _Track, action: Action) -> bool:
+        # Concurrent schedules: the order of the list still limits how far F and B run ahead of each other.
         if sum(other.ended for other in rank.tracks if other is not track) < track.required[track.next]:
             return False
         if action.kind is Kind.UPDATE:
@@ -251,7 +252,7 @@ class _Simulation:
 
     def _schedule_next_end(self, rank: _Rank) -> None:
         """Schedule the next end on a rank, from the current rates of its passes."""
-        rank.epoch += 1
+        rank.epoch += 1  # earlier events of this rank are void: each pass that begins or ends changes the rates of all
         total = sum(run.work for run in rank.running.values())
         for index, run in rank.running.items():
             lasts = run.remaining * (total / run.work) if run.work else 0.0

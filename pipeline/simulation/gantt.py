@@ -73,6 +73,7 @@ def draw_spans(axis: Any, schedule: Schedule, spans: Sequence[Span], replicas: S
     single = all(replica == 0 for _, replica in rows)
     axis.set_yticks(range(len(rows)), [f"stage {s}" if single else f"stage {s}, replica {r}" for s, r in rows])
     axis.invert_yaxis()
+    # From 0: a measured timeline begins when the trace starts, before the first pass.
     axis.set_xlim(0, max((span.end for span in seen), default=1))
     shown = {span.action.kind for span in seen}
     patches = [Patch(color=colour, label=str(kind)) for kind, colour in COLOURS.items() if kind in shown]

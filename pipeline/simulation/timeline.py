@@ -92,7 +92,7 @@ def _event(span: Span) -> dict[str, object]:
         "name": f"{action.kind}" if action.microbatch is None else f"{action.kind}{action.microbatch}",
         "cat": str(action.kind),
         "ph": "X",
-        "ts": span.start * 1e6,
+        "ts": span.start * 1e6,  # the format has microseconds
         "dur": (span.end - span.start) * 1e6,
         "pid": action.stage,
         "tid": span.replica,

@@ -167,7 +167,7 @@ def _live_values(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -
                 f"{cut + 1}; {EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
             )
     _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
-    return alive[::-1]
+    return alive[::-1]  # the order is part of split()'s interface: the latest value first
 
 
 def _check_memory(alive: list[fx.Node], after: list[fx.Node], cut: int) -> None:
@@ -208,7 +208,7 @@ def _is_tuple(node: fx.Node) -> bool:
 def _stage_graph(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
     """Return the graph that takes ``given`` and returns ``returned`` (None: the model's result)."""
     graph = fx.Graph()
-    here: dict[fx.Node, fx.Node] = {}
+    here: dict[fx.Node, fx.Node] = {}  # by node of the model's graph: the node of this stage's graph
     for node in given:
         here[node] = graph.placeholder(node.name)
         here[node].meta = node.meta

@@ -79,6 +79,7 @@ def split(
         return [model]
     if _sliceable(model, cuts):
         return _stages(model, cuts, _children(model))
+    # A trace first: it needs no example, and holds for all numbers of samples.
     try:
         return _stages(model, cuts, trace_steps(model))
     except SplitError:
@@ -203,6 +204,7 @@ def _shorten_names(names: list[str]) -> str:
 def _check_disjoint(model: nn.Module, stages: list[nn.Module]) -> None:
     """Check that each parameter and buffer has one owner. Copies on the ranks of several stages would diverge."""
     owner: dict[int, int] = {}
+    # Constants that forward makes are not named here: two stages may both have them.
     names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     for index, stage in enumerate(stages):
         for tensor in [*stage.parameters(), *stage.buffers()]:

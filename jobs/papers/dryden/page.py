@@ -336,8 +336,10 @@ def _exponents(results: PredictedTimes) -> Iterator[str]:
         yield _form(name, Predictions.on(row), *_single(row))
     fitted = results.fitted.machine
     network = replace(fitted.network, latency_s=constants_of(fitted)["collective step"])
-    dear = replace(fitted, network=network)
-    yield _form("**3/4**, messages as expensive as steps (not fitted again)", Predictions.on(dear), *_single(dear))
+    expensive = replace(fitted, network=network)
+    yield _form(
+        "**3/4**, messages as expensive as steps (not fitted again)", Predictions.on(expensive), *_single(expensive)
+    )
 
 
 def _single(machine: Machine) -> list[str]:
