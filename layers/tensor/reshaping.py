@@ -123,6 +123,7 @@ def _plan_reshape(
     ``axes`` are the axes of ``dist``. They are a key of the cache, because equal distributions may differ in the names
     of axes with one rank.
     """
+    # Groups of dimensions are found by products of sizes, which zeros would make ambiguous.
     if not old.numel():
         return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
     source: list[str | None] = [None] * len(old)
@@ -133,6 +134,8 @@ def _plan_reshape(
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
+        # 1. A split of another than the slowest dimension may become block-cyclic. 2. A split of the slowest one stays,
+        # with edges that lie between indices of both shapes. 3. Otherwise the group is gathered.
         leading, first = _leading_dim(old, olds), _leading_dim(new, news)
         if leading is None or first is None:
             continue
@@ -142,6 +145,7 @@ def _plan_reshape(
                 dim, at, name, size = block_cyclic
                 source[dim] = target[at] = name
                 cyclic_after.pop(name, None)
+                # With one period the blocks are ordinary ones.
                 if size * dist.grid.shape[name] != new[at]:
                     cyclic_after[name] = size
                 continue
@@ -175,12 +179,14 @@ def _block_cyclic_split(
         if axis is None or axis in dist.boundaries:
             continue
         parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
+        # Balanced blocks count as one period of a block-cyclic dimension. All blocks must be of one size.
         size = dist.cyclic.get(axis, old[dim] // parts)
         if not size or old[dim] % (size * parts):
             continue
         block, period = size * inner, size * inner * parts
         for at in news:
             step = math.prod(new[at + 1 : news.stop])
+            # Indices of the new dimension must not cut a block, and must cover complete periods.
             if new[at] > 1 and not block % step and not (new[at] * step) % period:
                 return dim, at, axis, block // step
     return None
@@ -222,6 +228,7 @@ def _group_edges(edges: Edges, step: int, new_step: int) -> Edges | None:
     flat = tuple(e * step for e in edges)
     if all(e % new_step == 0 for e in flat):
         return flat
+    # An edge must lie between two indices of the old and of the new leading dimension.
     unit = math.lcm(step, new_step)
     parts = len(edges) - 1
     if flat[-1] // unit < parts:
@@ -378,6 +385,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
         raise UnsupportedOperation(
             f"squeeze_: a dimension to remove is split ({input.dist}). Write x = x.squeeze(...)."
         )
+    # 1. The view, for the new layout. 2. The block itself, so that it stays the tensor that other views share.
     squeezed = input.squeeze(removed)
     input.local.squeeze_(removed)
     return _set_layout_like(input, squeezed)
@@ -448,9 +456,8 @@ def permute_dims(input: DistTensor, order: Sequence[int]) -> ViewResult:
 def _permute_by(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
-    return permute_dims(
-        input, result_shape(function, extents, *(list(a) if _is_sequence(a) else a for a in args), **named)
-    )
+    options = (list(a) if isinstance(a, (list, tuple)) else a for a in args)
+    return permute_dims(input, result_shape(function, extents, *options, **named))
 
 
 def _permute_and_conjugate(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
@@ -458,22 +465,18 @@ def _permute_and_conjugate(function: Callable[..., torch.Tensor], input: DistTen
     return _permute_by(function, input).conj()
 
 
-def _is_sequence(argument: Any) -> bool:
-    return isinstance(argument, (list, tuple))
-
-
-def _register_permutations() -> None:
-    names = "permute transpose movedim moveaxis swapaxes swapdims t".split()
-    functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
-    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
-    for function in functions:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_by, function))
-    conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
-    for function in conjugates:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_and_conjugate, function))
-
-
-_register_permutations()
+_permutations = [
+    getattr(holder, name)
+    for name in ("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t")
+    for holder in (torch, torch.Tensor)
+    if hasattr(holder, name)
+]
+_permutations += [vars(torch._C.TensorBase)[name].__get__ for name in ("T", "mT")]
+for _function in _permutations:
+    implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_by, _function))
+_adjoints = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
+for _function in _adjoints:
+    implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_and_conjugate, _function))
 
 
 def _permute_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
