@@ -127,6 +127,7 @@ class Partition(Generic[Grid_co]):
         rank = coords.new_zeros(len(coords))
         for column, (axis, cuts) in enumerate(zip(self._axes, self.cuts, strict=True)):
             if axis is not None and cuts:
+                # right=True: a coordinate equal to a cut belongs to the part after it.
                 ends = torch.tensor(cuts, device=coords.device)
                 rank += torch.bucketize(coords[:, column].contiguous(), ends, right=True) * self.grid.stride(axis)
         return rank
@@ -222,6 +223,8 @@ def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:
     if parts == 1 or not len(values):
         return (0,) * (parts - 1)
     distinct, counts = values.unique(return_counts=True)
+    # A cut before each distinct value, and one after the last: sites of one coordinate cannot be divided. Of cuts that
+    # are equally near to the quantile, min takes the lowest on all ranks.
     candidates = torch.cat([distinct, distinct[-1:] + 1]).tolist()
     below = [0, *counts.cumsum(0).tolist()]
     wanted = [len(values) * part / parts for part in range(1, parts)]
