@@ -174,6 +174,7 @@ class StepModel:
 
     def _time_terms(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
+        # Without overlap an all-reduce occupies the rank like computation.
         reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
         def term(kind: CostKind, op: Operation, what: str) -> Term:
@@ -196,6 +197,7 @@ class StepModel:
             layer = self.graph.layer_of(value)
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
+            # x=value binds the value now: a closure would read the last one of the loop.
             if backward:
                 yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
             else:
@@ -224,6 +226,7 @@ class StepModel:
 
     def _memory_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
+        # memory_rows finds the KEEP of a RELEASE by the identity of its table, so both must have one object.
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
             shared = kept.get(id(term.cost))
@@ -265,6 +268,7 @@ class StepModel:
 
 def _merge_compute_terms(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
     """Yield the steps with all COMPUTE tables of the same layers between two all-reduces added up."""
+    # The order of computation between two all-reduces does not change the makespan, and fewer tables are faster.
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
         if step.kind is CostKind.COMPUTE:
@@ -310,9 +314,11 @@ def evaluate(
         If an assumption is invalid.
     """
     strategy = resolve(graph, plan, ranks)
+    # The caller's assumptions have priority over the plan's.
     if isinstance(plan, Plan):
         assumptions = {"batch_norm": plan.batch_norm} | assumptions
     model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
+    # The layers' times are without overlap, so what they exceed the step by is hidden.
     time, memory = model.predict(strategy)
     layers = _predict_layers(model, strategy)
     spent = sum(layer.spent for layer in layers.values())

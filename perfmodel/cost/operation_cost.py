@@ -116,6 +116,7 @@ class OperationCosts:
         amount = work(call, phase)
         if not amount.kernels or fraction <= 0:
             return 0.0
+        # A part of a measured operation takes its fraction of the time, and each further kernel its fixed cost.
         table = self._rank.table
         measured = table.get(f"{call.key} {phase}") if table else None
         if measured is not None:
@@ -169,6 +170,7 @@ class OperationCosts:
         exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
         channels = self._channels(op, call, parts)
         sync_forward, sync_backward = self._sync(op, call, parts)
+        # Without dL/dx nothing is sent back, as in the first layer.
         error = op.x.requires_grad and op.y.requires_grad
         halo_forward = exchange + channels.gather_x
         sent_back = exchange + channels.sum_dx if error else 0.0
@@ -193,25 +195,26 @@ class OperationCosts:
         With overlap the strips at the boundary are kernels of their own and may take longer than what is hidden.
         distconv uses the faster of the two.
         """
-        whole = exchange + self.compute(call, "forward")
+        in_turn = exchange + self.compute(call, "forward")
         if not self._is_overlapped(call):
-            return whole
+            return in_turn
         inside, sides = _interior(strips)
         pieces = max(self.compute(call, "forward", inside), exchange)
-        return min(whole, pieces + self.compute(call, "forward", 1 - inside, sides))
+        return min(in_turn, pieces + self.compute(call, "forward", 1 - inside, sides))
 
     def _backward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
         """Return the time of BPx, BPw and the exchange of dL/dx.
 
         The exchange overlaps with BPw, or also with BPx of the interior if that is faster.
         """
-        weight, whole = self.compute(call, "weight"), self.compute(call, "input")
+        weight, data = self.compute(call, "weight"), self.compute(call, "input")
         if not self._is_overlapped(call):
-            return whole + weight + exchange
+            return data + weight + exchange
         inside, sides = _interior(strips)
+        # The strips come first, because their dL/dx is what the exchange sends.
         edges = self.compute(call, "input", 1 - inside, sides)
         pieces = edges + max(self.compute(call, "input", inside) + weight, exchange)
-        return min(whole + max(weight, exchange), pieces)
+        return min(data + max(weight, exchange), pieces)
 
     def _is_overlapped(self, call: LocalCall) -> bool:
         """Return True if the exchange overlaps: only convolutions compute before all of their input has arrived."""
@@ -228,6 +231,7 @@ class OperationCosts:
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
         block, total = call.inputs[0], self._rank.roofline.exchange_s if widths else 0.0
+        # One dimension: faces. Two: edges. Three: corners.
         for count in range(1, len(widths) + 1):
             for dims in itertools.combinations(widths, count):
                 messages, close = math.prod(sides[d] for d in dims), math.prod(near[d] for d in dims)
@@ -281,6 +285,7 @@ class OperationCosts:
         if op.kind == "batch_norm":
             over = {"global": ("n", *SPATIAL), "spatial": SPATIAL, "local": ()}[self.settings.batch_norm]
             axes = [axis for axis in split if axis in over]
+            # Two numbers for each channel: sum and sum of squares, or the two sums of the gradient.
             once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][1])
             return once, once if op.y.requires_grad else 0.0
         if op.kind in ("group_norm", "instance_norm"):
@@ -307,10 +312,12 @@ class OperationCosts:
         if not size:
             return 0.0, 0.0
         sharded = call.split is not None
+        # Along c, ranks with a sharded weight have other weights, and nothing to sum.
         axes = [a for a in axes_of(op.x.shape) if a and parts.parts_along(a) > 1 and not (a == "c" and sharded)]
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
         update = self.roofline(Work(bytes=passes * size / self.optimizer_ranks(call, parts)))
+        # Each rank updates its part of a replicated parameter, and receives the others.
         if self.settings.shard_optimizer:
             update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
         summed = sum(constant.trained for constant in op.constants) if axes else 0
