@@ -345,6 +345,7 @@ class Machine:
         Levels
             Ranks per link, and the time to add bytes.
         """
+        # Ranks of a node that add at the same time share its memory bandwidth.
         near = min(group.ranks, group.per_node)
         gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
         link = self.node if group.nodes == 1 else self.network
@@ -378,6 +379,7 @@ class Machine:
             path = _BUILT_IN / f"{name_or_path}.yaml"
         else:
             path = Path(name_or_path)
+            # A bare word is a misspelled name rather than a path.
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
                     f"machine {describe_value(str(path))}: no built-in machine has this name "
@@ -499,6 +501,7 @@ def _from_file(file: _MachineFile) -> Machine:
 
 
 def _to_file(machine: Machine) -> _MachineFile:
+    # By the keys of a file. `links` is read from the machine itself, which has the attributes `node` and `network`.
     names = {field.name: field.encode_name for field in fields(_MachineFile)}
     content = {key: machine if name == "links" else getattr(machine, name) for name, key in names.items()}
     content["compute"] = [

@@ -53,6 +53,7 @@ class Quantity(float):
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
         # A float has a smaller range than a Decimal, so the Decimal below is finite, too.
         if match and match[2] in cls.units and 0.0 < float(match[1]) < math.inf:
+            # Decimals, because in floats 1.5 times 1e-6 is not the float nearest to 1.5e-6 in general.
             amount = float(Decimal(match[1]) * Decimal(cls.units[match[2]]))
             if 0.0 < amount < math.inf:
                 return cls(amount)
