@@ -119,6 +119,7 @@ def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Se
 
     def add(outputs: Any) -> None:
         for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            # Registers after layer p: that layer, and what follows it up to the next layer, are before them.
             output_bytes[bisect_left(placement, layers)] += output.nelement() * output.element_size()
 
     def counts(name: str, module: nn.Module) -> bool:

@@ -162,6 +162,8 @@ class LabelSearch:
         labels = self._root_label()
         bound = np.inf
         for level in self.levels:
+            # 1. Decide the variable. 2. Drop dominated labels. 3. Keep the best ones. After the time limit the search
+            # still reaches complete choices, which may be better than the best known one.
             width = min(width, HURRIED_WIDTH) if expired() else width
             labels, cut = self._extend_labels(labels, level, width)
             bound = min(bound, cut)
@@ -380,6 +382,7 @@ def undominated(keys: Indices, values: Array) -> Indices:
     if rounded.shape[1] > 2:
         return undominated_by_pivots(keys, rounded)
     first, second = rounded[:, 0], rounded[:, -1]
+    # Sorted by the first column within each group: a label is dominated if an earlier one has no larger second column.
     order = np.lexsort((second, first, keys))
     group = np.concatenate([np.zeros(min(1, len(order)), np.int64), np.cumsum(np.diff(keys[order]) != 0)])
     # Ranks decrease from group to group, so the running minimum belongs to the same group.
@@ -403,6 +406,7 @@ def undominated_by_pivots(keys: Indices, values: Array) -> Indices:
     array
         Indices of labels.
     """
+    # A label that dominates another one has no larger sum, so the first ones of a group are the best pivots.
     order = np.lexsort((values.sum(axis=1), keys))
     for pivot in range(PIVOTS):
         group = keys[order]
@@ -434,5 +438,6 @@ def keep_lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, flo
     """
     if len(which) <= count:
         return which, np.inf
+    # Sorted again, so that labels keep their order, which breaks ties of equal choices.
     order = np.argpartition(bounds, count)
     return which[np.sort(order[:count])], float(bounds[order[count]])

@@ -48,7 +48,7 @@ class Strategy:
     bound : float
         Lower bound in seconds: no plan over the same candidates is faster. 0 if nothing is proven.
     gap : float
-        ``time / bound - 1``.
+        ``time / bound - 1``; infinite if nothing is proven.
     optimal : bool
         True if no plan over the same candidates is faster, which is proven up to rounding. Otherwise unknown.
     prediction : Prediction
@@ -149,8 +149,8 @@ def select(
         optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={
-            name: _evaluate_uniform(graph, plan, machine, ranks, assumptions)
-            for name, plan in pure_parallelism(graph, ranks).items()
+            name: None if pure is None else evaluate(graph, {"*": pure}, machine, ranks, **assumptions)
+            for name, pure in pure_parallelism(graph, ranks).items()
         },
         impossible=_impossible_parallelism(graph, ranks),
         method=method,
@@ -162,6 +162,7 @@ def _solve_exactly(
     model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
 ) -> Solution:
     """Return the best solution found; it is not slower than that of the paper's method."""
+    # Without the limit first: there are fewer sums, and the result may be small enough.
     problem = model.problem(options)
     start = _path(model, options, 0.0)
     solution = solve(problem, None, [start], seconds)
@@ -238,12 +239,6 @@ def _impossible_parallelism(graph: LayerGraph, ranks: int) -> dict[str, str]:
         "spatial": f"no even cut of the input's {extents or 'single element'} over {ranks} ranks",
     }
     return {name: why[name] for name, parts in pure_parallelism(graph, ranks).items() if parts is None}
-
-
-def _evaluate_uniform(
-    graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
-) -> Prediction | None:
-    return None if parts is None else evaluate(graph, {"*": parts}, machine, ranks, **assumptions)
 
 
 def _format_strategy(strategy: Strategy) -> Iterator[str]:

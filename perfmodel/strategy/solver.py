@@ -150,6 +150,7 @@ def solve(
         return fastest_of_all(problem, limit)
     sums = problem.time_sums()
     feasible = _best_start(problem, starts)
+    # Tolerances and step sizes are those for sums of the order of one.
     scale = _scale(sums, feasible)
     sums = sums.scale(1 / scale)
     if limit is not None:
@@ -164,6 +165,7 @@ def solve(
     minimum = BranchAndBound(sums, cost, deadline)
     for choices in feasible:
         minimum.improve(choices)
+    # No start fits: find the smallest choice, which fits or proves that none does.
     if limit is not None and minimum.best is None:
         smallest = smallest_memory(problem, starts, deadline - time.perf_counter(), few, limit)
         if not fits(np.array(smallest.memory), limit):
@@ -300,6 +302,7 @@ class BranchAndBound:
         self.best: Choices | None = None
         self.value = np.inf
         self.bound = -np.inf
+        # Values that are left of each variable. Searches renumber them from 0; _renumber leads back.
         self._kept = [np.arange(size) for size in sums.sizes]
         self._weights = np.zeros(len(sums.rows))
         self._weights[: sums.objective] = 1 / sums.objective
@@ -359,6 +362,7 @@ class BranchAndBound:
         before = sum(len(values) for values in self._kept)
         marginals = self._elimination().run(self._weights).marginals()
         alive = [marginal <= self._threshold for marginal in marginals]
+        # A variable without values: no choice is below the threshold, so the best one is proven.
         if not all(values.any() for values in alive):
             self._raise_bound(np.inf)
             return False
@@ -405,6 +409,7 @@ def improve_choices(sums: TableSums, choices: Choices) -> Choices:
             tried = values + sums.sum_changes(choices, variable)
             costs = worst_sum(sums, tried)
             unchanged += 1
+            # Improvements within rounding could alternate forever.
             if costs.min() < worst_sum(sums, values) * (1 - CLOSED):
                 choices[variable] = costs.argmin()
                 values, unchanged = sums.values(choices), 0
@@ -426,6 +431,7 @@ def worst_sum(sums: TableSums, values: Array) -> Array:
     objective: Array = values[..., : sums.objective].max(axis=-1)
     if sums.objective == values.shape[-1]:
         return objective
+    # Grows with the violation, so that changes of single variables lead towards choices that fit.
     passed = values[..., sums.objective :].max(axis=-1)
     return np.where(passed > TOLERANCE, INFEASIBLE * (1 + passed), objective)
 
