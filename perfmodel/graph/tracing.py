@@ -86,6 +86,7 @@ def trace(
 
 
 def _shapes(given: Sequence[int] | Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    # One shape, or a sequence of shapes; a mixture is an error.
     one = [extent for extent in given if isinstance(extent, int)]
     shapes = (tuple(one),) if one else tuple(tuple(shape) for shape in given if not isinstance(shape, int))
     if (
@@ -236,11 +237,13 @@ class _CallRecorder(FunctionRecorder):
     def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, KernelWindow | None, int]:
         """Return the name of the deciding layer that this call is (or empty), its window and its groups."""
         window, groups = _window(kind, *described)
+        # A plannable layer, such as nn.Conv2d, decides by its convolution, and not by a padding that it calls first.
         inner = self.running[-1] if self.running else ("", None)
         deciding = inner[1] is not None and is_plannable_layer(inner[1]) and kind in _DECIDING
         return (inner[0] if deciding else ""), window, groups
 
     def _name(self, kind: str, layer: str) -> str:
+        # The name of a module without children says which function it calls; others call several.
         place, module = self.running[-1] if self.running else ("", None)
         leaf = module is not None and not any(True for _ in module.children())
         name = layer or (place if leaf and place else f"{place}.{kind}" if place else kind)

@@ -126,6 +126,7 @@ class Roofline:
         >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=160.0).time(100.0, 4.0, 10.0)
         80.5
         """
+        # At least one element: an empty result would divide by zero.
         filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
         seconds: float = max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**self.unfilled
         return self.kernel_s + seconds
@@ -401,6 +402,7 @@ class Machine:
             If a quantity is not positive and finite, where one is required.
         """
         content = msgspec.to_builtins(_to_file(self), enc_hook=Quantity.encode)
+        # In C, if PyYAML was built with it: tables have thousands of keys. A large width keeps each key on one line.
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
@@ -418,6 +420,7 @@ def built_in() -> list[str]:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
+# Keys have no units, since their values carry them. Only the table has plain numbers, of seconds.
 _KEYS = {
     **{f"{name}_s": name for name in ("latency", "step", "kernel", "exchange", "gradient")},
     **{f"{name}_bytes": name for name in ("memory", "on_chip")},

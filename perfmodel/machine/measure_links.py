@@ -103,6 +103,7 @@ def node_indices(comm: MPI.Intracomm) -> list[int]:
     list of int
         One entry per rank, identical on all ranks.
     """
+    # The lowest rank of a node has rank 0 in its communicator, because ranks are ordered by `comm.rank`.
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     first = shared.bcast(comm.rank)
     shared.Free()
@@ -220,6 +221,7 @@ def _profile(
         def reduce(tensor: torch.Tensor = sent) -> None:
             allreduce(reducing, tensor, "measured allreduce")
 
+        # All ranks measure the sizes in this order, also those without a partner.
         exchanges.append(_seconds(comm, exchange))
         allreduces.append(_seconds(comm, reduce))
     return LinkProfile(fit_link(SIZES, exchanges), fit_link(SIZES, allreduces))

@@ -74,6 +74,7 @@ class Quantity(float):
         """
         if not 0.0 < self < math.inf:
             raise MachineError(f"machine: {self} cannot be written: it must be positive and finite")
+        # repr is the shortest decimal that is read as the same float. Binary prefixes are for reading only.
         exact = Decimal(repr(float(self)))
         sizes = {unit: Decimal(size) for unit, size in self.units.items() if not unit.startswith(("Ki", "Mi", "Gi"))}
         reached = [unit for unit, size in sizes.items() if size <= exact] or [min(sizes, key=lambda unit: sizes[unit])]
