@@ -328,7 +328,14 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
     with torch._C.DisableTorchFunctionSubclass():
         key = function, _argument_key(args), tuple((k, _argument_key(v)) for k, v in kwargs.items())
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if first is not None and _may_lack_kernel(first):
+        # torch may lack a kernel for other dtypes although its meta tensors pass. A call of few elements costs little.
+        if (
+            first is not None
+            and first.dtype not in (torch.float32, torch.float64)
+            and first.device.type == "cpu"
+            and first.numel() <= _MAX_PROBED_ELEMENTS
+            and not torch._C._is_any_autocast_enabled()
+        ):
             _call_on_zeros(*key)
         return _meta_result(*key)
 
@@ -350,12 +357,6 @@ def first_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
     results = function(*args, **kwargs)
     result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
     return result
-
-
-def _may_lack_kernel(input: torch.Tensor) -> bool:
-    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and a call costs little."""
-    has_kernels = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
-    return not has_kernels and input.numel() <= _MAX_PROBED_ELEMENTS and not torch._C._is_any_autocast_enabled()
 
 
 @lru_cache(maxsize=4096)

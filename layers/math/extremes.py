@@ -106,18 +106,6 @@ def _amax_or_amin(function: Any, largest: bool, input: DistTensor, dim: Dims = (
     return fold.wrap(extremes.reshape(fold.dist.local_shape(fold.shape)))
 
 
-def _extreme_of_all(function: Any, largest: bool, input: DistTensor) -> DistTensor:
-    """Compute ``torch.max`` or ``min`` without a dimension.
-
-    Unlike ``amax``, it divides the gradient among NaN elements.
-    """
-    result_shape(function, input)
-    fold = plan_fold(input, None)
-    if not fold.axes:
-        return fold.wrap(function(input.local))
-    return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
-
-
 amax = partial(_amax_or_amin, torch.amax, True)
 amin = partial(_amax_or_amin, torch.amin, False)
 implements(torch.amax, torch.Tensor.amax)(amax)
@@ -189,7 +177,12 @@ def _max_or_min(function: Any, other: Any, largest: bool, input: torch.Tensor, *
         return pointwise(other, input, operands[0])
     assert isinstance(input, DistTensor)
     if not operands:
-        return _extreme_of_all(function, largest, input)
+        result_shape(function, input)
+        fold = plan_fold(input, None)
+        if not fold.axes:
+            return fold.wrap(function(input.local))
+        # True: unlike amax, torch.max divides the gradient among NaN elements.
+        return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
     dim, keepdim = _dim_and_keepdim(*args, **named)
     result_shape(first_result, function, input, dim, keepdim)
     return getattr(torch.return_types, function.__name__)(_extremes_along_dim(function, largest, input, dim, keepdim))

@@ -142,7 +142,10 @@ class DistributedManager(CoordinateManager):
         """
         unit = (outputs if transposed else inputs).stride * dilation
         low, high = offset_bounds(offsets, unit, transposed=transposed)
-        halo = self._halo(inputs, tuple(low), tuple(high))
+        reach = (inputs, tuple(low), tuple(high))
+        if reach not in self._halos:
+            self._halos[reach] = SiteHalo(self.partition, inputs.coords, low, high)
+        halo = self._halos[reach]
 
         def make() -> KernelMap:
             # From this rank's sites and its halo to its output sites.
@@ -153,12 +156,6 @@ class DistributedManager(CoordinateManager):
         # By halo and not by inputs: other offsets of the same extent share a halo, and its rows are those of the map.
         pairs = self._cached_map((halo, outputs, offsets, dilation, transposed), make)
         return halo.append_halo(self.local_rows(features)), pairs
-
-    def _halo(self, sites: Sites, low: tuple[int, ...], high: tuple[int, ...]) -> SiteHalo:
-        key = (sites, low, high)
-        if key not in self._halos:
-            self._halos[key] = SiteHalo(self.partition, sites.coords, low, high)
-        return self._halos[key]
 
     def local_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of ``features``."""

@@ -149,7 +149,10 @@ class Partition(Generic[Grid_co]):
         neighbours: Iterable[tuple[int, ...]] = itertools.product(
             *(_intersecting_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
         )
-        ranks = {self._rank(indices) for indices in neighbours}
+        ranks = {
+            self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
+            for indices in neighbours
+        }
         return sorted(ranks - {rank})
 
     def others(self, box: SiteBox, rank: int) -> list[int]:
@@ -166,9 +169,6 @@ class Partition(Generic[Grid_co]):
         """
         warnings.warn("Partition.others is now Partition.intersecting_ranks", DeprecationWarning, stacklevel=2)
         return self.intersecting_ranks(box, rank)
-
-    def _rank(self, indices: Sequence[int]) -> int:
-        return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
 
 
 def grow_box(box: SiteBox, low: Sequence[int], high: Sequence[int]) -> SiteBox:

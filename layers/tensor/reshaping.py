@@ -326,7 +326,8 @@ def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> ViewRe
     """
     removed = _size_one_dims(input, dim)
     x = input.replicated(removed)
-    dist, shape = _layout_without(x, removed)
+    left = [d for d in range(x.dim()) if d not in removed]
+    dist, shape = x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
     return DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape), x
 
 
@@ -334,11 +335,6 @@ def _size_one_dims(input: DistTensor, dim: int | Sequence[int] | None) -> list[i
     result_shape(torch.squeeze, input, *(() if dim is None else (dim,)))
     chosen = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     return sorted({d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1})
-
-
-def _layout_without(x: DistTensor, removed: Sequence[int]) -> tuple[Distribution, torch.Size]:
-    left = [d for d in range(x.dim()) if d not in removed]
-    return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=OperatorKind.VIEW)

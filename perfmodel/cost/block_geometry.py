@@ -329,18 +329,13 @@ def _edges(extent: int, parts: int) -> Indices:
     return np.array([*_starts(extent, parts), extent], dtype=np.int64)
 
 
-def _ranks_on_node(parts: AxisParts) -> Indices:
-    """Return the ranks on the node of each examined rank: (ranks, ranks of a node)."""
-    ranks = _examined_ranks(parts.ranks, parts.per_node)
-    # The last node may have fewer ranks: its missing ones repeat the last rank, and count as copies of its block.
-    mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
-    return np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64)
-
-
 @lru_cache(maxsize=1 << 12)
 def _blocks_on_node(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Return start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
-    return _boxes_of(shape, parts, _ranks_on_node(parts))
+    ranks = _examined_ranks(parts.ranks, parts.per_node)
+    mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
+    # The last node may have fewer ranks: its missing ones repeat the last rank, and count as copies of its block.
+    return _boxes_of(shape, parts, np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -330,6 +330,7 @@ class PipelineCandidate:
     @cached_property
     def weight_copies(self) -> list[int]:
         """Copies of the weights on each stage: weights, gradients, optimizer state, and stashed versions."""
+        # Weights and gradients once, and one more copy of the weights for each further mini-batch in flight.
         stashed = SCHEDULES[self.closed_form].stashed
         return [
             2 + self.context.optimizer_slots + (count_in_flight - 1 if stashed else 0)
