@@ -169,7 +169,7 @@ def cosine_embedding_loss(
     one = torch.zeros((1, 1), dtype=input1.dtype, device=input1.device)
     dtype = F.cosine_embedding_loss(one, one, one[0]).dtype  # another one under torch.autocast
     input1, input2 = input1.to(dtype), input2.to(dtype)
-    # torch's constant, added to the squares.
+    # torch's constant. It prevents a division by zero.
     first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
     cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
     zero = torch.zeros_like(cosine)

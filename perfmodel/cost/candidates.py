@@ -146,6 +146,7 @@ def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str
     # Pure parallelism stays whatever its cost, because reports compare plans with it.
     pure = [parts for parts in options if _is_pure(parts, ranks)]
     wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MAX_CANDIDATES, len(pure))]
+    # In the order of their costs, so that the first candidate is a good start of a search.
     return [parts for parts in options if parts in wanted]
 
 

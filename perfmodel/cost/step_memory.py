@@ -122,6 +122,7 @@ def _copy(value: Value, copies: int) -> Callable[[AxisParts, AxisParts], float]:
 
 
 def _keep_all(graph: LayerGraph) -> Iterator[Term]:
+    # The network's input has no gradient. All other tensors count twice: values and gradients.
     x = graph.operations[0].x
     yield Term(CostKind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
     for op in graph.operations:
@@ -144,6 +145,7 @@ def _autograd(graph: LayerGraph) -> Iterator[Term]:
         yield from kept.terms(op)
         yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working_bytes(op, parts))
         for layer, value in _redistributed_inputs(graph, op):
+            # Twice: the redistributed input, and in backward its gradient.
             yield Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
@@ -187,6 +189,7 @@ class _SavedTensors:
             if (value.storage, op.layer) in self.counted:
                 continue
             self.counted.add((value.storage, op.layer))
+            # The maker's layer has saved it already: a second copy exists only if the grids differ.
             if maker != op.layer and (value.storage, maker) in self.counted:
                 yield Term(CostKind.KEEP, (maker, op.layer), _copy(value, 1))
             else:

@@ -317,7 +317,8 @@ class PipelineCandidate:
         # Replicas of a stage are one pipeline apart, so a node has as many of them as it has full pipelines.
         per_node = machine.ranks_per_node // (self.count * self.context.width)
         group = RankGroup(self.replicas, max(1, min(self.replicas, per_node)))
-        earlier, longest = 0.0, 0.0  # seconds of the backward passes of earlier stages
+        # The last backward pass ends on stage 0. Stage i has finished its own before those of all earlier stages.
+        earlier, longest = 0.0, 0.0
         for index, (first, last) in enumerate(pairwise(self.edges(positions))):
             overlapped = backward[index] if machine.overlap.allreduce else 0.0
             allreduce = machine.allreduce(group, self._sum_between(terms.parameters, first, last))

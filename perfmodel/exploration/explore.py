@@ -132,6 +132,7 @@ def explore(
     limit = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
     choices: list[Choice] = []
     context = None
+    # For each number of micro-batches and each width of a stage: 1. a profile; 2. the devices; 3. all schedules.
     for count in divisors(batch) if microbatches is None else sorted(set(microbatches)):
         size = batch // count
         fraction = 1.0 if callable(profile) else size / profile_samples

@@ -117,6 +117,7 @@ def measure(
     """
     found: dict[str, float] = {}
     grid = ProcessGrid(comm, n=comm.size)
+    # Rounds are the outer loop, so that a disturbance of some seconds does not affect all repetitions of a call.
     for _ in range(rounds):
         for key, call in calls.items():
             for phase, seconds in _measure_call(call, grid, comm, device):

@@ -58,6 +58,7 @@ def any_groups(available: Counts) -> Iterator[StageMove]:
     StageMove
     """
     total = sum(available)
+    # In lexicographic order, each key comes after all keys from which moves lead to it, and `available` is the last.
     for after in _counts_up_to(available):
         for before in _counts_up_to(after):
             if before != after:

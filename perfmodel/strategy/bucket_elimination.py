@@ -163,6 +163,7 @@ class Elimination:
 
     def _split(self, parts: list[BucketTable], entries: int) -> list[list[BucketTable]]:
         """Return the tables of one variable in few groups of at most ``entries`` each, the largest tables first."""
+        # First fit, decreasing: few groups, because each group beyond the first weakens the bound.
         groups: list[tuple[set[int], list[BucketTable]]] = []
         for part in sorted(parts, key=lambda part: -self._size(part.scope)):
             for variables, group in groups:

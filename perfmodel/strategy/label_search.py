@@ -179,6 +179,7 @@ class LabelSearch:
             float(t) if not scope else 0.0 for t, scope in zip(self.sums.tables, self.sums.scopes, strict=True)
         ]
         start = (self.sums.offsets + self.sums.rows @ np.array(constants))[None]
+        # 16 bits are enough for a candidate's index, and the choices are most of a label's memory.
         choices = np.zeros((1, len(self.sums.sizes)), np.int16)
         return self._merge_columns(Labels(choices, start, np.array([self._bound])), self.first)
 

@@ -105,6 +105,7 @@ def _shortest(
     back: list[np.ndarray] = []
     for before, here in pairwise(path):
         edges = np.zeros((len(options[before]), len(options[here])))
+        # Forward and backward redistributions have the same pair of layers, so both are edges here.
         for term in shuffles:
             if term.layers == (before, here):
                 sources = [model.parts(candidates[before][i]) for i in options[before]]

@@ -200,6 +200,7 @@ def _no_fit_error(
     """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
     chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
+    # Bytes that depend on two layers, such as a redistributed input, count for the layer that reads them.
     for term in model.memory:
         if term.layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
             held[term.layers[-1]] += term.cost(*[model.parts(chosen[name]) for name in term.layers])

@@ -304,6 +304,7 @@ class BranchAndBound:
         self.bound = -np.inf
         # Values that are left of each variable. Searches renumber them from 0; _renumber leads back.
         self._kept = [np.arange(size) for size in sums.sizes]
+        # Equal weights of the minimized sums, and none of the constraints, are the first multipliers.
         self._weights = np.zeros(len(sums.rows))
         self._weights[: sums.objective] = 1 / sums.objective
 
@@ -485,6 +486,7 @@ def enumerate_choices(
     -------
     tuple of (array or None) and float
     """
+    # In chunks, since memory grows with combinations times terms.
     best, least = None, np.inf
     for start in range(0, problem.combinations, CHUNK):
         count = min(CHUNK, problem.combinations - start)
