@@ -215,7 +215,8 @@ class Item:
         return self._marks.get(name)
 
 
-def test_the_short_run_and_the_rest_are_the_full_run() -> None:
+def test_the_short_run_and_the_rest_are_the_full_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FEW", 3)
     kinds = [(), (), (), (pytest.mark.long,), (pytest.mark.ranks(2, 8),)]
     fixtures = [("comm",), (), ("mpiexec",), ("comm",), ("comm",)]
     items = [Item(number, *kinds[number // 4 % 5], fixtures=fixtures[number // 4 % 5]) for number in range(1200)]
@@ -227,7 +228,8 @@ def test_the_short_run_and_the_rest_are_the_full_run() -> None:
         short |= chosen["short"]
     for number, item in enumerate(items):
         kind, case = number // 4 % 5, number % 4
-        assert (item in short) == (kind in (0, 1, 4) and case in (0, 1, 3)), item.nodeid
+        on_ranks, serial = kind in (0, 4) and case in (0, 1, 3), kind == 1  # all cases of serial tests
+        assert (item in short) == (on_ranks or serial), item.nodeid
 
 
 def test_each_case_is_run_on_one_count_that_its_marker_allows_and_most_on_three() -> None:

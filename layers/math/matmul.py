@@ -69,6 +69,7 @@ def contract(
         redistribute_with_grad_reduce(tensor, dist, axes)
         for tensor, (dist, axes) in zip(operands, layouts, strict=True)
     ]
+    # If a summed label is split, blocks give partial sums, and their all-reduce is the product.
     return fold.wrap(sum_over_ranks(function(*blocks), fold))
 
 
@@ -107,7 +108,7 @@ def _plan_contraction(
     extents: dict[str, int] = {}
     for operand in operands:
         for label, n in zip(operand.labels, operand.shape, strict=True):
-            # A size of one broadcasts, so any larger size of the label is the right one.
+            # A size of one is broadcast against the size of the other operand.
             extents[label] = n if extents.get(label, 1) == 1 else extents[label]
     plan = _ContractionPlan(first.grid, extents, {}, {}, {})
     # Axes that split a dimension come first. An axis of one rank does not split anything.
@@ -119,6 +120,7 @@ def _plan_contraction(
     layouts = []
     for operand in operands:
         dist = plan.distribution(operand.labels, operand.shape)
+        # Over axes that do not split an operand its gradient is a sum: each rank sees other blocks of the product.
         layouts.append((dist, plan.grid.split_axes(a for a in plan.axis.values() if a not in dist.axes)))
     # Labels that are summed and split leave partial sums.
     reduced = plan.grid.split_axes(a for label, a in plan.axis.items() if label not in out)

@@ -54,13 +54,14 @@ def vector_norm(
     if math.isinf(ord):
         sizes = x.to(dtype).abs()
         return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
-    # The norm of norms: (sum |x|^p)^(1/p) of each block is raised to p again, and the sums add up. Norms of blocks are
-    # not rounded to half precision before they are combined.
+    # For negative orders the neutral element is infinity, but torch rejects blocks without elements.
     local = _pad_empty_dims(x.local, fold.dims) if ord < 0 else x.local
     norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=accumulation_dtype(dtype))
     # Order 0 counts elements that are not zero. Counts add up; their norm of order 0 would count ranks.
     if ord == 0:
         return fold.wrap(sum_over_ranks(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
+    # The norm of the norms of the blocks: (sum |x|^p)^(1/p) of each block is raised to p again. No power can overflow
+    # that torch's own norm would not overflow.
     total = torch.linalg.vector_norm(stack_over_ranks(norms, fold), ord, 0)
     return fold.wrap(total.to(norms.dtype if dtype.is_complex else dtype))
 

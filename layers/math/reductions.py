@@ -165,6 +165,7 @@ def sum_over_ranks(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     """
     if not fold.axes:
         return local
+    # MPI would add in the narrow type; torch's sums wrap around only at the end, in int64.
     if local.dtype in _NARROW_INTEGERS:
         return allreduce_sum(local.long(), fold.grid, fold.axes).to(local.dtype)
     return allreduce_sum(local, fold.grid, fold.axes)
@@ -265,6 +266,7 @@ def mean(
     fold = plan_fold(input, dim, keepdim)
     dtype = dtype or input.dtype
     # Also without axes: a sum in half precision could overflow before the division.
+    # Divided by the global number of elements: a mean of means would weight uneven blocks wrongly.
     total = _sum_over_dims(torch.sum, input, fold, accumulation_dtype(dtype))
     return fold.wrap((total / reduced_elements(input, fold)).to(dtype))
 
@@ -346,8 +348,8 @@ def prod(
     dtype = dtype or result_dtype(torch.prod, input)
     if not fold.axes:
         return fold.wrap(torch.prod(input.local, *over, dtype=dtype))
-    # Not an all-reduce with PROD: torch's prod of the ranks' products has the right gradient, also if one is zero.
     partial = torch.prod(input.local, *over, dtype=accumulation_dtype(dtype))
+    # Partial products are gathered and multiplied in rank order, so that the gradient of a zero factor is right.
     return fold.wrap(stack_over_ranks(partial, fold).prod(0).to(dtype))
 
 
@@ -366,8 +368,8 @@ def _any_or_all(
     result_shape(function, input, *over)
     fold = plan_fold(input, dim, keepdim)
     local = function(input.local, *over)
-    # As integers: MAX is "or", and MIN is "and".
     if fold.axes:
+        # MPI has no type for torch's bool. As integers, MAX is "or" and MIN is "and".
         truths = local.to(torch.uint8).contiguous()
         local = allreduce(fold.grid.comm(fold.axes), truths, function.__name__, op).to(local.dtype)
     return fold.wrap(local)

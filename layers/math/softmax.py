@@ -36,9 +36,10 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     fold = plan_fold(input, dim, keepdim)
     if not fold.axes or not reduced_elements(input, fold):
         return fold.wrap(torch.logsumexp(input.local, fold.dims or -1, keepdim))
-    # 1. The maximum, so that no exponential overflows. It cancels, and its gradient with it: hence detach. An infinite
-    # one is left out, because inf - inf is NaN. 2. The sum of exponentials, and its logarithm.
+    # 1. The maximum over all ranks, so that no exponential overflows. It cancels, and its gradient with it: hence
+    # detach. 2. The sum of exponentials, and its logarithm.
     highest = (input.real if input.is_complex() else input).detach().amax(fold.dims, keepdim=True)
+    # A line of -inf only: -inf - (-inf) would be NaN, where torch gives -inf.
     highest = highest.masked_fill(highest.isinf(), 0)
     total = (input - highest).exp().sum(fold.dims, keepdim=keepdim)
     return total.log() + highest.reshape(total.shape)
@@ -57,6 +58,7 @@ def _softmax(
     # Computed in the accumulation dtype, and rounded to the result's dtype only at the end, as by torch's kernels.
     x = input.to(dtype or result_dtype(partial(function, dim=-1), input))
     wide = x.to(accumulation_dtype(x.dtype))
+    # The maximum over all ranks, so that no rank's exponentials overflow. The gradient through it cancels.
     below = wide - wide.detach().amax(dim, keepdim=True)
     if function is torch.softmax:
         powers = below.exp()

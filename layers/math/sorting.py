@@ -40,6 +40,7 @@ def _call_on_lines(function: Any, input: DistTensor, *args: Any, **named: Any) -
     position, dim = _DIM_ARGUMENT[function.__name__]
     dim = named.get("dim", named.get("axis", args[position] if len(args) > position else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
+    # A line must be on one rank. Other dimensions are split instead, so that all ranks share the work.
     return call_along_dims(function, input, dims, *args, **named)
 
 

@@ -44,6 +44,7 @@ def _variance(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> 
             return fold.wrap(run_like_other_ranks(function, fold.dist.local_shape(fold.shape), input.local))
         return fold.wrap(function(input.local))
     if input.is_complex():
+        # The squared absolute value of the deviation is the sum of both squares.
         real, imaginary = (torch.var(t, dim, correction=correction, keepdim=keepdim) for t in (input.real, input.imag))
         return real + imaginary
     x: torch.Tensor = input.to(accumulation_dtype(input.dtype))

@@ -201,6 +201,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
     part = slice_dims(input, _as_slices(per_dim, input.shape))
     # Each rank writes to its block of the slice, which is a view of its block of `input`.
     if isinstance(value, torch.Tensor):
+        # The value moves to the owners of the part, which is a view of the block.
         source = broadcast_block(_fit_value(value, entries, shape, input), part.dist, part.shape)
         # x[i] += 1 assigns a view of x to itself. torch rejects this as an overlap if their strides differ.
         overlaps = source.untyped_storage().data_ptr() == part.local.untyped_storage().data_ptr()

@@ -28,7 +28,8 @@ def _common_distribution(tensors: Sequence[torch.Tensor], dim: int | None = None
     Operands with balanced blocks take precedence.
     """
     distributed = [t for t in tensors if isinstance(t, DistTensor)]
-    # sorted is stable: among balanced operands the first one decides, as in other operators.
+    # Balanced operands first: the result takes their blocks, which most operators need. sorted is stable, so the first
+    # of them decides, as in other operators.
     ordered = sorted(distributed, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
     dist = common_distribution(ordered, ordered[0].shape)
     # common_distribution leaves `dim` out where operands differ in their size along it.
@@ -87,8 +88,8 @@ def _plan_cat(
     axis = axes[dim]
     if axis is None:
         return [dist] * len(extents), dist
-    # Block-cyclic parts of operands do not line up after concatenation.
     cyclic.pop(axis, None)
+    # The result is balanced. Each operand is split at the same global positions, so that blocks are joined locally.
     edges[axis] = balanced_edges(sum(extents), dist.grid.shape[axis])
     operand_dists = []
     for start, extent in zip(accumulate(extents[:-1], initial=0), extents, strict=True):

@@ -137,6 +137,7 @@ def _plan_reshape(
         # 1. A split of another than the slowest dimension may become block-cyclic. 2. A split of the slowest one stays,
         # with edges that lie between indices of both shapes. 3. Otherwise the group is gathered.
         leading, first = _leading_dim(old, olds), _leading_dim(new, news)
+        # A group of ones has one element, which no axis splits.
         if leading is None or first is None:
             continue
         if dist.split[leading] is None or is_cyclic(dist, leading):
@@ -179,8 +180,9 @@ def _block_cyclic_split(
         if axis is None or axis in dist.boundaries:
             continue
         parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
-        # Balanced blocks count as one period of a block-cyclic dimension. All blocks must be of one size.
+        # Balanced blocks count as one period of a block-cyclic dimension.
         size = dist.cyclic.get(axis, old[dim] // parts)
+        # Uneven blocks would give blocks of several sizes, which a block-cyclic axis cannot describe.
         if not size or old[dim] % (size * parts):
             continue
         block, period = size * inner, size * inner * parts
@@ -226,6 +228,7 @@ def _group_edges(edges: Edges, step: int, new_step: int) -> Edges | None:
     are multiples of ``new_step``. Otherwise blocks are balanced in units of both steps.
     """
     flat = tuple(e * step for e in edges)
+    # The edges stay where they are: nothing moves.
     if all(e % new_step == 0 for e in flat):
         return flat
     # An edge must lie between two indices of the old and of the new leading dimension.
@@ -451,6 +454,7 @@ def permute_dims(input: DistTensor, order: Sequence[int]) -> ViewResult:
 
 def _permute_by(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
+    # Dimension d has size d, so the shape of torch's result is the order of the dimensions.
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     options = (list(a) if isinstance(a, (list, tuple)) else a for a in args)
     return permute_dims(input, result_shape(function, extents, *options, **named))

@@ -54,10 +54,12 @@ def _scatter(
     operands = [t for t in (input, index, values) if isinstance(t, torch.Tensor)]
     # torch permits an index that is shorter than the input. Its blocks then belong to other rows than the input's.
     extents = [[n for d, n in enumerate(t.shape) if d != dim] for t in operands]
+    # With equal sizes in the other dimensions, indices refer to their own line, so other splits may stay.
     gathered_dims = [dim] if all(e == extents[0] for e in extents) else range(input.dim())
     like = next(t for t in operands if isinstance(t, DistTensor))
     x, chosen, *rest = (as_distributed(t, like.grid).redistribute(like.dist.replicate(gathered_dims)) for t in operands)
     extent = input.shape[dim] if input.dim() else 1
+    # On all ranks before the kernel runs: an invalid index of one rank would otherwise raise there alone.
     check_indices(chosen.local, extent, like.grid, lambda index: IndexError(_out_of_bounds(index, dim, extent)))
     y = DistTensor(
         function(x.local, dim, chosen.local, rest[0].local if rest else values, **named), x.dist, input.shape

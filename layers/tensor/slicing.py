@@ -86,7 +86,7 @@ def _plan_slice(
             edges[axis] = new
             index = dist.coordinate(dim)
             taken = wanted[new[index] : new[index + 1]]
-            # Global indices, shifted to the block.
+            # The slice within the block; an empty one where this rank has no index of the result.
             begin = old[index]
             own.append(slice(taken[0] - begin, taken[-1] + 1 - begin, wanted.step) if taken else slice(0, 0))
     return tuple(own), distribution_from_edges(dist.grid, axes, edges, cyclic)
@@ -163,6 +163,7 @@ def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
     """
     shape = result_shape(_first_unbound, input, dim)
     dim %= input.dim()
+    # Each result is one index of the dimension, which a single rank would own alone.
     x = input.replicated([dim])
     dist = x.dist.with_axes([*x.dist.axes[:dim], *x.dist.axes[dim + 1 :]])
     results = [DistTensor(local, dist, shape) for local in x.local.unbind(dim)]

@@ -113,11 +113,11 @@ def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise PlanError(f"candidates: ranks={ranks!r} must be a positive whole number")
-    # Layers of the same shapes, of which deep networks have many, have the same candidates.
     shared: dict[tuple[object, ...], list[dict[str, int]]] = {}
     options = {}
     for name in graph.deciding:
         calls = graph.by_layer[name]
+        # Layers of the same shapes, as in the blocks of a ResNet, share their candidates.
         key = tuple((op.kind, op.x.shape, op.y.shape, op.groups, op.window) for op in calls)
         if key not in shared:
             shared[key] = _layer_candidates(calls, ranks)
@@ -129,7 +129,8 @@ def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str
     """Return the candidates of a layer that use all of ``ranks``, or as many as possible."""
     limits = tuple(_max_parts(calls).items())
     options: list[dict[str, int]] = []
-    # From all ranks downwards, until there are enough. Channels must divide in each call of the layer.
+    # All ranks first. With few possibilities, plans that leave ranks as replicas are added. Channels must divide in
+    # each call of the layer.
     for used in reversed(divisors(ranks)):
         options += [
             parts
@@ -160,6 +161,7 @@ def _max_parts(calls: tuple[Operation, ...]) -> dict[str, int]:
     for op in calls:
         for axis, extent, out_extent in zip(axes_in(op, op.x), op.x.shape, op.y.shape, strict=True):
             if axis:
+                # More parts than indices would leave ranks without a block in every step.
                 limits[axis] = min(extent, out_extent, limits.get(axis, extent))
     return limits
 
@@ -198,4 +200,6 @@ def _heuristic_cost(calls: tuple[Operation, ...], parts: Candidate, ranks: int) 
         for axis, extent in split
         if axis in SPATIAL and grid.parts_along(axis) > 1
     )
+    # Only an order: work of the critical rank, increased by its halo relative to the block and by steps of
+    # collectives over c.
     return flops * (1 + surface + math.log2(grid.parts_along("c")) / 4)

@@ -153,6 +153,7 @@ class StepModel:
         -------
         StepModel
         """
+        # register_cost changes the costs of an existing graph, so it is part of the key.
         key = (machine, ranks, settings, registered_costs())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
@@ -195,6 +196,7 @@ class StepModel:
     def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:
         for value in op.inputs:
             layer = self.graph.layer_of(value)
+            # Operations of one deciding layer share its grid.
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
             # x=value binds the value now: a closure would read the last one of the loop.
@@ -226,9 +228,10 @@ class StepModel:
 
     def _memory_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
-        # memory_rows finds the KEEP of a RELEASE by the identity of its table, so both must have one object.
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
+            # A tensor is allocated and freed by terms with the same cost function. Both must have one table, because
+            # memory_rows finds the KEEP of a RELEASE by the identity of its table.
             shared = kept.get(id(term.cost))
             step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.cost)] = step

@@ -116,10 +116,10 @@ class OperationCosts:
         amount = work(call, phase)
         if not amount.kernels or fraction <= 0:
             return 0.0
-        # A part of a measured operation takes its fraction of the time, and each further kernel its fixed cost.
         table = self._rank.table
         measured = table.get(f"{call.key} {phase}") if table else None
         if measured is not None:
+            # A part of a measured call is assumed proportional; each further piece costs one kernel start.
             return measured * fraction + (pieces - 1) * self._rank.roofline.kernel_s
         flops, nbytes, elements = (fraction * figure for figure in (amount.flops, amount.bytes, amount.elements))
         return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
@@ -142,6 +142,7 @@ class OperationCosts:
     def roofline(self, amount: Work) -> float:
         """Return the time of some work: a fixed cost per kernel, and the slower of arithmetic and memory traffic."""
         roofline = self._rank.roofline
+        # Without a number of elements the result is assumed to fill the device.
         one_kernel = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
         return one_kernel + (amount.kernels - 1) * roofline.kernel_s
 
@@ -170,9 +171,10 @@ class OperationCosts:
         exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
         channels = self._channels(op, call, parts)
         sync_forward, sync_backward = self._sync(op, call, parts)
-        # Without dL/dx nothing is sent back, as in the first layer.
         error = op.x.requires_grad and op.y.requires_grad
         halo_forward = exchange + channels.gather_x
+        # The first layer's input needs no gradient, so its reverse halo exchange and its sum over channels do not
+        # happen.
         sent_back = exchange + channels.sum_dx if error else 0.0
         bpa, update = self._parameters(op, call, parts)
         return OperationCost(
@@ -185,6 +187,7 @@ class OperationCosts:
             sync_forward=sync_forward,
             sync_backward=sync_backward,
             update=update,
+            # Sums over channels and statistics follow the computation and cannot be overlapped with it.
             forward=self._forward(call, strips, halo_forward) + channels.sum_y + sync_forward,
             backward=sync_backward + channels.gather_dy + self._backward(call, strips, sent_back),
         )
@@ -211,8 +214,8 @@ class OperationCosts:
         if not self._is_overlapped(call):
             return data + weight + exchange
         inside, sides = _interior(strips)
-        # The strips come first, because their dL/dx is what the exchange sends.
         edges = self.compute(call, "input", 1 - inside, sides)
+        # The edges come first, since their gradients are what the neighbours wait for.
         pieces = edges + max(self.compute(call, "input", inside) + weight, exchange)
         return min(data + max(weight, exchange), pieces)
 
@@ -231,10 +234,11 @@ class OperationCosts:
         sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
         block, total = call.inputs[0], self._rank.roofline.exchange_s if widths else 0.0
-        # One dimension: faces. Two: edges. Three: corners.
         for count in range(1, len(widths) + 1):
+            # One dimension: faces; two: edges of the block; three: corners. Each is a message of its own.
             for dims in itertools.combinations(widths, count):
                 messages, close = math.prod(sides[d] for d in dims), math.prod(near[d] for d in dims)
+                # The mean width of both sides, since they differ for even kernels and strides.
                 elements = math.prod(block) * math.prod(sum(widths[d]) / sides[d] / block[d] for d in dims)
                 size = elements * op.x.itemsize
                 total += (messages - close) * self.machine.send(size, across=True)
@@ -248,6 +252,7 @@ class OperationCosts:
         strips = []
         for dim, widths in self._halo_widths(op, parts):
             rows, out = call.inputs[0][dim], call.outputs[0][dim]
+            # Halo rows of the input in rows of the output, whose number differs with a stride.
             strips.append([math.ceil(width * out / rows) / out for width in widths if width])
         return strips
 
@@ -312,7 +317,7 @@ class OperationCosts:
         if not size:
             return 0.0, 0.0
         sharded = call.split is not None
-        # Along c, ranks with a sharded weight have other weights, and nothing to sum.
+        # Ranks along c hold other weights if they are sharded, so their gradients need no sum.
         axes = [a for a in axes_of(op.x.shape) if a and parts.parts_along(a) > 1 and not (a == "c" and sharded)]
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
@@ -382,6 +387,7 @@ class OperationCosts:
         """
         if source == target:
             return 0.0
+        # Many layers pass tensors of one shape between the same grids.
         key = (value.shape, value.itemsize, source, target)
         time = self._shuffles.get(key)
         if time is None:

@@ -167,8 +167,10 @@ class LabelSearch:
             width = min(width, HURRIED_WIDTH) if expired() else width
             labels, cut = self._extend_labels(labels, level, width)
             bound = min(bound, cut)
+            # Labels that agree in the open variables have the same continuations, so the smaller one suffices.
             labels = labels.take(undominated(group_keys(labels.choices, self.sums.sizes, level), labels.values))
             which, cut = keep_lowest(np.arange(len(labels)), labels.bounds, width)
+            # What is cut off has at least this bound, which limits the proof.
             labels, bound = labels.take(which), min(bound, cut)
         # After the last decision nothing is added any more, so all minimized sums share the column of the first one.
         best = np.argsort(labels.values[:, self.levels[-1].columns.column_of[0]], kind="stable")
@@ -188,6 +190,8 @@ class LabelSearch:
         size = self.sums.sizes[level.variable]
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
         for scope, strides, excess in self._excesses[level.variable]:
+            # The bound of a label is exact for the relaxation: its value plus the excess of each decision over the
+            # best one.
             bounds += excess[labels.choices[:, scope] @ strides]
         # Bounds first: each takes one table lookup, while the sums of a label take a row.
         which = np.flatnonzero(bounds <= self.threshold)
@@ -208,6 +212,7 @@ class LabelSearch:
         # A sum that cannot reach the floor any more counts like one that just reaches it, so that more labels tie.
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
         values = np.stack([labels.values[:, members].max(axis=1) for members in columns.members], axis=1)
+        # Rounding up cannot change the result, since the objective never falls below the proven floor.
         values = np.maximum(values, floors)
         new = np.bincount(columns.column_of, self.weights, len(columns.members))
         old = np.bincount(columns.candidate_of, self.weights, labels.values.shape[1])
@@ -244,6 +249,7 @@ def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, li
     tuple of SumColumns and list of SearchLevel
     """
     position = {variable: index for index, variable in enumerate(order)}
+    # A term is added when its last variable is decided.
     last = np.array([max((position[v] for v in scope), default=-1) for scope in sums.scopes], dtype=np.int64)
     most = np.array([table.max() for table in sums.tables])
     near = neighbours(sums)
@@ -256,6 +262,7 @@ def search_levels(sums: TableSums, order: Sequence[int]) -> tuple[SumColumns, li
         pairs = np.stack([columns.column_of, pattern_of.ravel()], axis=1)
         candidates, candidate_of = np.unique(pairs, axis=0, return_inverse=True)
         columns = columns_after(sums, last > index, candidate_of.ravel(), most)
+        # Only variables with undecided neighbours influence what follows.
         decided = [v for v in order[: index + 1] if any(position[other] > index for other in near[v])]
         tables = increment_tables(sums, variable, here, patterns)
         result.append(SearchLevel(variable, tables, candidates[:, 0], candidates[:, 1], columns, tuple(decided)))
@@ -379,6 +386,7 @@ def undominated(keys: Indices, values: Array) -> Indices:
     array
         Indices of labels.
     """
+    # Sums in another order differ in their last bits; without rounding equal labels would both stay.
     rounded = np.round(values, DECIMALS)
     if rounded.shape[1] > 2:
         return undominated_by_pivots(keys, rounded)
@@ -407,7 +415,7 @@ def undominated_by_pivots(keys: Indices, values: Array) -> Indices:
     array
         Indices of labels.
     """
-    # A label that dominates another one has no larger sum, so the first ones of a group are the best pivots.
+    # Labels with small sums first: they dominate most others.
     order = np.lexsort((values.sum(axis=1), keys))
     for pivot in range(PIVOTS):
         group = keys[order]
@@ -440,5 +448,6 @@ def keep_lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, flo
     if len(which) <= count:
         return which, np.inf
     # Sorted again, so that labels keep their order, which breaks ties of equal choices.
+    # The bound of the first label that is dropped limits the proof.
     order = np.argpartition(bounds, count)
     return which[np.sort(order[:count])], float(bounds[order[count]])

@@ -229,7 +229,9 @@ def pure_parallelism(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] 
     """
     first = graph.by_layer[graph.input_layer][0]
     sample = {"n": ranks} if graph.batch >= ranks else None
-    options = [parts for parts in candidates(graph, ranks)[first.layer] if parts and set(parts) <= {"d", "h", "w"}]
+    options = [parts for parts in candidates(graph, ranks)[first.layer] if set(parts) <= {"d", "h", "w"}]
+    if ranks > 1:  # a candidate that splits nothing is no parallelism
+        options = [parts for parts in options if parts]
     return {"sample": sample, "spatial": options[0] if options else None}
 
 

@@ -106,6 +106,7 @@ class Infeasible(DistconvError, ValueError):
 
     def __init__(self, limit: float, smallest: SmallestChoice):
         self.choices, self.smallest, self.bound = smallest.choices, smallest.memory, smallest.bound
+        # The search for the least memory may end by its time limit, so a smaller choice may exist.
         proof = "" if smallest.bound > limit else f", though one of {smallest.bound:.6g} is not ruled out"
         super().__init__(
             f"no strategy was found that fits into {limit:.6g} bytes on each rank: the smallest known takes "
@@ -159,6 +160,7 @@ def solve(
         sums = sums.constrain(problem.memory_sums().scale(1 / memory_scale), limit / memory_scale)
 
     def cost(choices: Choices) -> float:
+        # With the exact memory, since the tables of the search are rounded.
         allowed = limit is None or fits(problem.memories(choices), limit)
         return float(problem.times(choices)) / scale if allowed else np.inf
 
@@ -304,8 +306,8 @@ class BranchAndBound:
         self.bound = -np.inf
         # Values that are left of each variable. Searches renumber them from 0; _renumber leads back.
         self._kept = [np.arange(size) for size in sums.sizes]
-        # Equal weights of the minimized sums, and none of the constraints, are the first multipliers.
         self._weights = np.zeros(len(sums.rows))
+        # Any weights of the sums give a lower bound; equal ones, and none of the constraints, are the start.
         self._weights[: sums.objective] = 1 / sums.objective
 
     def offer(self, choices: Choices) -> None:
@@ -329,6 +331,7 @@ class BranchAndBound:
 
     def _round(self, width: int) -> None:
         self._improve_weights()
+        # Fewer values make the next elimination cheaper and its bound higher.
         while not self._is_finished() and self._drop_values():
             self._improve_weights()
         if self._is_finished():
@@ -363,7 +366,7 @@ class BranchAndBound:
         before = sum(len(values) for values in self._kept)
         marginals = self._elimination().run(self._weights).marginals()
         alive = [marginal <= self._threshold for marginal in marginals]
-        # A variable without values: no choice is below the threshold, so the best one is proven.
+        # No choice is below the threshold: the best one is proven optimal.
         if not all(values.any() for values in alive):
             self._raise_bound(np.inf)
             return False
@@ -405,6 +408,7 @@ def improve_choices(sums: TableSums, choices: Choices) -> Choices:
     choices = choices.copy()
     values = sums.values(choices)
     unchanged = 0
+    # Coordinate descent, until a full cycle over the variables changes nothing.
     while unchanged < len(sums.sizes):
         for variable in range(len(sums.sizes)):
             tried = values + sums.sum_changes(choices, variable)
@@ -432,8 +436,8 @@ def worst_sum(sums: TableSums, values: Array) -> Array:
     objective: Array = values[..., : sums.objective].max(axis=-1)
     if sums.objective == values.shape[-1]:
         return objective
-    # Grows with the violation, so that changes of single variables lead towards choices that fit.
     passed = values[..., sums.objective :].max(axis=-1)
+    # Proportional to the excess, so that coordinate descent finds its way to choices that fit.
     return np.where(passed > TOLERANCE, INFEASIBLE * (1 + passed), objective)
 
 

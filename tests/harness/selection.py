@@ -12,7 +12,7 @@ import pytest
 TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
 """Rank counts that cases are run on, by a hash of their names; on 3, which divides least, most of them."""
 
-FEW = 6
+FEW = 4
 """Number of cases of each test on ranks in the short run, evenly spaced from the first to the last. Serial tests, which
 take less time, have all of their cases there."""
 

@@ -216,8 +216,9 @@ def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
     times = [layer.time_s for layer in source.on("TitanXP").layers]
     late = sum(times[published.CUT :]) / sum(times)
     return (
-        f"HETE-MP's splits: {sum(same)} of {len(same)}. Layers {published.CUT}-{len(times) - 1} on one GPU beside 4, 6 "
-        f"or 7 are an even split if they take about 20, 14 or 12.5 % of the time; here they take {late:.1%}"
+        f"HETE-MP's splits: {sum(same)} of {len(same)}. Layers {published.CUT}-{len(times) - 1} on one GPU and the "
+        "others on 4, 6 or 7 are an even split if they take about 20, 14 or 12.5 % of the time; here they take "
+        f"{late:.1%}"
     )
 
 

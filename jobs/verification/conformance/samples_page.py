@@ -28,7 +28,7 @@ Environment: {machine}
 - *raises*: an error with a suggested fix, identical on all ranks; *unclear*: any other exception.
 - *wrong*: a different number, or ranks that disagree; *hangs*: did not end, or the job ended.
 """
-_BESIDE = """
+_DTENSOR_PREFACE = """
 ## Comparison with torch's DTensor
 
 Samples that both could start, every tensor split along its last dimension. DTensor uses gloo, with replicated
@@ -71,7 +71,7 @@ def page(lines: Sequence[Line], most: int | None = None) -> str:
     )
     heads = ["ranks", "cases", *_HEADS]
     rows = [[str(n), *_row([line for line in own if line.ranks == n])] for n in counts]
-    return preface + "\n" + table(heads, rows) + _beside(lines) + _refused(own)
+    return preface + "\n" + table(heads, rows) + _compare_with_dtensor(lines) + _refused(own)
 
 
 def _row(lines: Sequence[Line]) -> list[str]:
@@ -80,7 +80,7 @@ def _row(lines: Sequence[Line]) -> list[str]:
     return [f"{len(lines):,}", *(f"{count:,}" for count in groups), f"{exact / max(1, len(lines)):.2%}"]
 
 
-def _beside(lines: Sequence[Line]) -> str:
+def _compare_with_dtensor(lines: Sequence[Line]) -> str:
     counts = sorted({line.ranks for line in lines if line.family == DTENSOR})
     if not counts:
         return ""
@@ -96,7 +96,7 @@ def _beside(lines: Sequence[Line]) -> str:
         wrong.update(operator for operator, option in both if theirs[operator, option].verdict in _SILENT)
     named = ", ".join(f"`{operator}` ({count})" for operator, count in sorted(wrong.items()))
     text = f"\nDTensor is wrong or hangs with: {named}.\n" if wrong else ""
-    return _BESIDE + "\n" + table(["ranks", "", "samples", *_HEADS], rows) + text
+    return _DTENSOR_PREFACE + "\n" + table(["ranks", "computed by", "samples", *_HEADS], rows) + text
 
 
 def _name(line: Line) -> tuple[str, str]:

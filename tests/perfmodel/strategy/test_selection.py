@@ -193,3 +193,4 @@ def test_spatial_parallelism_takes_the_cheapest_split_that_the_shapes_allow():
     assert pure_parallelism(large, 16) == {"sample": None, "spatial": {"h": 4, "w": 4}}
     assert pure_parallelism(small, 2) == {"sample": {"n": 2}, "spatial": {"w": 2}}
     assert pure_parallelism(trace(model, (1, 3, 1, 1)), 4) == {"sample": None, "spatial": None}
+    assert pure_parallelism(small, 1) == {"sample": {"n": 1}, "spatial": {}}
